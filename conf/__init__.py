@@ -1,0 +1,1 @@
+"""Hydra configuration of llmrl; installed as the package `llmrl.conf`."""

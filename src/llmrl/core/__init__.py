@@ -1,0 +1,1 @@
+"""Protocols, records, array aliases and seeding. Imports nothing else of the package."""

@@ -1,0 +1,28 @@
+"""Errors a user is meant to read: each names what is wrong and what would work.
+
+The command line prints their message without a traceback (the traceback still goes to the run folder) and exits non-zero.
+"""
+
+
+class LlmrlError(Exception):
+    """Base of all errors that are the user's or the machine's business rather than a defect of this package."""
+
+
+class ConfigError(LlmrlError):
+    """An option, value or combination of parts that cannot work."""
+
+
+class EngineError(LlmrlError):
+    """A game engine could not be started, or died."""
+
+
+class LLMError(LlmrlError):
+    """A language model could not be reached or refused to serve (missing key, outage, quota)."""
+
+
+class CheckpointError(LlmrlError):
+    """A checkpoint is missing, damaged, or belongs to another configuration."""
+
+
+class RunFolderError(LlmrlError):
+    """A run folder cannot be created, written, or is in use by another process."""

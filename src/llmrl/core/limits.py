@@ -1,0 +1,15 @@
+"""Range-checked number types for the arguments of parts.
+
+They are plain `int`/`float` to Python and mypy; the one function that builds parts from the config
+checks the range and names the field when it is violated.
+"""
+
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Interval
+
+PositiveInt = Annotated[int, Gt(0)]
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveFloat = Annotated[float, Gt(0)]
+NonNegativeFloat = Annotated[float, Ge(0)]
+UnitInterval = Annotated[float, Interval(ge=0, le=1)]

@@ -1,0 +1,131 @@
+"""The few interfaces every part is written to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from llmrl.core.records import Act, Array, ChatReply, ChatRequest, Observation, Outcome, State, Step
+from llmrl.core.spaces import EnvSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from llmrl.learners.rollout import Rollout
+
+
+@runtime_checkable
+class VecEnv(Protocol):
+    """`n_envs` games of `n_agents` agents stepped together.
+
+    A game that ends stays ended until it is reset, so that `Step.observation` is always the state reached:
+    truncation is bootstrapped from it without a special case.
+    """
+
+    spec: EnvSpec
+
+    def reset(self, mask: Array | None = None, seed: int | None = None) -> Observation:
+        """Start new episodes in the games where `mask` [n_envs] is true (None: all); return every game's observation.
+
+        `seed` reseeds the environment's random stream first.
+        """
+        ...
+
+    def step(self, action: Array) -> Step:
+        """Advance all games by one step; `action` is [n_envs, n_agents] int."""
+        ...
+
+    def set_mechanism(self, values: Array) -> None:
+        """Impose mechanism values [d] on all games, or [n_envs, d] on each; from the next step on."""
+        ...
+
+    def set_context(self, context: int) -> None:
+        """Choose the context (index into `spec.contexts`) of all games; takes effect at the next reset."""
+        ...
+
+    def render(self, index: int = 0) -> np.ndarray:
+        """A picture of the whole world of one game, [height, width, 3] uint8."""
+        ...
+
+    def state_dict(self) -> State:
+        """Everything needed to go on exactly; empty where `spec.deterministic` is false."""
+        ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Chooses actions. `channels` names the observation channels it reads."""
+
+    channels: tuple[str, ...]
+
+    def act(self, observation: dict[str, torch.Tensor], state: Any = None) -> Act:
+        """Sample actions for [n_envs, n_agents] observations, without gradients."""
+        ...
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """A policy, and the learner that improves it where there is one."""
+
+    policy: Policy
+    learns: bool
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """Improve the policy from one rollout; returns metrics."""
+        ...
+
+    def reset(self) -> None:
+        """Go back to the original weights (after loading, if a run was given to start from)."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for the plan that `dry_run=true` prints, e.g. parameter counts."""
+        ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+@runtime_checkable
+class Proposer(Protocol):
+    """Ask/tell: proposes a vector inside bounds, learns its outcome. Principals and policy search are proposers."""
+
+    def ask(self, context: int | None = None) -> np.ndarray:
+        """The next vector to try, [d], inside the bounds."""
+        ...
+
+    def tell(self, outcome: Outcome) -> dict[str, float]:
+        """Learn what the last vector gave; returns metrics to log."""
+        ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+@runtime_checkable
+class ChatModel(Protocol):
+    """Answers batches of chat requests; replies come in the order of the requests."""
+
+    label: str
+    """What readers of results should see, e.g. `gpt-4o (litellm)` or `scripted (not a language model)`."""
+
+    def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]: ...
+
+    def check(self) -> None:
+        """Raise LLMError before a run starts if it could never answer (missing key, unreachable server)."""
+        ...
+
+
+@runtime_checkable
+class Loop(Protocol):
+    """One of the few outer loops; returns the scalar a sweeper optimises."""
+
+    def run(self) -> float: ...

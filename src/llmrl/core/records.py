@@ -1,0 +1,113 @@
+"""The records that pass between parts. Leading axes are [n_envs, n_agents], with time [T] in front in a rollout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+Array = Any
+"""A NumPy array or a torch tensor: environments give either, the rollout converts once."""
+
+Observation = dict[str, Array]
+"""Channel name -> [n_envs, n_agents, *channel.shape]."""
+
+State = dict[str, Any]
+"""What `state_dict` returns: nested dicts and lists of tensors, arrays, numbers, strings, booleans and None."""
+
+
+@dataclass
+class Step:
+    """What one step of all games gives.
+
+    Attributes:
+        observation: the state reached, also for games that ended in this step (they wait for `reset`).
+        reward: what the agents learn from, after the mechanism, [n_envs, n_agents] float32.
+        base_reward: before the mechanism, and what welfare is measured on, [n_envs, n_agents] float32.
+        terminated: the game reached an end of its own, [n_envs] bool.
+        truncated: the game was cut at its horizon, [n_envs] bool.
+        info: per-step numbers named in `EnvSpec.metrics`, each [n_envs].
+    """
+
+    observation: Observation
+    reward: Array
+    base_reward: Array
+    terminated: Array
+    truncated: Array
+    info: dict[str, Array] = field(default_factory=dict)
+
+
+@dataclass
+class Act:
+    """What a policy decides for every agent.
+
+    Attributes:
+        action: [n_envs, n_agents] int64.
+        log_prob: [n_envs, n_agents], None for policies that have none (a bot, a chat model).
+        value: [n_envs, n_agents] state value, or None.
+        features: output of a frozen core, [n_envs, n_agents, F], kept so that it is computed once per rollout; else None.
+        state: recurrent or dialogue state to hand back at the next step.
+    """
+
+    action: torch.Tensor
+    log_prob: torch.Tensor | None = None
+    value: torch.Tensor | None = None
+    features: torch.Tensor | None = None
+    state: Any = None
+
+
+@dataclass
+class Outcome:
+    """What a principal learns about one proposal.
+
+    Attributes:
+        vector: the proposal that was evaluated, [d].
+        value: the objective, mean over validation episodes.
+        values: the objective of each validation episode, [m].
+        context: index into `EnvSpec.contexts`, or None.
+        returns: base return of each agent, mean over validation episodes, [n_agents].
+        trajectories: `EnvSpec.metrics` entries at each step, mean over validation episodes, each [T].
+        summaries: the same entries summed up over an episode (see `EnvSpec.metrics`), mean over validation episodes.
+    """
+
+    vector: np.ndarray
+    value: float
+    values: np.ndarray
+    context: int | None = None
+    returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    trajectories: dict[str, np.ndarray] = field(default_factory=dict)
+    summaries: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """One question to a chat model.
+
+    Attributes:
+        messages: `{"role": "system"|"user"|"assistant", "content": str}` in order.
+        schema: JSON schema the reply should satisfy; None for free text.
+        purpose: short label for the call log, e.g. `principal`.
+    """
+
+    messages: tuple[dict[str, str], ...]
+    schema: dict[str, Any] | None = None
+    purpose: str = ""
+
+
+@dataclass(frozen=True)
+class ChatReply:
+    """The text a model gave and what it took.
+
+    `prompt_tokens`, `completion_tokens` and `cost` (US dollars) are None where the provider does not tell:
+    unknown is never zero.
+    """
+
+    text: str
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cost: float | None = None
+    latency: float = 0.0

@@ -1,0 +1,50 @@
+"""Every random number of a run comes from one tree rooted in `seed`.
+
+A stream is named, not numbered, so that adding a part never shifts the streams of the others.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Seeds:
+    """A node of the seed tree.
+
+    >>> Seeds(0).integer("env") == Seeds(0).integer("env")
+    True
+    """
+
+    def __init__(self, seed: int, path: tuple[int, ...] = ()) -> None:
+        if seed < 0:
+            raise ValueError(f"seed must be a non-negative integer, got {seed}")
+        self.seed = seed
+        self._path = path
+
+    def child(self, name: str | int) -> Seeds:
+        """The sub-tree called `name` (a label, or an index such as an episode number)."""
+        key = name if isinstance(name, int) else zlib.crc32(name.encode())
+        return Seeds(self.seed, (*self._path, key))
+
+    def sequence(self, name: str | int) -> np.random.SeedSequence:
+        return np.random.SeedSequence(self.seed, spawn_key=self.child(name)._path)
+
+    def numpy(self, name: str | int) -> np.random.Generator:
+        """A NumPy generator for the stream `name`."""
+        return np.random.Generator(np.random.PCG64(self.sequence(name)))
+
+    def integer(self, name: str | int) -> int:
+        """A seed in [0, 2**31) for libraries that take an int."""
+        return int(self.sequence(name).generate_state(1)[0] >> 1)
+
+    def torch(self, name: str | int, device: str = "cpu") -> torch.Generator:
+        """A torch generator for the stream `name`."""
+        import torch
+
+        return torch.Generator(device=device).manual_seed(self.integer(name))
