@@ -1,1 +1,1 @@
-"""TODO."""
+"""Agents: a policy and, where it learns, its learner."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Console scripts, and the composition of parts from the config."""

@@ -1,6 +1,6 @@
 """Errors a user is meant to read: each names what is wrong and what would work.
 
-The command line prints their message without a traceback (the traceback still goes to the run folder) and exits non-zero.
+The command line prints their message without a traceback (which still goes to the run folder) and exits non-zero.
 """
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from llmrl.learners.rollout import Rollout
+    from llmrl.run.run import Run
 
 
 @runtime_checkable
@@ -64,8 +65,14 @@ class Policy(Protocol):
 
     channels: tuple[str, ...]
 
-    def act(self, observation: dict[str, torch.Tensor], state: Any = None) -> Act:
-        """Sample actions for [n_envs, n_agents] observations, without gradients."""
+    def act(
+        self, observation: dict[str, torch.Tensor], state: Any = None, generator: torch.Generator | None = None
+    ) -> Act:
+        """Sample actions for [n_envs, n_agents] observations with `generator`, without gradients."""
+        ...
+
+    def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
+        """State values [n_envs, n_agents], without gradients. Only asked of policies that learn."""
         ...
 
 
@@ -76,8 +83,8 @@ class Agent(Protocol):
     policy: Policy
     learns: bool
 
-    def update(self, rollout: Rollout) -> dict[str, float]:
-        """Improve the policy from one rollout; returns metrics."""
+    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
+        """Improve the policy from one rollout, drawing minibatches with `generator`; returns metrics."""
         ...
 
     def reset(self) -> None:
@@ -91,6 +98,18 @@ class Agent(Protocol):
     def state_dict(self) -> State: ...
 
     def load_state_dict(self, state: State) -> None: ...
+
+
+@runtime_checkable
+class Teacher(Protocol):
+    """An extra loss that pulls a student's policy somewhere; PPO adds it to its own on every minibatch."""
+
+    def loss(self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
+        """Weighted loss (a scalar) and metrics for student `logits` [batch, n_actions].
+
+        `minibatch` holds the observation channels [batch, ...] and `action`, `advantage`, `value`, each [batch].
+        """
+        ...
 
 
 @runtime_checkable
@@ -126,6 +145,12 @@ class ChatModel(Protocol):
 
 @runtime_checkable
 class Loop(Protocol):
-    """One of the few outer loops; returns the scalar a sweeper optimises."""
+    """One of the few outer loops."""
 
-    def run(self) -> float: ...
+    def run(self, run: Run) -> float:
+        """Go on from where `run` stands to the end of the budget; returns the scalar a sweeper optimises."""
+        ...
+
+    def plan(self) -> list[tuple[str, str]]:
+        """What `run` would cost: rows (what, how much)."""
+        ...

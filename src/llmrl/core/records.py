@@ -49,7 +49,7 @@ class Act:
         action: [n_envs, n_agents] int64.
         log_prob: [n_envs, n_agents], None for policies that have none (a bot, a chat model).
         value: [n_envs, n_agents] state value, or None.
-        features: output of a frozen core, [n_envs, n_agents, F], kept so that it is computed once per rollout; else None.
+        features: output of a frozen core, [n_envs, n_agents, F], to be computed once per rollout; else None.
         state: recurrent or dialogue state to hand back at the next step.
     """
 

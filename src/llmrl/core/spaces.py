@@ -88,7 +88,7 @@ class EnvSpec:
         name: option name of the environment, e.g. `cleanup`.
         n_envs: games stepped in lock step.
         n_agents: agents a game (1 for single-agent environments).
-        observation: channels every agent sees, by name (`pixels`, `vector`, `grid`, `text`, `action_mask`, `mechanism`).
+        observation: channels each agent sees (`pixels`, `vector`, `grid`, `text`, `action_mask`, `mechanism`).
         n_actions: size of the discrete action set.
         action_names: one name per action.
         horizon: steps after which an episode is truncated; None where the engine alone decides.

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Rollouts, advantages and updates: one of each."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Chat models, the policies that wrap them, prompts, and the parsing of their replies."""

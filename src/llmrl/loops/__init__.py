@@ -1,1 +1,1 @@
-"""TODO."""
+"""The outer loops; which one runs follows from the parts."""

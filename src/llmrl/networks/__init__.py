@@ -1,1 +1,1 @@
-"""TODO."""
+"""Network pieces that actor-critics are assembled from."""

@@ -1,0 +1,46 @@
+# Everything runs in $(VENV), which `install` makes; the other targets call it when it is missing or out of date.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP_FLAGS ?=
+EXTRAS := meltingpot,llm,plots,slurm,dev
+
+.PHONY: install demo test test-fast lint format bench docs clean
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --upgrade pip
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/llmrl-install-meltingpot --constraint constraints.txt
+	touch $@
+
+demo: install  ## the main job: a principal governs a society in Clean Up (scripted replies, no key needed)
+	$(BIN)/llmrl-train env=cleanup principal=llm llm=scripted name=demo
+	$(BIN)/llmrl-evaluate "$$(ls -td outputs/demo/*/seed=0 | head -1)" --episodes 2 --video --video-steps 300
+
+test: install  ## the whole suite
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-fast: install  ## without the slow tests
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install  ## prints ratios measured side by side
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/escape_room.py
+	$(BIN)/python benchmarks/melting_pot.py
+
+docs: install  ## a site in docs/_build, links checked
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf build dist docs/_build .mypy_cache .ruff_cache .pytest_cache

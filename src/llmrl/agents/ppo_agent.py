@@ -1,0 +1,124 @@
+"""`agent=ppo`: actor-critics trained by PPO, with shared or separate parameters and partial freezing."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from llmrl.core.errors import CheckpointError, ConfigError
+from llmrl.core.limits import PositiveInt
+from llmrl.core.protocols import Teacher
+from llmrl.core.records import State
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import EnvSpec
+from llmrl.learners.ppo import PPO, PPOSettings
+from llmrl.learners.rollout import Rollout
+from llmrl.networks.actor_critic import ActorCritic, SocietyPolicy
+from llmrl.run.checkpoints import CheckpointStore
+
+logger = logging.getLogger(__name__)
+
+Freeze = Literal["none", "core", "all"]
+
+
+class PPOAgent:
+    """One society of actor-critics and its learner.
+
+    Args:
+        spec: of the environment it plays.
+        seeds: initial weights come from its stream `weights`.
+        device: torch device.
+        share_parameters: one network for all agents (told who it plays), or one each.
+        features: width of the core's output; None gives 512 for pixels, 64 otherwise.
+        core_hidden: hidden widths of an MLP core (unused for pixels).
+        head_hidden: hidden widths of actor and critic heads; empty means linear heads.
+        freeze: what never changes: nothing, the core (its features are then computed once per rollout), or everything.
+        init_from: run folder whose newest checkpoint gives the first weights; null starts from random ones.
+        init_parts: take all weights from there, or only the core.
+        keep_optimizer: keep Adam's moments when weights are reset (as one published study does); false forgets them.
+        ppo: hyperparameters.
+        teacher: extra loss, or None.
+
+    Raises:
+        ConfigError: the checkpoint to start from does not fit this agent.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        seeds: Seeds,
+        device: str,
+        share_parameters: bool,
+        features: PositiveInt | None,
+        core_hidden: list[PositiveInt],
+        head_hidden: list[PositiveInt],
+        freeze: Freeze,
+        init_from: str | None,
+        init_parts: Literal["all", "core"],
+        keep_optimizer: bool,
+        ppo: PPOSettings,
+        teacher: Teacher | None = None,
+    ) -> None:
+        generator = seeds.torch("weights")
+        features = features or (512 if "pixels" in spec.observation else 64)
+        n_networks = 1 if share_parameters else spec.n_agents
+        networks = [ActorCritic(spec, generator, features, core_hidden, head_hidden) for _ in range(n_networks)]
+        self.policy = SocietyPolicy(spec, networks, core_frozen=freeze == "core").to(device)
+        self.learns = freeze != "all"
+        self._keep_optimizer = keep_optimizer
+        if freeze == "core" and init_from is None:
+            logger.info("the agents' core is frozen at random weights; agent.init_from=<run> would load trained ones")
+        if init_from is not None:
+            self._start_from(Path(init_from), init_parts)
+        self._original = copy.deepcopy(self.policy.state_dict())
+        self._ppo = PPO(self.policy, ppo, teacher) if self.learns else None
+
+    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
+        return {} if self._ppo is None else self._ppo.update(rollout, generator)
+
+    def reset(self) -> None:
+        self.policy.load_state_dict(self._original)
+        if self._ppo is not None and not self._keep_optimizer:
+            self._ppo.reset()
+
+    def describe(self) -> dict[str, Any]:
+        parameters = list(self.policy.parameters())
+        trainable = sum(p.numel() for p in parameters if p.requires_grad) if self.learns else 0
+        return {
+            "policy": type(self.policy.members[0].core).__name__ + " actor-critic",
+            "networks": len(self.policy.members),
+            "parameters": sum(p.numel() for p in parameters),
+            "trainable": trainable,
+        }
+
+    def state_dict(self) -> State:
+        learner = None if self._ppo is None else self._ppo.state_dict()
+        return {"policy": dict(self.policy.state_dict()), "learner": learner}
+
+    def load_state_dict(self, state: State) -> None:
+        self.policy.load_state_dict(state["policy"])
+        if self._ppo is not None:
+            self._ppo.load_state_dict(state["learner"])
+
+    def _start_from(self, run: Path, parts: str) -> None:
+        loaded = CheckpointStore(run / "checkpoints").load_newest() if run.is_dir() else None
+        if loaded is None:
+            raise CheckpointError(f"agent.init_from={run}: no checkpoint there; give the folder of a run (…/seed=<n>)")
+        saved = loaded[1].get("agent", {}).get("policy")
+        if saved is None:
+            raise CheckpointError(f"agent.init_from={run}: that run's agent has no weights to start from")
+        if parts == "core":
+            saved = {name: x for name, x in saved.items() if ".core." in name}
+        mine = self.policy.state_dict()
+        wrong = [n for n, x in saved.items() if n not in mine or mine[n].shape != x.shape]
+        if wrong or (parts == "all" and set(saved) != set(mine)):
+            raise ConfigError(
+                f"agent.init_from={run}: its weights do not fit this agent (first difference: "
+                f"{(wrong or sorted(set(mine) ^ set(saved)))[0]}); use the same env, agent.features and "
+                "agent.share_parameters, or agent.init_parts=core for the core alone"
+            )
+        self.policy.load_state_dict({**mine, **saved})

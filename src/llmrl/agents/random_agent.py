@@ -1,0 +1,54 @@
+"""The agent every other one is compared with: uniform over the legal actions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from llmrl.core.records import Act, State
+from llmrl.core.spaces import EnvSpec
+from llmrl.learners.rollout import Rollout
+from llmrl.networks import categorical
+
+
+class RandomPolicy:
+    """Uniform over actions, or over those that `action_mask` allows."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.n_agents, self.n_actions, self.n_envs = spec.n_agents, spec.n_actions, spec.n_envs
+        self.channels: tuple[str, ...] = tuple(name for name in ("action_mask",) if name in spec.observation)
+
+    def act(
+        self, observation: dict[str, torch.Tensor], state: object = None, generator: torch.Generator | None = None
+    ) -> Act:
+        logits = torch.zeros(self.n_envs, self.n_agents, self.n_actions)
+        return Act(categorical.sample(categorical.mask_logits(logits, observation.get("action_mask")), generator))
+
+    def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Zeros: it expects nothing."""
+        return torch.zeros(self.n_envs, self.n_agents)
+
+
+class RandomAgent:
+    """`agent=random`: acts uniformly, never learns."""
+
+    learns = False
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.policy = RandomPolicy(spec)
+
+    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
+        return {}
+
+    def reset(self) -> None:
+        """Nothing to reset."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"policy": "uniform random", "parameters": 0}
+
+    def state_dict(self) -> State:
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Nothing to load."""

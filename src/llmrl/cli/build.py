@@ -1,0 +1,136 @@
+"""From config nodes to objects: the one place where `_target_` is looked up and arguments are checked.
+
+Every option file names a class and its arguments. Arguments are checked against the signature and type hints of the
+class (ranges included, see `llmrl.core.limits`) before anything is constructed. What a part needs but no file can say
+(the environment's spec, the seed tree, the device, a language model) is injected by parameter name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmrl.core.errors import ConfigError
+
+TRUSTED = ("llmrl.", "torch.optim.")
+
+
+class Builder:
+    """Builds config nodes.
+
+    Args:
+        injected: objects offered to every part whose signature names them.
+        trusted: further module prefixes that `_target_` may point into (`trusted_modules` in the config).
+    """
+
+    def __init__(self, injected: Mapping[str, Any] | None = None, trusted: Sequence[str] = ()) -> None:
+        self.injected = dict(injected or {})
+        self.trusted = (*TRUSTED, *(f"{name.rstrip('.')}." for name in trusted))
+
+    def build(self, node: Mapping[str, Any], where: str) -> Any:
+        """The object that `node` describes; `where` is its place in the config, for messages.
+
+        A `_target_` of null builds None.
+
+        Raises:
+            ConfigError: untrusted or missing target, unknown, missing, mistyped or out-of-range argument.
+        """
+        if node.get("_target_") is None:
+            return None
+        target = self._locate(node["_target_"], where)
+        parameters = inspect.signature(target).parameters
+        hints = _hints(target)
+        given = {name: value for name, value in node.items() if name != "_target_"}
+        settable = [name for name in parameters if name not in self.injected]
+        unknown = [name for name in given if name not in settable]
+        if unknown:
+            raise ConfigError(f"{where} has no option '{unknown[0]}'; it has: {', '.join(settable) or 'none'}")
+        arguments: dict[str, Any] = {}
+        for name, parameter in parameters.items():
+            if name in given:
+                value = self._value(given[name], f"{where}.{name}")
+                arguments[name] = _check(value, hints.get(name, Any), f"{where}.{name}")
+            elif name in self.injected:
+                arguments[name] = self.injected[name]
+            elif parameter.default is inspect.Parameter.empty:
+                raise ConfigError(f"{where} needs the option '{name}'")
+        return target(**arguments)
+
+    def needs(self, node: Mapping[str, Any], name: str, where: str) -> bool:
+        """Whether the part declares the injected parameter `name`."""
+        if node.get("_target_") is None:
+            return False
+        return name in inspect.signature(self._locate(node["_target_"], where)).parameters
+
+    def _value(self, value: Any, where: str) -> Any:
+        if isinstance(value, Mapping):
+            if "_target_" in value:
+                return self.build(value, where)
+            return {key: self._value(x, f"{where}.{key}") for key, x in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._value(x, f"{where}[{i}]") for i, x in enumerate(value)]
+        return value
+
+    def _locate(self, target: str, where: str) -> Any:
+        from hydra.errors import InstantiationException
+        from hydra.utils import instantiate
+
+        if not target.startswith(self.trusted):
+            raise ConfigError(
+                f"{where}._target_={target} is outside the trusted modules ({', '.join(self.trusted)}); "
+                f"add trusted_modules=[{target.split('.')[0]}] if the code is yours"
+            )
+        try:
+            return instantiate({"_target_": target, "_partial_": True}).func
+        except InstantiationException as error:
+            raise ConfigError(f"{where}._target_={target} cannot be imported: {error.__cause__ or error}") from error
+
+
+def _hints(target: Any) -> dict[str, Any]:
+    """Type hints of the constructor, evaluated; names that only exist for type checkers are left out.
+
+    Those belong to injected objects: everything the config can set is a plain type.
+    """
+    function = target.__init__ if inspect.isclass(target) else target
+    namespace = vars(sys.modules[function.__module__])
+    hints: dict[str, Any] = {}
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        if isinstance(annotation, str):
+            try:
+                evaluated = typing.get_type_hints(_Annotated(annotation), globalns=namespace, include_extras=True)[
+                    "value"
+                ]
+            except NameError:
+                continue
+            hints[name] = evaluated
+        else:
+            hints[name] = annotation
+    return hints
+
+
+class _Annotated:
+    """Carrier that lets `typing.get_type_hints` evaluate a single annotation."""
+
+    def __init__(self, annotation: str) -> None:
+        self.__annotations__ = {"value": annotation}
+
+
+def _check(value: Any, hint: Any, where: str) -> Any:
+    """`value`, converted as little as its hint allows (int to float, list to tuple), or a ConfigError."""
+    from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+
+    try:
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+        except PydanticUserError:  # dataclasses and models carry their own configuration
+            adapter = TypeAdapter(hint)
+        return adapter.validate_python(value, strict=not isinstance(value, list | dict))
+    except PydanticSchemaGenerationError as error:
+        raise TypeError(f"{where}: no check can be made for the type hint {hint!r}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f"[{p}]" if isinstance(p, int) else "" for p in first["loc"])
+        raise ConfigError(f"{where}{place}={value!r}: {first['msg'].lower()}, got {type(value).__name__}") from error

@@ -1,0 +1,146 @@
+"""The parts of an experiment, built from a resolved config, and the loop that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from llmrl.cli.build import Builder
+from llmrl.core.errors import ConfigError
+from llmrl.core.protocols import Agent, ChatModel, Loop, Proposer, Teacher, VecEnv
+from llmrl.core.seeding import Seeds
+
+Config = Mapping[str, Any]
+
+
+@dataclass
+class Parts:
+    """What one experiment is made of; `llm` is None when no part asks for one."""
+
+    env: VecEnv
+    agent: Agent
+    principal: Proposer | None
+    teacher: Teacher | None
+    llm: ChatModel | None
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def options(group: str) -> dict[str, dict[str, Any]]:
+    """Every option of a config group shipped with the package, as unresolved plain dicts."""
+    import yaml
+
+    folder = resources.files("llmrl.conf") / group
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
+    return {f.name.removesuffix(".yaml"): yaml.safe_load(f.read_text()) or {} for f in files}
+
+
+def build_llm(config: Config, folder: Path | None) -> ChatModel | None:
+    """The chat model, if a part asks for it, checked for a key or a server; logging its calls into `folder`.
+
+    Raises:
+        ConfigError: a part needs a model and none was chosen.
+        LLMError: the model could never answer (missing key, server down).
+    """
+    from llmrl.llms.call_log import LoggedChat
+
+    builder = Builder(trusted=config["trusted_modules"])
+    users = [group for group in ("principal", "agent", "teacher") if builder.needs(config[group], "llm", group)]
+    if not users:
+        return None
+    model: ChatModel | None = builder.build(config["llm"], "llm")
+    if model is None:
+        works = [name for name, option in options("llm").items() if option.get("_target_")]
+        raise ConfigError(f"the chosen {users[0]} needs a language model; choose one of llm={', '.join(works)}")
+    model.check()
+    return model if folder is None else LoggedChat(model, folder / "llm_calls.jsonl")
+
+
+def build_parts(config: Config, llm: ChatModel | None, render: bool | None = None) -> Parts:
+    """All parts of a resolved config; refuses combinations that cannot work before any game starts.
+
+    Args:
+        config: resolved, plain containers.
+        llm: from `build_llm`.
+        render: overrides `env.render` where the environment has that option.
+    """
+    seeds = Seeds(config["seed"])
+    device = _device(config["hardware"])
+    trusted = config["trusted_modules"]
+    _refuse_before_building(config)
+    env_node = dict(config["env"])
+    if render is not None and "render" in env_node:
+        env_node["render"] = render
+    env: VecEnv = Builder({"seeds": seeds.child("env")}, trusted).build(env_node, "env")
+    try:
+        if config["principal"].get("_target_") and env.spec.mechanism is None:
+            raise ConfigError(_no_mechanism(env.spec.name))
+        offered = {"spec": env.spec, "device": device, "llm": llm}
+        teacher = Builder({**offered, "seeds": seeds.child("teacher")}, trusted).build(config["teacher"], "teacher")
+        builder = Builder({**offered, "seeds": seeds.child("agent"), "teacher": teacher}, trusted)
+        if teacher is not None and not builder.needs(config["agent"], "teacher", "agent"):
+            raise ConfigError("a teacher is one more loss of a learning agent; use agent=ppo, or teacher=none")
+        agent = builder.build(config["agent"], "agent")
+        principal = Builder({**offered, "seeds": seeds.child("principal")}, trusted).build(
+            config["principal"], "principal"
+        )
+    except BaseException:
+        env.close()
+        raise
+    return Parts(env, agent, principal, teacher, llm)
+
+
+def build_loop(config: Config, parts: Parts) -> Loop:
+    """`design` where there is a principal, else `learn`."""
+    from llmrl.loops.design import DesignLoop
+    from llmrl.loops.learn import LearnLoop
+
+    injected: dict[str, Any] = {
+        "env": parts.env,
+        "agent": parts.agent,
+        "seeds": Seeds(config["seed"]).child("loop"),
+        "device": _device(config["hardware"]),
+    }
+    if parts.principal is not None:
+        injected["principal"] = parts.principal
+        kind, loop = "design", DesignLoop
+    else:
+        kind, loop = "learn", LearnLoop  # type: ignore[assignment]
+    node = {"_target_": f"{loop.__module__}.{loop.__name__}", **config[kind]}
+    built: Loop = Builder(injected).build(node, kind)
+    return built
+
+
+def _refuse_before_building(config: Config) -> None:
+    """Combinations that the config alone shows to be wrong."""
+    env = config["env"]
+    if config["principal"].get("_target_") and "mechanism" in env and env["mechanism"] is None:
+        raise ConfigError(_no_mechanism(str(config["name"])))
+
+
+def _no_mechanism(env: str) -> str:
+    works = [name for name, option in options("env").items() if option.get("mechanism")]
+    return (
+        f"a principal needs an environment with a mechanism, and {env} has none (env.mechanism is null); "
+        f"use env={', '.join(works)} with their mechanism, or principal=none"
+    )
+
+
+def _device(hardware: Config) -> str:
+    """The torch device, with torch's thread count set on the way.
+
+    Raises:
+        ConfigError: hardware=gpu on a machine where torch sees none.
+    """
+    import torch
+
+    if hardware["threads"] is not None:
+        torch.set_num_threads(hardware["threads"])
+    device = str(hardware["device"])
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"hardware.device={device}, but torch {torch.__version__} sees no GPU here; use hardware=cpu")
+    return device

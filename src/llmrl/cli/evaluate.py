@@ -1,0 +1,168 @@
+"""`llmrl-evaluate`: play a run's checkpoint for N seeded episodes; a table, and videos on request."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(prog="llmrl-evaluate", description=__doc__)
+    p.add_argument("run", type=Path, help="run folder: outputs/<name>/<overrides>-<hash>/seed=<n>")
+    p.add_argument(
+        "--episodes", type=int, default=10, help="episodes, rounded up to a multiple of the games (default 10)"
+    )
+    p.add_argument("--seed", type=int, default=1000, help="seed of the evaluation episodes (default 1000)")
+    p.add_argument(
+        "--mechanism",
+        default="last",
+        help="'last' (the proposal the saved agents adapted to), 'best' (highest objective so far), or numbers a,b,c",
+    )
+    p.add_argument(
+        "--context", type=int, default=None, help="context index for contextual environments (default: the last)"
+    )
+    p.add_argument("--video", action="store_true", help="record one episode: world and each agent's view, MP4 and GIF")
+    p.add_argument("--video-steps", type=int, default=None, help="steps to record (default: the whole episode)")
+    p.add_argument("--fps", type=int, default=20, help="frames per second of videos (default 20)")
+    p.add_argument("--out", type=Path, default=None, help="where results go (default: <run>/evaluation)")
+    return p
+
+
+def evaluate(args: argparse.Namespace) -> dict[str, Any]:
+    """Play and return the results that were saved.
+
+    Raises:
+        ConfigError, CheckpointError: the folder is no run, has no whole checkpoint, or the mechanism is out of bounds.
+    """
+    import numpy as np
+    import yaml
+
+    from llmrl.analysis.statistics import describe
+    from llmrl.cli.compose import build_parts
+    from llmrl.core.errors import CheckpointError, ConfigError
+    from llmrl.core.seeding import Seeds
+    from llmrl.envs.recorder import Recorder
+    from llmrl.learners.rollout import Collector, Episode
+    from llmrl.loops.welfare import episode_welfare
+    from llmrl.run.checkpoints import CheckpointStore
+
+    config_file = args.run / "config.yaml"
+    if not config_file.is_file():
+        raise ConfigError(f"{args.run} is not a run folder (no config.yaml); give one like outputs/<name>/<run>/seed=0")
+    config = yaml.safe_load(config_file.read_text())
+    loaded = CheckpointStore(args.run / "checkpoints").load_newest()
+    if loaded is None:
+        raise CheckpointError(f"{args.run} has no checkpoint yet; let the run get to its first one")
+    state = loaded[1]
+    # The principal is not needed to play, and its language model might cost money.
+    parts = build_parts({**config, "principal": {"_target_": None}}, llm=None, render=args.video)
+    try:
+        parts.agent.load_state_dict(state["agent"])
+        spec = parts.env.spec
+        mechanism = _mechanism(args.mechanism, state.get("history", []), spec)
+        context = _context(args.context, state.get("history", []), spec)
+        seeds = Seeds(args.seed).child("evaluate")
+        env = Recorder(parts.env) if args.video else parts.env
+        collector = Collector(env, parts.agent.policy, "cpu" if config["hardware"]["device"] == "cpu" else "cuda")
+        horizon = spec.horizon or 1000
+        episodes: list[Episode] = []
+        files: list[Path] = []
+        out = args.out or args.run / "evaluation"
+        out.mkdir(parents=True, exist_ok=True)
+
+        def prepare(name: str) -> None:
+            if mechanism is not None:
+                env.set_mechanism(mechanism)
+            if context is not None:
+                env.set_context(context)
+            collector.reset(seeds.integer(name))
+
+        if isinstance(env, Recorder):
+            prepare("video")
+            collector.collect(min(args.video_steps or horizon, horizon), seeds.torch("video"), learn=False)
+            files = env.save(out / "videos", args.fps)
+            collector = Collector(parts.env, parts.agent.policy, str(collector.device))
+            env = parts.env
+        i = 0
+        while len(episodes) < args.episodes:
+            prepare(f"episode {i}")
+            episodes += collector.collect(horizon, seeds.torch(f"episode {i}"), learn=False).episodes
+            i += 1
+    finally:
+        parts.close()
+    base = np.array([episode.base_returns for episode in episodes])
+    columns = {
+        f"objective ({spec.objective} over agents)": episode_welfare(
+            base, config["design"]["objective"] or spec.objective
+        ),
+        "return per agent": np.array([e.returns.mean() for e in episodes]),
+        "base return per agent": base.mean(1),
+        "length": np.array([float(e.length) for e in episodes]),
+        **{name: np.array([e.summaries[name] for e in episodes]) for name in spec.metrics},
+    }
+    results = {
+        "run": str(args.run),
+        "checkpoint": int(loaded[0]),
+        "episodes": len(episodes),
+        "seed": args.seed,
+        "mechanism": None
+        if mechanism is None or spec.mechanism is None
+        else dict(zip(spec.mechanism.names, mechanism.tolist(), strict=True)),
+        "context": None if context is None else spec.contexts[context],
+        "table": {name: describe(values, seed=args.seed) for name, values in columns.items()},
+        "per_episode": {name: values.tolist() for name, values in columns.items()},
+        "videos": [str(f) for f in files],
+    }
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    rows = ["episode," + ",".join(columns)]
+    rows += [f"{k}," + ",".join(f"{v[k]:.6g}" for v in columns.values()) for k in range(len(episodes))]
+    (out / "episodes.csv").write_text("\n".join(rows) + "\n")
+    return {**results, "out": str(out)}
+
+
+def _mechanism(choice: str, history: list[dict[str, Any]], spec: Any) -> Any:
+    """The vector [d] to impose, or None where the environment has no mechanism or the run had no principal."""
+    from llmrl.core.errors import ConfigError
+
+    if spec.mechanism is None:
+        return None
+    if choice in ("last", "best"):
+        if not history:
+            return None
+        row = history[-1] if choice == "last" else max(history, key=lambda r: float(r["objective"]))
+        return spec.mechanism.check(list(row["mechanism"].values()))
+    try:
+        numbers = [float(x) for x in choice.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--mechanism={choice}: give 'last', 'best' or numbers like 0.5,1,0") from error
+    return spec.mechanism.check(numbers)
+
+
+def _context(choice: int | None, history: list[dict[str, Any]], spec: Any) -> int | None:
+    from llmrl.core.errors import ConfigError
+
+    if not spec.contexts:
+        return None
+    if choice is None:
+        return spec.contexts.index(history[-1]["context"]) if history else 0
+    if not 0 <= choice < len(spec.contexts):
+        listed = ", ".join(f"{i} = {name}" for i, name in enumerate(spec.contexts))
+        raise ConfigError(f"--context={choice}: there is {listed}")
+    return choice
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Console script."""
+    args = parser().parse_args(argv)
+    from llmrl.cli.report import print_evaluation
+    from llmrl.core.errors import LlmrlError
+
+    try:
+        print_evaluation(evaluate(args))
+    except LlmrlError as error:
+        sys.stderr.write(f"llmrl-evaluate: {error}\n")
+        raise SystemExit(1) from error

@@ -1,0 +1,79 @@
+"""What the command line prints: plans, summaries and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from llmrl.run.run import Run
+
+
+def print_plan(rows: Sequence[tuple[str, str]]) -> None:
+    """The plan of a dry run."""
+    table = Table(title="Plan (dry_run=true: everything was built, nothing was run)", show_header=False, min_width=70)
+    for name, value in rows:
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def print_skipped(run: Run) -> None:
+    """A finished run of the same configuration and seed is not run again."""
+    result = "" if run.result is None else f" (result {run.result:.4g})"
+    Console().print(
+        f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old one."
+    )
+
+
+def print_summary(run: Run) -> None:
+    """The end of a run: what was reached, and where to look."""
+    console = Console()
+    history = run.summary.get("history")
+    if history:
+        names = list(history[0]["mechanism"])
+        table = Table(title="Principal steps")
+        for column in ("step", *names, "context", "objective", "± s.e."):
+            table.add_column(column, justify="right")
+        shown = history if len(history) <= 30 else [*history[:5], *history[-25:]]
+        best = run.summary["best"]["step"]
+        for row in shown:
+            cells = [str(row["step"]), *(f"{row['mechanism'][n]:.3g}" for n in names), row["context"] or "-"]
+            error = row["standard_error"]
+            cells += [f"{row['objective']:.3f}", "-" if error is None else f"{error:.3f}"]
+            table.add_row(*cells, style="bold" if row["step"] == best else None)
+        console.print(table)
+    table = Table(title=str(run.folder), show_header=False, min_width=70)
+    for name, value in run.summary.items():
+        if isinstance(value, int | float | str):
+            table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else f"{value}")
+    console.print(table)
+    console.print(f"Curves: tensorboard --logdir {run.folder.parent.parent}")
+    console.print(f"Video and table of episodes: llmrl-evaluate '{run.folder}' --video")
+
+
+def print_evaluation(results: dict[str, Any]) -> None:
+    """The table of `llmrl-evaluate`."""
+    console = Console()
+    imposed = results["mechanism"]
+    title = f"{results['episodes']} episodes, seed {results['seed']}, checkpoint {results['checkpoint']}"
+    if imposed:
+        title += "\n" + ", ".join(f"{k}={v:.3g}" for k, v in imposed.items())
+    if results["context"]:
+        title += f"\ncontext: {results['context']}"
+    table = Table(title=title)
+    for column in ("", "mean", "s.e.", "95% interval", "min", "max"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, s in results["table"].items():
+        table.add_row(
+            name,
+            f"{s['mean']:.3f}",
+            f"{s['standard_error']:.3f}",
+            f"{s['low']:.3f} … {s['high']:.3f}",
+            f"{s['min']:.3f}",
+            f"{s['max']:.3f}",
+        )
+    console.print(table)
+    console.print(f"Saved in {results['out']}: results.json, episodes.csv" + (", videos/" if results["videos"] else ""))

@@ -1,0 +1,82 @@
+"""`llmrl-train`: compose an experiment from config groups and run it.
+
+Only Hydra is imported here: `--help`, `--cfg job` and shell completion must answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+EXIT_FAILED = 1
+
+
+@hydra.main(config_path="pkg://llmrl.conf", config_name="train", version_base="1.3")
+def train(config: DictConfig) -> float | None:
+    """The task Hydra calls for every job; returns what a sweeper optimises."""
+    from llmrl.core.errors import LlmrlError
+    from llmrl.run.run import Stopped
+
+    overrides = list(HydraConfig.get().overrides.task)
+    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(plain, dict)
+    try:
+        return run_experiment({str(k): v for k, v in plain.items()}, overrides)
+    except LlmrlError as error:
+        sys.stderr.write(f"\nllmrl-train: {error}\n")
+        raise SystemExit(EXIT_FAILED) from error
+    except Stopped as stopped:
+        sys.stderr.write(f"\nllmrl-train: {stopped}\n")
+        raise SystemExit(stopped.exit_code) from stopped
+
+
+def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None:
+    """Run (or resume, or skip) the experiment of a resolved config; the Python API behind `llmrl-train`.
+
+    Returns the loop's result; None after a dry run.
+    """
+    from llmrl.cli.compose import build_llm, build_loop, build_parts
+    from llmrl.cli.report import print_plan, print_skipped, print_summary
+    from llmrl.run.run import Run
+
+    if config["dry_run"]:
+        from llmrl.cli.plan import plan
+
+        parts = build_parts(config, build_llm(config, None))
+        try:
+            print_plan(plan(config, parts, build_loop(config, parts)))
+        finally:
+            parts.close()
+        return None
+    with Run.open(
+        Path(config["output_root"]),
+        config["name"],
+        config,
+        overrides,
+        config["seed"],
+        resume=config["resume"],
+        rerun=config["rerun"],
+        checkpoint_every_s=config["checkpoint_seconds"],
+    ) as run:
+        if run.finished:
+            print_skipped(run)
+            return run.result
+        llm = build_llm(config, run.folder)
+        run.status.llm = "" if llm is None else llm.label
+        parts = build_parts(config, llm)
+        try:
+            run.result = build_loop(config, parts).run(run)
+        finally:
+            parts.close()
+    print_summary(run)
+    return run.result
+
+
+def main() -> None:
+    """Console script."""
+    train()

@@ -1,0 +1,235 @@
+"""What a principal can impose on a society: a tax, or incentives. Environment-independent, batched, in NumPy.
+
+Both are linear in the numbers the principal sets, given what happened:
+
+    reward[e, i] = base_reward[e, i] + sum_k exposure[e, i, k] * values[e, k]
+
+so a mechanism only has to say what each player's reward is before it, and how exposed the player is to each number. The
+exposure is also the exact derivative of the reward by the values, which is what a meta-gradient needs.
+
+`tax_exposure` and `incentive_exposure` use nothing but arithmetic and comparisons, so they take torch tensors as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.limits import NonNegativeFloat, NonNegativeInt
+from llmrl.core.records import Array, State
+from llmrl.core.spaces import Aggregate, MechanismSpec, Parameter
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Events:
+    """What happened in one step of all games.
+
+    Attributes:
+        raw: the environment's own reward, [n_envs, n_agents].
+        cleaned: dirt cells each player cleaned, [n_envs, n_agents]; None where the environment has no dirt.
+        present: players who could act in this step, i.e. were not removed from the world, [n_envs, n_agents] bool.
+    """
+
+    raw: Floats
+    cleaned: Floats | None
+    present: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """What a mechanism makes of one step.
+
+    Attributes:
+        base_reward: what welfare is measured on, [n_envs, n_agents].
+        exposure: derivative of each player's reward by each of the d values, [n_envs, n_agents, d].
+        metrics: the mechanism's `metrics`, each [n_envs].
+    """
+
+    base_reward: Floats
+    exposure: Floats
+    metrics: Mapping[str, Floats] = field(default_factory=dict)
+
+    def reward(self, values: Array) -> Array:
+        """What the players learn from under `values` [n_envs, d]: [n_envs, n_agents]."""
+        return self.base_reward + (self.exposure * values[:, None, :]).sum(-1)
+
+
+@runtime_checkable
+class Mechanism(Protocol):
+    """A rule that turns events into rewards.
+
+    Attributes:
+        spec: the values a principal sets.
+        metrics: names of the numbers it reports per step, and how an episode sums them up.
+        needs_dirt: whether it pays for cleaning, so that it makes no sense where there is no dirt.
+    """
+
+    spec: MechanismSpec
+    metrics: Mapping[str, Aggregate]
+    needs_dirt: bool
+
+    def settle(self, events: Events, values: Floats) -> Settlement:
+        """Account for one step; to be called once a step, because a mechanism may remember the past. `values` [n_envs, d]."""
+        ...
+
+    def reset(self, mask: NDArray[np.bool_]) -> None:
+        """Forget the past of the games where `mask` [n_envs] is true: they begin a new episode."""
+        ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+def tax_exposure(raw: Array, income: Array, edges: Sequence[float], multiplier: float) -> tuple[list[Array], list[Array]]:
+    """The tax base of each bracket, and each player's exposure to its rate.
+
+    `raw` (this step's reward) and `income` (what selects the bracket) are [n_envs, n_agents]. Bracket k holds incomes in
+    [edges[k], edges[k + 1]); the last one has no upper end. Both results have one [n_envs, n_agents] array a bracket.
+    """
+    bases, exposures = [], []
+    for k, low in enumerate(edges):
+        inside = income >= low
+        if k + 1 < len(edges):
+            inside = inside & (income < edges[k + 1])
+        base = multiplier * raw * inside
+        bases.append(base)
+        exposures.append(base.mean(-1)[..., None] - base)
+    return bases, exposures
+
+
+class BracketedTax:
+    """A tax on rewards whose rate depends on recent income; all of it is shared equally among the players.
+
+    Income is the raw reward of this step and of the `window` steps before it. It selects the bracket; what is taxed is this
+    step's raw reward alone: tax = `multiplier` * rate[bracket] * raw reward, and every player gets the mean tax back. The sum of
+    rewards is therefore untouched. With multiplier 4 a rate of 0.25 takes all, and 1 takes four times what was earned.
+
+    Source: the Harvest experiment of "Large Legislative Models" (arXiv 2410.08345).
+
+    Args:
+        edges: lower income edge of each bracket, in apples, starting at 0 and increasing.
+        window: steps before the current one that count as income.
+        multiplier: tax per unit of rate and reward.
+
+    Raises:
+        ConfigError: edges that do not start at 0 or do not increase.
+    """
+
+    needs_dirt = False
+    metrics: Mapping[str, Aggregate] = {"tax_collected": "sum"}
+
+    def __init__(
+        self, edges: Sequence[float] = (0.0, 3.0, 5.0), window: NonNegativeInt = 10, multiplier: NonNegativeFloat = 4.0
+    ) -> None:
+        self.edges = tuple(float(edge) for edge in edges)
+        if not self.edges or self.edges[0] != 0 or any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):
+            raise ConfigError(f"tax brackets start at 0 and increase, e.g. [0, 3, 5]; got edges={list(edges)}")
+        self.window, self.multiplier = window, multiplier
+        self.spec = MechanismSpec("tax", tuple(self._parameter(k) for k in range(len(self.edges))))
+        self._past: Floats | None = None  # [window, n_envs, n_agents], newest first
+
+    def _parameter(self, k: int) -> Parameter:
+        low, high = self.edges[k], self.edges[k + 1] if k + 1 < len(self.edges) else None
+        span = f"{low:g} to under {high:g}" if high is not None else f"{low:g} or more"
+        return Parameter(
+            f"rate_{k + 1}", 0.0, 1.0, "tax rate", f"rate for players who earned {span} apples in the last {self.window + 1} steps"
+        )
+
+    def settle(self, events: Events, values: Floats) -> Settlement:
+        if self._past is None:
+            self._past = np.zeros((self.window, *events.raw.shape), np.float32)
+        income = events.raw + self._past.sum(axis=0)
+        bases, exposures = tax_exposure(events.raw, income, self.edges, self.multiplier)
+        collected = sum(values[:, k] * base.sum(axis=-1) for k, base in enumerate(bases))
+        if self.window:
+            self._past[1:] = self._past[:-1].copy()
+            self._past[0] = events.raw
+        return Settlement(events.raw, np.stack(exposures, axis=-1), {"tax_collected": np.asarray(collected, np.float32)})
+
+    def reset(self, mask: NDArray[np.bool_]) -> None:
+        if self._past is not None:
+            self._past[:, mask] = 0
+
+    def state_dict(self) -> State:
+        return {"past": self._past}
+
+    def load_state_dict(self, state: State) -> None:
+        past: Any = state["past"]
+        self._past = None if past is None else np.array(past, dtype=np.float32)
+
+
+def incentive_exposure(
+    raw: Array, cleaned: Array, eat_reward: float, clean_reward: float, exactly_one: bool
+) -> tuple[Array, tuple[Array, Array, Array]]:
+    """The base reward [n_envs, n_agents], and who ate, cleaned, and did something else (three [n_envs, n_agents] bool)."""
+    ate = (raw == 1) if exactly_one else (raw > 0)
+    cleaner = ~ate & (raw == 0) & ((cleaned == 1) if exactly_one else (cleaned >= 1))
+    other = ~ate & ~cleaner
+    return ate * raw * eat_reward + cleaner * clean_reward + other * raw, (ate, cleaner, other)
+
+
+class Incentives:
+    """Pays every player at every step for what they did: eat, clean, or anything else. The pay is minted, nobody is charged.
+
+    The base reward is rewritten first: `eat_reward` for an apple, `clean_reward` (a cost) for cleaning, 0 else.
+
+    Source: the Clean Up experiment of "Large Legislative Models" (arXiv 2410.08345), where clean_count is `exactly_one` and
+    removed players are paid as `other`.
+
+    Args:
+        eat_reward: base reward for each apple eaten.
+        clean_reward: base reward for a step in which dirt was cleaned.
+        clean_count: which steps count. `any`: an apple is a positive raw reward, cleaning is at least one cell. `exactly_one`, as in
+            the published code: a raw reward of exactly 1, exactly one cell; a shot that cleans two or three cells counts as `other`.
+        pay_removed: whether players who are out of the game for having been zapped are paid as `other`.
+        max_incentive: upper bound of each of the three incentives, reward a step.
+    """
+
+    needs_dirt = True
+    metrics: Mapping[str, Aggregate] = {"incentives_paid": "sum"}
+
+    def __init__(
+        self,
+        eat_reward: float = 0.1,
+        clean_reward: float = -1.0,
+        clean_count: Literal["any", "exactly_one"] = "any",
+        pay_removed: bool = False,
+        max_incentive: NonNegativeFloat = 3.0,
+    ) -> None:
+        self.eat_reward, self.clean_reward = eat_reward, clean_reward
+        self.exactly_one, self.pay_removed = clean_count == "exactly_one", pay_removed
+        acts = {"eat": "eating an apple", "clean": "cleaning dirt", "other": "doing anything else"}
+        self.spec = MechanismSpec(
+            "incentives",
+            tuple(
+                Parameter(name, 0.0, max_incentive, "reward per step", f"paid for a step spent {act}") for name, act in acts.items()
+            ),
+        )
+
+    def settle(self, events: Events, values: Floats) -> Settlement:
+        if events.cleaned is None:
+            raise ConfigError("Incentives pays for cleaning, and this environment has no dirt: use BracketedTax")
+        base, acts = incentive_exposure(events.raw, events.cleaned, self.eat_reward, self.clean_reward, self.exactly_one)
+        ate, cleaner, other = acts
+        if not self.pay_removed:
+            other = other & events.present
+        exposure = np.stack([ate, cleaner, other], axis=-1).astype(np.float32)
+        paid = (exposure.sum(axis=1) * values).sum(axis=-1)
+        return Settlement(np.asarray(base, np.float32), exposure, {"incentives_paid": np.asarray(paid, np.float32)})
+
+    def reset(self, mask: NDArray[np.bool_]) -> None:
+        """Nothing to forget: the pay of a step depends on that step alone."""
+
+    def state_dict(self) -> State:
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Nothing to restore."""

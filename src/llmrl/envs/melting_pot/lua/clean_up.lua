@@ -1,0 +1,7 @@
+-- The clean_up level of Melting Pot, unchanged, with two more components to choose from.
+require 'census'
+require 'move_order'
+package.preload['components'] = function()
+  return require 'meltingpot.lua.levels.clean_up.components'
+end
+return require 'meltingpot.lua.levels.clean_up.init'

@@ -1,0 +1,240 @@
+"""The one rollout: plays a policy in a `VecEnv`, keeps what a learner needs, and reports finished episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmrl.core.protocols import Policy, VecEnv
+from llmrl.core.records import Observation, State
+from llmrl.core.spaces import EnvSpec
+
+
+@dataclass
+class Episode:
+    """One finished episode of one game.
+
+    Attributes:
+        returns: sum of rewards of each agent, [n_agents].
+        base_returns: the same before the mechanism, [n_agents].
+        length: steps.
+        summaries: `EnvSpec.metrics` entries, aggregated as the environment says.
+    """
+
+    returns: np.ndarray
+    base_returns: np.ndarray
+    length: int
+    summaries: dict[str, float]
+
+
+@dataclass
+class Rollout:
+    """T steps of all games. Tensors are on the policy's device, leading axes [T, n_envs, n_agents].
+
+    Attributes:
+        observation: channels the policy reads; empty where `features` replaces them.
+        features: frozen-core features [T, n_envs, n_agents, F], or None.
+        action, log_prob, value, reward: [T, n_envs, n_agents].
+        terminated, truncated: [T, n_envs] bool.
+        next_value: V of the state each step reached (0 where it terminated), [T, n_envs, n_agents].
+        info: per-step environment metrics, each [T, n_envs] (NumPy).
+        episodes: those that finished in these steps.
+        steps: environment steps taken (T x n_envs).
+    """
+
+    observation: dict[str, torch.Tensor]
+    features: torch.Tensor | None
+    action: torch.Tensor
+    log_prob: torch.Tensor
+    value: torch.Tensor
+    reward: torch.Tensor
+    terminated: torch.Tensor
+    truncated: torch.Tensor
+    next_value: torch.Tensor
+    info: dict[str, np.ndarray]
+    episodes: list[Episode]
+    steps: int
+
+
+@dataclass
+class _Running:
+    """Sums of the episodes in progress."""
+
+    returns: np.ndarray
+    base_returns: np.ndarray
+    length: np.ndarray
+    info: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def zeros(cls, spec: EnvSpec) -> _Running:
+        shape = (spec.n_envs, spec.n_agents)
+        info = {name: np.zeros(spec.n_envs) for name in spec.metrics}
+        return cls(np.zeros(shape), np.zeros(shape), np.zeros(spec.n_envs, dtype=np.int64), info)
+
+
+class Collector:
+    """Steps the games and remembers where they stand between rollouts.
+
+    Buffers are allocated once and reused: a 1000-step rollout of pixel observations is hundreds of megabytes.
+    """
+
+    def __init__(self, env: VecEnv, policy: Policy, device: str) -> None:
+        self.env, self.policy, self.device = env, policy, torch.device(device)
+        self.spec = env.spec
+        self._observation: Observation | None = None
+        self._ended = np.zeros(self.spec.n_envs, dtype=bool)
+        self._running = _Running.zeros(self.spec)
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def reset(self, seed: int) -> None:
+        """Start new episodes in all games from `seed`, forgetting those in progress."""
+        self._observation = self.env.reset(seed=seed)
+        self._ended[:] = False
+        self._running = _Running.zeros(self.spec)
+
+    def collect(
+        self,
+        n_steps: int,
+        generator: torch.Generator,
+        learn: bool = True,
+        on_step: Callable[[], None] | None = None,
+    ) -> Rollout:
+        """Play `n_steps` steps in every game; without `learn`, observations and values are not kept.
+
+        `on_step` is called after each step (progress displays, frames for a video).
+        """
+        if self._observation is None:
+            raise RuntimeError("Collector.reset(seed) must come before the first collect()")
+        shape = (n_steps, self.spec.n_envs, self.spec.n_agents)
+        reward = np.zeros(shape, dtype=np.float32)
+        terminated = np.zeros(shape[:2], dtype=bool)
+        truncated = np.zeros(shape[:2], dtype=bool)
+        info = {name: np.zeros(shape[:2], dtype=np.float32) for name in self.spec.metrics}
+        episodes: list[Episode] = []
+        action = self._buffer("action", shape, torch.int64)
+        log_prob = self._buffer("log_prob", shape, torch.float32)
+        value = self._buffer("value", shape, torch.float32)
+        next_value = self._buffer("next_value", shape, torch.float32)
+        stored: dict[str, torch.Tensor] = {}
+        features: torch.Tensor | None = None
+
+        for t in range(n_steps):
+            if self._ended.any():
+                self._observation = self.env.reset(mask=self._ended)
+                self._ended = np.zeros_like(self._ended)
+            observation = self._to_tensors(self._observation)
+            act = self.policy.act(observation, generator=generator)
+            action[t] = act.action
+            if learn:
+                assert act.log_prob is not None and act.value is not None
+                log_prob[t], value[t] = act.log_prob, act.value
+                if act.features is not None:
+                    if features is None:
+                        features = self._buffer("features", (*shape, act.features.shape[-1]), act.features.dtype)
+                    features[t] = act.features
+                for name, x in observation.items():
+                    if features is None or name == "action_mask":
+                        if name not in stored:
+                            stored[name] = self._buffer(f"obs/{name}", (n_steps, *x.shape), x.dtype)
+                        stored[name][t] = x
+            step = self.env.step(act.action.cpu().numpy())
+            self._observation = step.observation
+            reward[t], terminated[t] = step.reward, step.terminated
+            truncated[t] = np.asarray(step.truncated) & ~np.asarray(step.terminated)
+            for name in info:
+                info[name][t] = step.info[name]
+            self._ended = terminated[t] | truncated[t]
+            if learn:
+                next_value[t] = 0.0
+                # Only states the next step does not look at need a forward pass of their own.
+                if truncated[t].any() or t == n_steps - 1:
+                    after = self.policy.values(self._to_tensors(step.observation))
+                    next_value[t] = torch.where(self._tensor(terminated[t])[:, None], 0.0, after)
+            self._track(step.base_reward, reward[t], {name: x[t] for name, x in info.items()}, episodes)
+            if on_step is not None:
+                on_step()
+
+        if learn:  # where the episode went on, the state reached is the next one acted in
+            ended = self._tensor(terminated | truncated)[:-1, :, None]
+            next_value[:-1] = torch.where(ended, next_value[:-1], value[1:])
+        return Rollout(
+            observation=stored,
+            features=features,
+            action=action,
+            log_prob=log_prob,
+            value=value,
+            reward=self._tensor(reward),
+            terminated=self._tensor(terminated),
+            truncated=self._tensor(truncated),
+            next_value=next_value,
+            info=info,
+            episodes=episodes,
+            steps=n_steps * self.spec.n_envs,
+        )
+
+    def state_dict(self) -> State:
+        """Where the games stand. Empty where the engine cannot be restored: then `reset` follows a resume."""
+        if not self.spec.deterministic:
+            return {}
+        return {
+            "env": self.env.state_dict(),
+            "observation": self._observation,
+            "ended": self._ended.copy(),
+            "running": {
+                "returns": self._running.returns.copy(),
+                "base_returns": self._running.base_returns.copy(),
+                "length": self._running.length.copy(),
+                "info": {name: x.copy() for name, x in self._running.info.items()},
+            },
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        if not state:
+            return
+        self.env.load_state_dict(state["env"])
+        self._observation = state["observation"]
+        self._ended = np.array(state["ended"])
+        running: dict[str, Any] = state["running"]
+        self._running = _Running(
+            np.array(running["returns"]),
+            np.array(running["base_returns"]),
+            np.array(running["length"]),
+            {name: np.array(x) for name, x in running["info"].items()},
+        )
+
+    def _track(
+        self, base_reward: np.ndarray, reward: np.ndarray, info: dict[str, np.ndarray], episodes: list[Episode]
+    ) -> None:
+        """Add a step to the running sums and close the episodes that ended in it."""
+        run = self._running
+        run.returns += reward
+        run.base_returns += base_reward
+        run.length += 1
+        for name, how in self.spec.metrics.items():
+            run.info[name] = info[name].astype(np.float64) if how == "last" else run.info[name] + info[name]
+        for i in np.flatnonzero(self._ended):
+            length = int(run.length[i])
+            summaries = {
+                name: float(run.info[name][i]) / (length if how == "mean" else 1)
+                for name, how in self.spec.metrics.items()
+            }
+            episodes.append(Episode(run.returns[i].copy(), run.base_returns[i].copy(), length, summaries))
+            run.returns[i] = run.base_returns[i] = run.length[i] = 0
+            for name in run.info:
+                run.info[name][i] = 0
+
+    def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != shape or buffer.dtype != dtype:
+            buffer = self._buffers[name] = torch.empty(shape, dtype=dtype, device=self.device)
+        return buffer
+
+    def _to_tensors(self, observation: Observation) -> dict[str, torch.Tensor]:
+        return {name: self._tensor(observation[name]) for name in self.policy.channels}
+
+    def _tensor(self, x: Any) -> torch.Tensor:
+        return torch.as_tensor(x, device=self.device)

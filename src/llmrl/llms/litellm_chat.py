@@ -1,0 +1,108 @@
+"""Hosted models of every provider through litellm."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+from llmrl.core.errors import LLMError
+from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.llms.hosted import HostedChat, token_count
+from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
+
+
+class LiteLLMChat(HostedChat):
+    """Chat with any model litellm knows, by its litellm name (`gpt-4o`, `anthropic/...`, `gemini/...`). No streaming.
+
+    Prices come from the option file and not from litellm's table, which does not know every model.
+
+    Args:
+        api_base: another address for the provider's API; None is the provider's own.
+
+    The others are those of `HostedChat`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        api_key_env: str | None,
+        api_base: str | None = None,
+        structured: bool = True,
+        temperature: NonNegativeFloat | None = 1.0,
+        max_tokens: PositiveInt | None = None,
+        timeout: PositiveFloat = 120.0,
+        retries: NonNegativeInt = 5,
+        concurrency: PositiveInt = 8,
+        input_price: NonNegativeFloat | None = None,
+        output_price: NonNegativeFloat | None = None,
+    ) -> None:
+        super().__init__(
+            model, api_key_env, structured, temperature, max_tokens, timeout, retries, concurrency, input_price, output_price
+        )
+        self.api_base = api_base
+        self.label = f"{model} (litellm)"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity, "api_base": self.api_base}
+
+    def check(self) -> None:
+        """Raises LLMError if litellm is not installed or the key is not set. Costs nothing: no request is made."""
+        if importlib.util.find_spec("litellm") is None:
+            raise LLMError(
+                f"{self.label} needs the optional package litellm: pip install 'llmrl[llm]'. "
+                "Without it llm=openai_compatible, llm=ollama and llm=scripted work."
+            )
+        super().check()
+
+    def _complete(self, request: ChatRequest) -> ChatReply:
+        litellm = _import_litellm()
+        options = {
+            "api_key": self._key(),
+            "api_base": self.api_base,
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "response_format": self._response_format(request),
+        }
+        try:
+            # Retries are ours: litellm's own would multiply with them and ignore Retry-After.
+            answer = litellm.completion(
+                model=self.model,
+                messages=[dict(message) for message in request.messages],
+                timeout=self.timeout,
+                num_retries=0,
+                max_retries=0,
+                stream=False,
+                **{name: value for name, value in options.items() if value is not None},
+            )
+            text = answer.choices[0].message.content
+        except Exception as error:
+            # litellm raises classes of many providers' libraries. `from None`: their tracebacks may quote the key.
+            raise self._translate(error) from None
+        usage = getattr(answer, "usage", None)
+        return ChatReply(
+            str(text or ""),
+            token_count(getattr(usage, "prompt_tokens", None)),
+            token_count(getattr(usage, "completion_tokens", None)),
+        )
+
+    def _translate(self, error: Exception) -> LLMError:
+        message = f"{self.label}: {type(error).__name__}: {self._redact(error)}"
+        status = getattr(error, "status_code", None)
+        # An answer without choices arrives as an IndexError, a cut connection as an error without a status.
+        name = type(error).__name__
+        if status in RETRIABLE_STATUS or isinstance(error, IndexError) or "Timeout" in name or "Connection" in name:
+            headers = getattr(getattr(error, "response", None), "headers", None) or {}
+            return TransientError(message, parse_retry_after(headers.get("retry-after")))
+        return LLMError(message)
+
+
+def _import_litellm() -> Any:
+    """litellm, kept from fetching its price table over the network and from printing advice on errors."""
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    import litellm
+
+    litellm.suppress_debug_info = True
+    return litellm

@@ -1,0 +1,131 @@
+"""Numbers and records out of a model's reply. A reply is data: it is parsed and checked, never executed."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+LONGEST_REPLY = 100_000
+"""Characters of a reply that are looked at; far more than any valid one has."""
+
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_SEPARATORS = re.compile(r"[,;\s]+")
+_DECORATION = str.maketrans({**dict.fromkeys("*[](){}_`\\"), "\u2212": "-"})
+
+
+class InvalidReply(Exception):  # noqa: N818  (a fact about a reply, not a fault of the program)
+    """A reply that does not hold what was asked for. The text says what is wrong, for the model to read."""
+
+
+def json_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The model's JSON schema in the dialect that strict structured output takes: all fields required, no others."""
+    schema = model.model_json_schema(by_alias=True)
+    _make_strict(schema)
+    return schema
+
+
+def parse_json(text: str, model: type[Model]) -> Model:
+    """The last JSON object in `text` that fits `model`; prose and code fences around it are ignored.
+
+    The last, because models think aloud before they answer.
+
+    Raises:
+        InvalidReply: there is no JSON object, or none fits; the text describes the fault of the last one.
+    """
+    objects = _json_objects(text[:LONGEST_REPLY])
+    if not objects:
+        raise InvalidReply("there is no complete JSON object in the reply")
+    fault: ValidationError | None = None
+    for candidate in reversed(objects):
+        try:
+            return model.model_validate(candidate)
+        except ValidationError as error:
+            fault = fault or error
+    assert fault is not None
+    raise InvalidReply("; ".join(_describe(error) for error in fault.errors()[:10])) from None
+
+
+def parse_dollar(text: str, n: int) -> np.ndarray:
+    """The `n` numbers of the last list between two dollar signs, e.g. `$0.1, 0.2, 0.3$`; float64 [n].
+
+    The fallback for models that write no JSON. Numbers may be separated by commas, semicolons, spaces or line breaks
+    and wear brackets, asterisks or backslashes; `$$` counts as one sign; a price such as `$5` elsewhere is ignored.
+
+    Raises:
+        InvalidReply: no such list, another count of numbers, percentages, or anything that is not a finite number.
+    """
+    pieces = re.sub(r"\$+", "$", text[:LONGEST_REPLY].replace("\\$", "$")).split("$")
+    # The first and the last piece have a dollar sign on one side only.
+    inner = pieces[1:-1]
+    if not inner:
+        raise InvalidReply("there is no list of numbers between two dollar signs")
+    complaint: InvalidReply | None = None
+    for piece in reversed(inner):
+        try:
+            return _numbers(piece, n)
+        except InvalidReply as error:
+            # The piece with the most to say is the one that looked like a list of numbers.
+            if complaint is None or (_NUMBER.search(piece) and "are no numbers" in str(complaint)):
+                complaint = error
+    assert complaint is not None
+    raise complaint
+
+
+def _numbers(piece: str, n: int) -> np.ndarray:
+    words = [word for word in _SEPARATORS.split(piece.translate(_DECORATION)) if word]
+    shown = " ".join(piece.split())[:80]
+    if not words:
+        raise InvalidReply("there are no numbers between the dollar signs")
+    if any(word.endswith("%") for word in words):
+        raise InvalidReply(f"percentages are not accepted (write 0.25, not 25%): ${shown}$")
+    if not all(_NUMBER.fullmatch(word) for word in words):
+        raise InvalidReply(f"some of the words between the dollar signs are no numbers: ${shown}$")
+    values = [float(word) for word in words]
+    if len(values) != n:
+        raise InvalidReply(f"expected {n} number{'s' * (n != 1)} between the dollar signs, got {len(values)}: ${shown}$")
+    if not all(math.isfinite(value) for value in values):
+        raise InvalidReply(f"numbers must be finite: ${shown}$")
+    return np.array(values, dtype=np.float64)
+
+
+def _json_objects(text: str) -> list[dict[str, Any]]:
+    """Every outermost JSON object in `text`, in order."""
+    decoder = json.JSONDecoder()
+    objects = []
+    position = text.find("{")
+    while position >= 0:
+        try:
+            value, end = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            end = position + 1
+        else:
+            objects.append(value)
+        position = text.find("{", end)
+    return objects
+
+
+def _describe(error: Any) -> str:
+    """One pydantic error in a few words: field, fault, what was given."""
+    field = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "missing":
+        return f"the field {field!r} is missing"
+    return f"the field {field!r}: {error['msg'].lower()}, got {json.dumps(error['input'], default=str)[:80]}"
+
+
+def _make_strict(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") == "object" and "properties" in schema:
+            schema["additionalProperties"] = False
+            schema["required"] = list(schema["properties"])
+        for value in schema.values():
+            _make_strict(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            _make_strict(value)

@@ -1,0 +1,107 @@
+"""Agents alone: rollout, update, evaluate. Also how agents are pre-trained for a principal's study."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrl.core.limits import NonNegativeInt, PositiveInt
+from llmrl.core.protocols import Agent, VecEnv
+from llmrl.core.records import State
+from llmrl.core.seeding import Seeds
+from llmrl.learners.rollout import Collector, Episode
+from llmrl.loops.welfare import episode_welfare, summarize
+
+if TYPE_CHECKING:
+    from llmrl.run.run import Run
+
+
+class LearnLoop:
+    """`principal=none`: improve the agents for a budget of environment steps.
+
+    Args:
+        env, agent: what plays.
+        seeds: iteration i draws only from the sub-tree `iteration/i`, so a resumed run continues exactly.
+        device: of the policy.
+        env_steps: environment steps (summed over games) to train for; rounded up to whole rollouts.
+        rollout_steps: steps of every game per update; None is the horizon, i.e. whole episodes.
+        evaluate_every: updates between evaluations; 0 evaluates only at the end.
+        evaluate_episodes: episodes per evaluation (at least; all games play).
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        agent: Agent,
+        seeds: Seeds,
+        device: str,
+        env_steps: PositiveInt,
+        rollout_steps: PositiveInt | None,
+        evaluate_every: NonNegativeInt,
+        evaluate_episodes: PositiveInt,
+    ) -> None:
+        self.env, self.agent, self.seeds = env, agent, seeds
+        self.collector = Collector(env, agent.policy, device)
+        self.rollout_steps = rollout_steps or env.spec.horizon or 256
+        self.updates = -(-env_steps // (self.rollout_steps * env.spec.n_envs)) if agent.learns else 0
+        self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
+        self.iteration = 0
+
+    def plan(self) -> list[tuple[str, str]]:
+        steps = self.updates * self.rollout_steps * self.env.spec.n_envs
+        return [
+            ("  updates", f"{self.updates:,} of {self.rollout_steps:,} steps x {self.env.spec.n_envs} games"),
+            ("environment steps", f"{steps:,}"),
+        ]
+
+    def run(self, run: Run) -> float:
+        """Train, then evaluate; returns the final base return of an agent (mean over agents and episodes)."""
+        self._restore(run)
+        games = self.env.spec.n_envs
+        per_update = self.rollout_steps * games
+        with run.progress(self.updates * per_update, "steps", "learn", self.iteration * per_update) as progress:
+            while self.iteration < self.updates:
+                seeds = self.seeds.child("iteration").child(self.iteration)
+                rollout = self.collector.collect(
+                    self.rollout_steps,
+                    seeds.torch("actions"),
+                    on_step=lambda: progress.update(progress.numbers.done + games),
+                )
+                metrics = self.agent.update(rollout, seeds.torch("minibatches"))
+                self.iteration += 1
+                metrics |= summarize(rollout.episodes, "train")
+                if self.evaluate_every and self.iteration % self.evaluate_every == 0:
+                    metrics |= self.evaluate()
+                run.metrics.log(self.iteration, metrics, env_steps=self.iteration * per_update)
+                run.safe_point(self.iteration, self.state_dict)
+        final = self.evaluate()
+        run.metrics.log(self.iteration, final, env_steps=self.iteration * per_update)
+        run.checkpoint(self.iteration, self.state_dict())
+        run.summary = {"updates": self.iteration, "env_steps": self.iteration * per_update, **final}
+        return final["evaluation/base_return"]
+
+    def evaluate(self) -> dict[str, float]:
+        """Play without learning in freshly seeded games; training then starts new episodes."""
+        seeds = self.seeds.child("evaluation").child(self.iteration)
+        horizon = self.env.spec.horizon or self.rollout_steps
+        self.collector.reset(seeds.integer("env"))
+        episodes: list[Episode] = []
+        generator = seeds.torch("actions")
+        while len(episodes) < self.evaluate_episodes:
+            episodes += self.collector.collect(horizon, generator, learn=False).episodes
+        returns = np.array([episode.base_returns for episode in episodes])
+        welfare = episode_welfare(returns, self.env.spec.objective)
+        self.collector.reset(seeds.integer("after"))
+        return {**summarize(episodes, "evaluation"), "evaluation/objective": float(welfare.mean())}
+
+    def state_dict(self) -> State:
+        """Everything a resumed run needs to go on exactly (on engines that can be restored)."""
+        return {"agent": self.agent.state_dict(), "collector": self.collector.state_dict()}
+
+    def _restore(self, run: Run) -> None:
+        self.iteration = run.iteration
+        self.collector.reset(self.seeds.child("start").integer(run.iteration))
+        if run.restored is not None:
+            self.agent.load_state_dict(run.restored["agent"])
+            self.collector.load_state_dict(run.restored["collector"])

@@ -1,0 +1,146 @@
+"""Actor-critics: a core that turns channels into features, and linear (or deeper) heads on top.
+
+The core is what the published society studies freeze, so everything a head needs is in `features`, and a rollout of a
+frozen core stores features instead of observations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.records import Act
+from llmrl.core.spaces import EnvSpec
+from llmrl.networks import categorical
+from llmrl.networks.cnn import PixelCore
+from llmrl.networks.layers import POLICY_GAIN, VALUE_GAIN, initialise, mlp
+
+PLAYER = "player"
+"""Channel with the agent's index as one-hot, added by the policy (environments need not know about it)."""
+
+
+class ActorCritic(nn.Module):
+    """One network: channels [batch, ...] -> features [batch, F] -> logits [batch, n_actions] and value [batch].
+
+    With `pixels`, the core is convolutional and the player's identity and the mechanism join at the heads (as in the
+    published society agents). Without, every numeric channel, flattened, goes into an MLP core.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        generator: torch.Generator,
+        features: int,
+        core_hidden: Sequence[int],
+        head_hidden: Sequence[int],
+    ) -> None:
+        super().__init__()
+        self.pixel = "pixels" in spec.observation
+        extras = [name for name in spec.observation if name not in ("pixels", "text", "action_mask")]
+        self.vectors = (*extras, PLAYER)
+        width = spec.n_agents + sum(int(torch.Size(spec.observation[name].shape).numel()) for name in extras)
+        self.core: nn.Module
+        if self.pixel:
+            self.core = PixelCore(spec.observation["pixels"].shape, features, generator)
+            self.n_features = features + width
+        elif extras:
+            sizes = [width, *core_hidden, features]
+            self.core = mlp(sizes, generator)
+            self.n_features = features
+        else:
+            raise ConfigError(
+                f"agent=ppo reads pixels or numbers, but env={spec.name} offers only {sorted(spec.observation)}"
+            )
+        head = [self.n_features, *head_hidden]
+        self.actor = nn.Sequential(
+            *mlp(head, generator), initialise(nn.Linear(head[-1], spec.n_actions), POLICY_GAIN, generator)
+        )
+        self.critic = nn.Sequential(*mlp(head, generator), initialise(nn.Linear(head[-1], 1), VALUE_GAIN, generator))
+
+    def encode(self, channels: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Features [batch, F] from channels [batch, ...]."""
+        flat = torch.cat([channels[name].flatten(1).float() for name in self.vectors], dim=1)
+        if self.pixel:
+            return torch.cat([self.core(channels["pixels"]), flat], dim=1)
+        return self.core(flat)  # type: ignore[no-any-return]
+
+    def heads(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [batch, n_actions] (masked) and values [batch]."""
+        return categorical.mask_logits(self.actor(features), mask), self.critic(features).squeeze(-1)
+
+
+class SocietyPolicy(nn.Module):
+    """The policy of all agents of a game: one shared `ActorCritic`, or one for each agent.
+
+    Attributes:
+        members: the networks; one, or `n_agents`.
+        channels: observation channels read.
+        core_frozen: the cores get no gradient, and `act` returns their features for reuse.
+    """
+
+    def __init__(self, spec: EnvSpec, members: Sequence[ActorCritic], core_frozen: bool) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.n_agents = spec.n_agents
+        self.core_frozen = core_frozen
+        self.channels = tuple(name for name in spec.observation if name != "text")
+        if core_frozen:
+            for member in members:
+                member.core.requires_grad_(False)
+        self.register_buffer("identity", torch.eye(spec.n_agents), persistent=False)
+
+    def groups(self) -> list[tuple[ActorCritic, slice]]:
+        """Each network with the agents it plays, as a slice of the agent axis."""
+        if len(self.members) == 1:
+            return [(self.members[0], slice(0, self.n_agents))]  # type: ignore[list-item]
+        return [(member, slice(i, i + 1)) for i, member in enumerate(self.members)]  # type: ignore[misc]
+
+    def with_player(self, observation: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The observation [n_envs, n_agents, ...] with the `player` channel added."""
+        n_envs = next(iter(observation.values())).shape[0]
+        player = self.identity.unsqueeze(0).expand(n_envs, -1, -1)  # type: ignore[operator]
+        return {**observation, PLAYER: player}
+
+    @torch.no_grad()
+    def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
+        """State values [n_envs, n_agents], without drawing actions."""
+        channels = self.with_player(observation)
+        n_envs = channels[PLAYER].shape[0]
+        columns = []
+        for member, agents in self.groups():
+            flat = {name: x[:, agents].flatten(0, 1) for name, x in channels.items()}
+            columns.append(member.critic(member.encode(flat)).view(n_envs, -1))
+        return torch.cat(columns, dim=1)
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: dict[str, torch.Tensor],
+        state: object = None,
+        generator: torch.Generator | None = None,
+    ) -> Act:
+        """Sample actions [n_envs, n_agents] with their log-probabilities, values and (frozen core) features."""
+        channels = self.with_player(observation)
+        n_envs = channels[PLAYER].shape[0]
+        logits, values, features = [], [], []
+        for member, agents in self.groups():
+            flat = {name: x[:, agents].flatten(0, 1) for name, x in channels.items()}
+            encoded = member.encode(flat)
+            member_logits, member_values = member.heads(encoded, flat.get("action_mask"))
+            n = agents.stop - agents.start
+            logits.append(member_logits.view(n_envs, n, -1))
+            values.append(member_values.view(n_envs, n))
+            features.append(encoded.view(n_envs, n, -1))
+        all_logits = torch.cat(logits, dim=1)
+        action = categorical.sample(all_logits, generator)
+        log_prob, _ = categorical.log_prob_entropy(all_logits, action)
+        return Act(
+            action=action,
+            log_prob=log_prob,
+            value=torch.cat(values, dim=1),
+            features=torch.cat(features, dim=1) if self.core_frozen else None,
+            state=state,
+        )

@@ -1,0 +1,24 @@
+"""Categorical distributions over actions as plain functions of logits (cheaper than distribution objects)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def mask_logits(logits: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Logits [..., n_actions] with forbidden actions (mask false) at the dtype's minimum."""
+    return logits if mask is None else logits.masked_fill(~mask.bool(), torch.finfo(logits.dtype).min)
+
+
+def sample(logits: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    """Draw actions [...] from softmax(logits [..., n_actions]) by the Gumbel-max trick."""
+    uniform = torch.rand(logits.shape, generator=generator, device=logits.device, dtype=logits.dtype)
+    gumbel = -torch.log(-torch.log(uniform.clamp(torch.finfo(logits.dtype).tiny, 1 - torch.finfo(logits.dtype).eps)))
+    return (logits + gumbel).argmax(-1)
+
+
+def log_prob_entropy(logits: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """log pi(action) and entropy in nats, each [...], for logits [..., n_actions]."""
+    log_probs = logits.log_softmax(-1)
+    log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    return log_prob, -(log_probs.exp() * log_probs).sum(-1)

@@ -1,0 +1,239 @@
+"""Checkpoints: everything a run needs to go on exactly, in files that cannot be half-written or half-believed.
+
+A file is what `torch.save` writes, then a footer: 8 bytes `llmrl-ck` and the SHA-256 of all that precedes the footer.
+It is written beside its final name, synced and renamed, so the newest file under a final name is whole unless the
+disk failed, and then the digest says so and the checkpoint before it is used.
+
+Files are read with `weights_only=True`, which builds tensors and plain data and nothing else, so a checkpoint from a
+stranger cannot run code. NumPy arrays and scalars are stored as tagged bytes and come back as what they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+import pickle
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from llmrl.core.errors import CheckpointError
+from llmrl.core.records import State
+from llmrl.run.files import sync_folder
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"llmrl-ck"
+_FOOTER = len(MAGIC) + hashlib.sha256().digest_size
+_FORMAT = 1
+_NUMPY = "__numpy__"
+_NAME = re.compile(r"checkpoint_(\d{9})\.pt")
+
+
+class CheckpointStore:
+    """The checkpoints of one run in `folder`, of which the `keep` newest stay.
+
+    Reading changes nothing on disk, so a run can be evaluated while it trains.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2, config_hash: str = "") -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        self.folder = folder
+        self.keep = keep
+        self.config_hash = config_hash
+
+    def paths(self) -> list[Path]:
+        """Checkpoint files, oldest first."""
+        return sorted(path for path in self.folder.glob("checkpoint_*.pt") if _NAME.fullmatch(path.name))
+
+    def save(self, iteration: int, state: State) -> Path:
+        """Write the checkpoint of `iteration` and remove what it supersedes.
+
+        Raises:
+            TypeError: the state holds something other than tensors, arrays and plain data; names where.
+            CheckpointError: the file cannot be written (disk full, folder gone); earlier checkpoints are untouched.
+        """
+        import torch
+
+        content = {
+            "format": _FORMAT,
+            "iteration": iteration,
+            "config_hash": self.config_hash,
+            "state": _encode(state, "state"),
+        }
+        path = self.folder / f"checkpoint_{iteration:09d}.pt"
+        temporary = path.with_suffix(".tmp")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.clean()
+            with temporary.open("wb") as file:
+                writer = _HashingWriter(file)
+                torch.save(content, writer)  # type: ignore[arg-type]  # needs `write` and `flush` only
+                file.write(MAGIC + writer.digest())
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_folder(self.folder)
+        except (OSError, RuntimeError) as error:  # torch reports a failing write as RuntimeError
+            raise CheckpointError(f"cannot write {path}: {error}") from error
+        self._prune(path)
+        return path
+
+    def load(self, path: Path) -> tuple[int, State]:
+        """Iteration and state of one checkpoint file.
+
+        Raises:
+            CheckpointError: the file is missing, damaged, holds objects other than data, or belongs to another config.
+        """
+        import torch
+
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror or error}") from error
+        _check_digest(path, data)
+        try:
+            content = torch.load(io.BytesIO(data[:-_FOOTER]), map_location="cpu", weights_only=True)
+            version, found = content["format"], content["config_hash"]
+            iteration, encoded = content["iteration"], content["state"]
+        except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} is not a checkpoint of this program: {str(error).splitlines()[0]}"
+            ) from error
+        if version != _FORMAT:
+            raise CheckpointError(f"{path} has checkpoint format {version}; this version reads {_FORMAT}")
+        if self.config_hash and found != self.config_hash:
+            raise CheckpointError(
+                f"{path} belongs to another configuration: it was written under config hash {found or 'none'}, "
+                f"this run has {self.config_hash}. Use the configuration it was written under, or start anew."
+            )
+        return int(iteration), _decode(encoded)
+
+    def load_newest(self) -> tuple[int, State] | None:
+        """The newest whole checkpoint; a damaged one is warned of and the one before it used. None if there is none.
+
+        Raises:
+            CheckpointError: all are damaged, or the newest whole one belongs to another config.
+        """
+        damaged: list[str] = []
+        for path in reversed(self.paths()):
+            try:
+                return self.load(path)
+            except DamagedCheckpointError as error:
+                log.warning("%s; trying the one before it", error)
+                damaged.append(path.name)
+            except CheckpointError:
+                if path.exists():
+                    raise
+                log.debug("%s was replaced by a newer checkpoint while it was being read", path)
+        if damaged:
+            raise CheckpointError(
+                f"every checkpoint in {self.folder} is damaged ({', '.join(damaged)}). "
+                "Start this run anew with rerun=true, which moves the old content aside."
+            )
+        return None
+
+    def clean(self) -> None:
+        """Remove what a killed process left half-written. For the owner of the run only."""
+        for leftover in self.folder.glob("checkpoint_*.tmp"):
+            leftover.unlink()
+
+    def _prune(self, newest: Path) -> None:
+        # Files of later iterations are damaged ones that loading went past: this run is now behind them.
+        for path in [p for p in self.paths() if p.name > newest.name] + self.paths()[: -self.keep]:
+            path.unlink(missing_ok=True)
+
+
+class DamagedCheckpointError(CheckpointError):
+    """The bytes of a checkpoint are not the bytes that were written."""
+
+
+class _HashingWriter:
+    """Passes writes on to a file and digests them on the way, so that a checkpoint is in memory only once."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self._hash.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def digest(self) -> bytes:
+        return self._hash.digest()
+
+
+def _check_digest(path: Path, data: bytes) -> None:
+    footer = data[-_FOOTER:]
+    if len(footer) < _FOOTER or not footer.startswith(MAGIC):
+        raise DamagedCheckpointError(f"the checkpoint {path} is cut short or is not a checkpoint")
+    if hashlib.sha256(memoryview(data)[:-_FOOTER]).digest() != footer[len(MAGIC) :]:
+        raise DamagedCheckpointError(f"the checkpoint {path} is damaged (its digest does not match)")
+
+
+def _encode(value: Any, where: str) -> Any:
+    """`value` as a fresh structure that `weights_only` loading can read, the same bytes for the same content."""
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.hasobject:
+            raise TypeError(f"{where} is an array of Python objects, which checkpoints do not hold")
+        return {
+            _NUMPY: "array" if isinstance(value, np.ndarray) else "scalar",
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+            "bytes": _bytes_tensor(value.tobytes()),
+        }
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, str):
+        return sys.intern(value)  # pickle writes equal strings differently when they are different objects
+    if isinstance(value, int):
+        if value.bit_length() > 2000:
+            raise TypeError(f"{where} is an integer of {value.bit_length()} bits; at most 2000 can be stored")
+        return value
+    if isinstance(value, Mapping):
+        if _NUMPY in value:
+            raise TypeError(f"{where} uses the reserved key {_NUMPY!r}")
+        return {_key(key, where): _encode(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        items = [_encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return value.detach().cpu().clone()  # a clone, so that a slice does not bring its whole storage along
+    raise TypeError(f"{where} is a {type(value).__name__}; a state holds tensors, arrays and plain data only")
+
+
+def _key(key: Any, where: str) -> str | int:
+    if isinstance(key, str):
+        return sys.intern(key)
+    if isinstance(key, int):
+        return key
+    raise TypeError(f"{where} has the key {key!r}; keys are strings or integers")
+
+
+def _bytes_tensor(data: bytes) -> Any:
+    import torch
+
+    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, dict):
+        if _NUMPY not in value:
+            return {key: _decode(item) for key, item in value.items()}
+        array = np.frombuffer(value["bytes"].numpy().tobytes(), dtype=np.dtype(value["dtype"]))
+        array = array.reshape(value["shape"]).copy()
+        return array if value[_NUMPY] == "array" else array[()]
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    return tuple(_decode(item) for item in value) if isinstance(value, tuple) else value

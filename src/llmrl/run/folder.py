@@ -1,0 +1,115 @@
+"""Where a run lives: `outputs_root/<name>/<readable overrides>-<hash>/seed=<n>/`.
+
+The hash says *which experiment* this is; the readable part is for people and for TensorBoard's list of runs. Runs that
+differ only in what cannot change their numbers (see `EXCLUDED`) share a hash, and so a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from llmrl.core.errors import RunFolderError
+
+EXCLUDED: tuple[str, ...] = (
+    "seed",  # has a folder level of its own
+    "name",  # has a folder level of its own
+    "outputs_root",  # where the folder is
+    "hardware",  # what the run is computed on: device, launcher, processes
+    "logging",  # how often a run reports and checkpoints
+    "resume",  # what to do with an existing folder
+    "rerun",
+    "dry_run",
+    "hydra",  # the launcher's own settings
+)
+"""Top-level config keys that are left out of the hash and of the readable part."""
+
+HASH_LENGTH = 8
+MAX_READABLE = 100
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """8 hexadecimal digits of the SHA-256 of `config` as canonical JSON, without the `EXCLUDED` keys.
+
+    The order of keys does not matter, and neither does the spelling of a whole number (`1` or `1.0`), because both
+    build the same part.
+
+    Raises:
+        TypeError: a value is not plain data (mapping, list, string, number, boolean or None).
+    """
+    kept = {str(key): value for key, value in config.items() if str(key) not in EXCLUDED}
+    text = json.dumps(_canonical(kept, "config"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+
+
+def _canonical(value: Any, where: str) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(f"{where} is a {type(value).__name__}; a config holds plain data only (resolve it to a container)")
+
+
+def split_overrides(overrides: Iterable[str]) -> dict[str, str]:
+    """Hydra overrides as `{key: value}`, sorted by key, `EXCLUDED` keys dropped, the last of equal keys kept.
+
+    >>> split_overrides(["principal=ucb", "seed=3", "+env.n_envs=8"])
+    {'env.n_envs': '8', 'principal': 'ucb'}
+    """
+    split: dict[str, str] = {}
+    for override in overrides:
+        key, _, value = override.partition("=")
+        removed = key.startswith("~")
+        key = key.lstrip("+~")
+        if re.split(r"[.@/]", key, maxsplit=1)[0] not in EXCLUDED:
+            split[key] = "none" if removed else value.strip("'\"")
+    return dict(sorted(split.items()))
+
+
+def readable(overrides: Iterable[str]) -> str:
+    """A folder-name-safe summary of the overrides, at most `MAX_READABLE` characters of `[A-Za-z0-9._=+,-]`.
+
+    >>> readable(["principal=ucb", "env=escape_room", "seed=1"])
+    'env=escape_room,principal=ucb'
+    """
+    text = ",".join(f"{key}={value}" for key, value in split_overrides(overrides).items())
+    text = re.sub(r"[^A-Za-z0-9._=+,-]+", "-", text)[:MAX_READABLE].strip("-.,")
+    return text or "defaults"
+
+
+def run_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Iterable[str], seed: int) -> Path:
+    """Create (or find) the folder of one run and return it.
+
+    A folder with the same hash is reused whatever its readable part: the same experiment may be spelt in several ways.
+
+    Raises:
+        RunFolderError: `name` leaves `root`, or the folder cannot be created.
+    """
+    relative = Path(name)
+    if not name or relative.is_absolute() or ".." in relative.parts:
+        raise RunFolderError(f"name={name!r} must be a folder name inside {root}, such as name=my_sweep")
+    parent = root.expanduser().absolute() / relative
+    digest = config_hash(config)
+    try:
+        siblings = sorted(path for path in parent.glob(f"*-{digest}") if path.is_dir())
+        folder = (siblings[0] if siblings else parent / f"{readable(overrides)}-{digest}") / f"seed={seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(parent, error) from error
+    return folder
+
+
+def unwritable(folder: Path, error: OSError) -> RunFolderError:
+    """The error for a run folder that cannot be created or written."""
+    return RunFolderError(
+        f"cannot write the run folder {folder}: {error.strerror or error}. "
+        "Choose a writable place with outputs_root=<folder>."
+    )

@@ -1,0 +1,154 @@
+"""`metrics.jsonl`, the one true record of what a run measured, and the TensorBoard curves drawn from it.
+
+One JSON object a line: `step`, further axes such as `env_steps`, the metrics by name, and `time/unix` (seconds) and
+`time/elapsed_s` (seconds the run has been running, over all attempts). Wall-clock numbers live only under `time/`, so
+all else of two runs of the same config and seed can be compared bit for bit. A number that is not finite is `null` in
+the file and NaN when read: JSON has neither NaN nor infinity.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llmrl.core.errors import RunFolderError
+from llmrl.run.tensorboard import PATTERN, EventFile, HyperParameters
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "metrics.jsonl"
+TIME = "time/"
+
+
+class MetricLog:
+    """Appends to `metrics.jsonl` in `folder` and to TensorBoard events beside it.
+
+    Args:
+        folder: the run folder.
+        hyperparameters: what TensorBoard's HParams table shows of this run.
+        name: the run's name in that table.
+        offset: size in bytes to which an existing file is cut back first: `position()` at the checkpoint that is
+            resumed, or 0. The events are rewritten from what remains, so that both files continue as if uninterrupted.
+
+    Raises:
+        RunFolderError: the file is shorter than `offset`, or cannot be written.
+    """
+
+    def __init__(
+        self, folder: Path, hyperparameters: HyperParameters | None = None, name: str = "", offset: int = 0
+    ) -> None:
+        self._path = folder / FILE_NAME
+        self._not_finite: set[str] = set()
+        try:
+            self._file = self._path.open("ab")
+            self._truncate(offset)
+        except OSError as error:
+            raise RunFolderError(f"cannot write {self._path}: {error.strerror or error}") from error
+        kept = read_metrics(self._path)
+        self._elapsed = float(kept[-1].get(TIME + "elapsed_s", 0.0)) if kept else 0.0
+        self._started = time.monotonic()
+        self._events = _rewrite_events(folder, kept, hyperparameters or {}, name)
+
+    def log(self, step: int, metrics: Mapping[str, Any], **axes: int) -> None:
+        """Record `metrics` (anything `float()` takes) at `step`; `axes` are further counters, e.g. `env_steps=800`.
+
+        Raises:
+            ValueError: a metric has the name of an axis.
+        """
+        line: dict[str, Any] = {"step": int(step)} | {name: int(value) for name, value in axes.items()}
+        taken = line.keys() & metrics.keys()
+        if taken:
+            raise ValueError(f"metric names taken by axes: {', '.join(sorted(taken))}")
+        line |= {name: self._finite(step, name, float(value)) for name, value in metrics.items()}
+        line[TIME + "elapsed_s"] = round(self.elapsed_s, 3)
+        line[TIME + "unix"] = round(time.time(), 3)
+        self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
+        self._file.flush()
+        _to_events(self._events, line)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds this run has been running: up to the resumed checkpoint, and since this attempt's start."""
+        return self._elapsed + time.monotonic() - self._started
+
+    def position(self) -> int:
+        """Bytes written so far, synced to disk: what a checkpoint stores as the place to resume from."""
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self, succeeded: bool = True) -> None:
+        """Close both files; `succeeded` is what TensorBoard's HParams table shows as the run's state."""
+        if not self._file.closed:
+            self._file.close()
+            self._events.end(succeeded)
+            self._events.close()
+
+    def _truncate(self, offset: int) -> None:
+        size = self._file.seek(0, os.SEEK_END)
+        if size < offset:
+            raise RunFolderError(
+                f"{self._path} has {size} bytes but the checkpoint was written at {offset}: the file has been cut or "
+                "replaced. Start this run anew with rerun=true, which moves the old content aside."
+            )
+        if size > offset:
+            log.info("%s: dropping %d bytes written after the checkpoint", self._path, size - offset)
+            self._file.truncate(offset)
+            self._file.seek(0, os.SEEK_END)
+
+    def _finite(self, step: int, name: str, value: float) -> float | None:
+        if math.isfinite(value):
+            return value
+        if name not in self._not_finite:
+            self._not_finite.add(name)
+            log.warning("metric %s is %s at step %d (told once for each metric)", name, value, step)
+        return None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`, `null` as NaN; a last line that is still being written is left out.
+
+    Raises:
+        RunFolderError: a whole line is not a JSON object.
+    """
+    lines = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
+        if not text.endswith("\n"):
+            break
+        try:
+            line = json.loads(text)
+            lines.append({name: math.nan if value is None else value for name, value in line.items()})
+        except (ValueError, AttributeError) as error:
+            raise RunFolderError(f"{path}, line {number} is not a JSON object: {error}") from error
+    return lines
+
+
+def _rewrite_events(
+    folder: Path, lines: list[dict[str, Any]], hyperparameters: HyperParameters, name: str
+) -> EventFile:
+    """A new event file with all of `lines`, in place of those of earlier attempts, whose ends nobody can trust."""
+    earlier = list(folder.glob(PATTERN))
+    temporary = folder / ".events.tmp"
+    events = EventFile(temporary, started=lines[0][TIME + "unix"] if lines else time.time())
+    if hyperparameters:
+        events.hyperparameters(hyperparameters, name)
+    for line in lines:
+        _to_events(events, line)
+    events.path = temporary.rename(folder / EventFile.new_name())
+    for path in earlier:
+        path.unlink()
+    return events
+
+
+def _to_events(events: EventFile, line: Mapping[str, Any]) -> None:
+    values = {
+        key: math.nan if value is None else float(value)
+        for key, value in line.items()
+        if key != "step" and not key.startswith(TIME)
+    }
+    events.scalars(int(line["step"]), float(line[TIME + "unix"]), values)

@@ -1,0 +1,209 @@
+"""One process per run folder, without file locks (which shared file systems of clusters do not all honour).
+
+The process that works on a folder keeps a file `owner.json` in it, made with O_CREAT | O_EXCL, and touches it
+every half minute. A process that finds one made by somebody else decides whether that owner is still there:
+
+- same machine: by whether that very process still exists, so that a killed run can be resumed at once;
+- same scheduler job, started again (requeued): the earlier start is gone by construction;
+- otherwise: by the age of the last touch, measured with the file system's clock.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from llmrl.core.errors import RunFolderError
+from llmrl.run.files import job_id
+from llmrl.run.folder import unwritable
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "owner.json"
+HEARTBEAT_S = 30.0
+STALE_AFTER_S = 300.0
+_EMPTY_GRACE_S = 2.0
+"""An owner file is empty for an instant between its creation and its writing; longer means its writer died there."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who works on a run folder. `machine` tells apart hosts, boots and containers: pids compare only inside one."""
+
+    host: str
+    machine: str
+    pid: int
+    process_start: str
+    attempt: int
+    job_id: str
+    restarts: int
+    token: str
+
+    @staticmethod
+    def this_process(attempt: int) -> Owner:
+        pid = os.getpid()
+        return Owner(
+            host=socket.gethostname(),
+            machine=_machine(),
+            pid=pid,
+            process_start=_process_start(pid) or "",
+            attempt=attempt,
+            job_id=job_id(),
+            restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+            token=uuid.uuid4().hex,
+        )
+
+    def __str__(self) -> str:
+        job = f", job {self.job_id}" if self.job_id else ""
+        return f"process {self.pid} on {self.host}{job}"
+
+
+class Ownership:
+    """Holds a run folder for this process from construction until `release`.
+
+    Raises:
+        RunFolderError: another live process holds the folder, or it cannot be written.
+    """
+
+    def __init__(self, folder: Path, attempt: int = 1, stale_after_s: float = STALE_AFTER_S) -> None:
+        self.folder = folder
+        self.owner = Owner.this_process(attempt)
+        self._path = folder / FILE_NAME
+        self._stale_after_s = stale_after_s
+        self._acquire()
+        self._released = threading.Event()
+        # A daemon thread, because a long step of the main thread must not make the run look abandoned.
+        self._thread = threading.Thread(target=self._beat, name="llmrl-heartbeat", daemon=True)
+        self._thread.start()
+
+    @property
+    def held(self) -> bool:
+        """Whether the folder is still ours (another machine may have taken it over after a long suspension)."""
+        current = read_owner(self.folder)
+        return current is not None and current.token == self.owner.token
+
+    def release(self) -> None:
+        """Let go of the folder; does nothing in a forked child or if the folder has been taken over."""
+        self._released.set()
+        if os.getpid() == self.owner.pid and self.held:
+            self._path.unlink(missing_ok=True)
+
+    def _acquire(self) -> None:
+        for _ in range(100):
+            try:
+                descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            except FileExistsError:
+                self._clear_stale()
+                continue
+            except OSError as error:
+                raise unwritable(self.folder, error) from error
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(asdict(self.owner), file)
+            return
+        raise RunFolderError(f"{self.folder} is being claimed by several processes at once; start this one again")
+
+    def _clear_stale(self) -> None:
+        """Remove an owner file whose process is gone; wait if that is not certain yet; raise if it is in use."""
+        current = read_owner(self.folder)
+        if current is None:
+            age = _age(self._path)
+            if age is None:
+                return
+            if age < _EMPTY_GRACE_S:
+                time.sleep(0.05)
+                return
+        elif is_alive(current, self._path, self._stale_after_s):
+            raise RunFolderError(
+                f"{self.folder} is in use by {current}. Wait for it or stop it. If that machine died, the folder is "
+                f"free {self._stale_after_s / 60:g} minutes after its last sign of life (or delete {self._path.name})."
+            )
+        # Rename before removing: of several processes that found the same stale file only one moves it. One that
+        # was overtaken has moved a fresh file, notices, and puts it back.
+        aside = self._path.with_name(f".{FILE_NAME}.{self.owner.token}.tmp")
+        try:
+            self._path.rename(aside)
+        except FileNotFoundError:
+            return
+        moved = _parse(aside)
+        if moved is not None and (current is None or moved.token != current.token) and not self._path.exists():
+            aside.rename(self._path)
+            return
+        aside.unlink(missing_ok=True)
+        log.info("took over %s from %s, which is gone", self.folder, current or "a process that died while starting")
+
+    def _beat(self) -> None:
+        while not self._released.wait(HEARTBEAT_S):
+            try:
+                if self.held:
+                    os.utime(self._path)
+            except OSError as error:
+                log.warning("could not touch %s: %s", self._path, error)
+
+
+def read_owner(folder: Path) -> Owner | None:
+    """The process that holds `folder`, dead or alive; None if there is none (or it is just writing its name)."""
+    return _parse(folder / FILE_NAME)
+
+
+def is_alive(owner: Owner, path: Path, stale_after_s: float = STALE_AFTER_S) -> bool:
+    """Whether `owner`, read from the owner file `path`, still works on the folder."""
+    if owner.machine == _machine():
+        return _process_start(owner.pid) == owner.process_start
+    if owner.job_id and owner.job_id == job_id() and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > owner.restarts:
+        return False
+    age = _age(path)
+    return age is not None and age < stale_after_s
+
+
+def _parse(path: Path) -> Owner | None:
+    try:
+        return Owner(**json.loads(path.read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+def _machine() -> str:
+    parts = [socket.gethostname()]
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    if boot.exists():
+        parts += [boot.read_text().strip(), Path("/proc/self/ns/pid").readlink().name]
+    return " ".join(parts)
+
+
+def _process_start(pid: int) -> str | None:
+    """When process `pid` started (in a unit that only tells it from a later one of the same id); None if it is gone."""
+    if not Path("/proc/self/stat").exists():  # not Linux: existence is all that can be known
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            pass
+        return ""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else fields[19]  # a zombie has ended; its parent just has not noticed
+
+
+def _age(path: Path) -> float | None:
+    """Seconds since `path` was touched by the clock of its file system, which may differ from this machine's."""
+    probe = path.with_name(f".clock.{uuid.uuid4().hex}.tmp")
+    try:
+        probe.touch()
+        now = probe.stat().st_mtime
+        return now - path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unwritable(path.parent, error) from error
+    finally:
+        probe.unlink(missing_ok=True)

@@ -1,0 +1,124 @@
+"""How far a run is: a bar on a terminal, a log line now and then otherwise, and always numbers for `status.json`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from llmrl.run import status
+
+if TYPE_CHECKING:
+    import rich.progress
+
+log = logging.getLogger(__name__)
+
+
+class Progress:
+    """Counts `done` of `total` `unit`s.
+
+    Args:
+        total: where `done` will end; None if unknown.
+        unit: what is counted, e.g. `steps`.
+        description: what is being done, e.g. `train`.
+        done: where counting starts (a resumed run does not start at zero).
+        report: called with the numbers at most every `report_every_s` seconds, and at the end.
+        log_every_s: seconds between log lines where there is no terminal.
+        terminal: whether to draw a bar; None: if standard error is a terminal.
+    """
+
+    def __init__(
+        self,
+        total: float | None,
+        unit: str,
+        description: str,
+        done: float = 0,
+        report: Callable[[status.Progress], None] | None = None,
+        report_every_s: float = 5.0,
+        log_every_s: float = 30.0,
+        terminal: bool | None = None,
+    ) -> None:
+        self.numbers = status.Progress(done=done, total=total, unit=unit)
+        self._description = description
+        self._report = report
+        self._report_every_s = report_every_s
+        self._log_every_s = log_every_s
+        self._terminal = sys.stderr.isatty() if terminal is None else terminal
+        self._bar: rich.progress.Progress | None = None
+        self._task: rich.progress.TaskID | None = None
+        self._first_done = done
+        self._first_time = self._last_report = self._last_log = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        self._first_time = self._last_report = self._last_log = time.monotonic()
+        if self._terminal:
+            self._open_bar()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        else:
+            log.info("%s", self)
+        if self._report is not None:
+            self._report(self.numbers)
+
+    def update(self, done: float) -> None:
+        """Say that `done` units are done; cheap enough for every step."""
+        now = time.monotonic()
+        numbers = self.numbers
+        numbers.done = done
+        elapsed = now - self._first_time
+        if elapsed > 0 and done > self._first_done:
+            numbers.steps_per_second = (done - self._first_done) / elapsed
+            if numbers.total is not None:
+                numbers.eta_s = max(numbers.total - done, 0) / numbers.steps_per_second
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, speed=self._speed())
+        elif now - self._last_log >= self._log_every_s:
+            self._last_log = now
+            log.info("%s", self)
+        if self._report is not None and now - self._last_report >= self._report_every_s:
+            self._last_report = now
+            self._report(numbers)
+
+    def __str__(self) -> str:
+        n = self.numbers
+        total = "" if n.total is None else f"/{n.total:.0f}"
+        percent = f" ({n.done / n.total:.1%})" if n.total else ""
+        left = "" if n.eta_s is None else f", {_clock(n.eta_s)} left"
+        speed = f", {self._speed()}" if n.steps_per_second else ""
+        return f"{self._description} {n.done:.0f}{total} {n.unit}{percent}{speed}{left}"
+
+    def _speed(self) -> str:
+        speed = self.numbers.steps_per_second
+        return "" if speed is None else f"{speed:.3g} {self.numbers.unit}/s"
+
+    def _open_bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn(self.numbers.unit),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        n = self.numbers
+        self._task = self._bar.add_task(self._description, total=n.total, completed=int(n.done), speed="")
+        self._bar.start()
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,163 @@
+"""`provenance.json`: what produced the numbers of a run: code, packages, machine, command. One record per attempt."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from llmrl.run.files import write_atomic, write_json
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "provenance.json"
+MAX_DIFF_BYTES = 1_000_000
+ENVIRONMENT = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_VISIBLE_DEVICES",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "PYTHONHASHSEED",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_PARTITION",
+    "SLURM_RESTART_COUNT",
+)
+"""The environment variables that are recorded. A list of what is wanted, because the rest may hold keys."""
+
+_NAME = r"(?:api[_-]?key|access[_-]?key|secret|password|passwd|credential|bearer|(?<![a-z])token)(?![a-z])"
+_SECRETS = (
+    re.compile(rf"((?:^|[^\w])[\w.-]*{_NAME}[\w.-]*[\"']?\s*[=:]\s*[\"']?)([^\s\"',]+)", re.IGNORECASE | re.MULTILINE),
+    re.compile(r"()\b((?:sk|pk|hf|gsk|ghp|xox[a-z])[-_][A-Za-z0-9_-]{16,}|AIza[A-Za-z0-9_-]{30,}|AKIA[A-Z0-9]{16})\b"),
+)
+_FLAG = re.compile(rf"^--?[\w-]*{_NAME}[\w-]*$", re.IGNORECASE)
+
+
+def redact(text: str) -> str:
+    """`text` with everything that looks like a key or password replaced by `<redacted>`."""
+    for pattern in _SECRETS:
+        text = pattern.sub(r"\1<redacted>", text)
+    return text
+
+
+def redact_arguments(arguments: list[str]) -> list[str]:
+    """A command line with secrets replaced, also where flag and value are separate (`--api-key VALUE`)."""
+    return [
+        "<redacted>" if i and _FLAG.match(arguments[i - 1]) else redact(argument)
+        for i, argument in enumerate(arguments)
+    ]
+
+
+def write_provenance(folder: Path, attempt: int) -> None:
+    """Append the record of this attempt to `provenance.json`; uncommitted changes go to `code-<attempt>.diff`."""
+    path = folder / FILE_NAME
+    attempts: list[dict[str, Any]] = []
+    if path.exists():
+        try:
+            attempts = json.loads(path.read_text(encoding="utf-8"))["attempts"]
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("%s cannot be read (%s); starting it anew", path, error)
+    write_json(path, {"attempts": [*attempts, {"attempt": attempt, **collect(folder / f"code-{attempt}.diff")}]})
+
+
+def collect(diff_path: Path) -> dict[str, Any]:
+    """Facts about code, packages, machine and command; writes uncommitted changes, if any, to `diff_path`."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": redact_arguments(sys.argv),
+        "working_folder": str(Path.cwd()),
+        "code": _code(Path(__file__).parent, diff_path),
+        "python": sys.version.split()[0],
+        "packages": _packages(),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": _memory(),
+        "gpus": _gpus(),
+        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+    }
+
+
+def _code(package: Path, diff_path: Path) -> dict[str, Any] | None:
+    """Git revision and uncommitted changes of the checkout that holds `package`; None for an installed wheel."""
+    revision = _git(package, "rev-parse", "HEAD")
+    if revision is None or _git(package, "ls-files", "--error-unmatch", str(package / "__init__.py")) is None:
+        return None
+    changes = _git(package, "status", "--porcelain") or ""
+    diff = redact(_git(package, "diff", "HEAD") or "")
+    if diff:
+        if len(diff) > MAX_DIFF_BYTES:
+            diff = diff[:MAX_DIFF_BYTES] + f"\n[cut: {len(diff)} characters in all]\n"
+        write_atomic(diff_path, diff)
+    untracked = [line[3:] for line in changes.splitlines() if line.startswith("??")]
+    return {
+        "revision": revision.strip(),
+        "clean": not changes,
+        "diff": diff_path.name if diff else None,
+        "untracked": untracked[:50],
+    }
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Output of a git command in `folder`; None without git, outside a checkout, or when it takes too long."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def _packages() -> dict[str, str]:
+    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+
+
+def _gpus() -> list[str]:
+    """Names of the NVIDIA GPUs of this machine, without initialising CUDA in this process."""
+    drivers = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    names = [line.partition(":")[2].strip() for f in drivers for line in f.read_text().splitlines() if "Model:" in line]
+    if names or not shutil.which("nvidia-smi"):
+        return names
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split("\n")[:-1]
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("nvidia-smi did not answer: %s", error)
+        return []

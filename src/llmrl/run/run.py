@@ -1,0 +1,340 @@
+"""One run: its folder, and all that happens in it around the loop. The loop itself needs few lines of it:
+
+with Run.open(root, name, config, overrides, seed) as run:
+    if run.finished:
+        return run.result
+    if run.restored is not None:
+        self.load_state_dict(run.restored)
+    for iteration in range(run.iteration, total):
+        run.metrics.log(iteration, self.iterate())
+        run.safe_point(iteration + 1, self.state_dict)
+    run.result = self.score()
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from llmrl.core.errors import CheckpointError, RunFolderError
+from llmrl.core.records import State
+from llmrl.run import owner, status
+from llmrl.run.checkpoints import CheckpointStore
+from llmrl.run.files import write_atomic
+from llmrl.run.folder import config_hash, run_folder, split_overrides
+from llmrl.run.metrics import MetricLog
+from llmrl.run.progress import Progress
+from llmrl.run.provenance import write_provenance
+from llmrl.run.signals import StopFlag
+from llmrl.run.tensorboard import PATTERN, HyperParameters
+
+log = logging.getLogger(__name__)
+
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_PARTIAL_BACKUP = "backup.partial"
+
+
+class Stopped(Exception):  # noqa: N818  (it is an outcome, not an error)
+    """The run stopped at a safe point because a signal asked it to; the same command goes on from there."""
+
+    def __init__(self, folder: Path, signal_number: int) -> None:
+        self.signal = signal_number
+        self.exit_code = 128 + signal_number
+        name = signal.Signals(signal_number).name
+        super().__init__(f"stopped by {name}; everything is saved. Repeat the same command to resume {folder}")
+
+
+class Run:
+    """A run folder held by this process. Make one with `Run.open`; use it as a context manager.
+
+    Attributes:
+        folder: the run folder.
+        seed, config: what the run is a function of; `config` is a resolved, plain mapping.
+        state: `new`, `resumed`, or `finished` (nothing is left to do, and nothing may be written).
+        restored: the state of the checkpoint to resume from; None if there is none.
+        iteration: the iteration of that checkpoint, 0 for a new run.
+        metrics, checkpoints: where to log and to save; not there for a finished run.
+        stop: whether a signal asks to stop.
+        status: the content of `status.json`.
+        result: the run's scalar; set it before leaving the context.
+    """
+
+    metrics: MetricLog
+    checkpoints: CheckpointStore
+
+    @classmethod
+    def open(
+        cls,
+        root: Path,
+        name: str,
+        config: Mapping[str, Any],
+        overrides: Iterable[str] = (),
+        seed: int = 0,
+        *,
+        resume: bool = True,
+        rerun: bool = False,
+        llm: str = "",
+        hyperparameters: HyperParameters | None = None,
+        checkpoint_every_s: float = 60.0,
+        keep_checkpoints: int = 2,
+    ) -> Run:
+        """Find or create the run's folder and take hold of it.
+
+        Args:
+            root: folder of all outputs.
+            name: folder of this experiment or sweep inside it.
+            config: the resolved config as plain data.
+            overrides: the command line's; they make the folder readable and are TensorBoard's hyperparameters.
+            seed: the run's seed.
+            resume: go on from the newest checkpoint of an unfinished run; False: start it anew.
+            rerun: start anew even if the run is finished or cannot be resumed. Old content is moved aside.
+            llm: label of the language model behind the results.
+            hyperparameters: shown by TensorBoard instead of the overrides.
+            checkpoint_every_s: how often `safe_point` saves, in seconds; 0: every time.
+            keep_checkpoints: how many of the newest checkpoints to keep, at least 1.
+
+        Raises:
+            RunFolderError: the folder cannot be written or is in use by another process.
+            CheckpointError: there are checkpoints and none can be used.
+        """
+        run = cls()
+        overrides = list(overrides)
+        run.folder = run_folder(root, name, config, overrides, seed)
+        run.seed, run.config = seed, dict(config)
+        run.checkpoint_every_s = checkpoint_every_s
+        before = status.read_status(run.folder)
+        interrupted = (run.folder / _PARTIAL_BACKUP).exists()  # somebody began a rerun and did not get far
+        if before is not None and before.state == "finished" and not rerun and not interrupted:
+            run.state, run.status, run.result = "finished", before, before.result
+            return run
+        run._ownership = owner.Ownership(run.folder, attempt=before.attempt + 1 if before else 1)
+        try:
+            run._start(
+                overrides,
+                fresh=rerun or interrupted or not resume,
+                llm=llm,
+                hyperparameters=hyperparameters,
+                keep=keep_checkpoints,
+            )
+        except BaseException as error:
+            run._fail(error)
+            run._release()
+            raise
+        return run
+
+    def __init__(self) -> None:
+        self.folder = Path()
+        self.seed = 0
+        self.config: dict[str, Any] = {}
+        self.state: Literal["new", "resumed", "finished"] = "new"
+        self.restored: State | None = None
+        self.iteration = 0
+        self.stop = StopFlag()
+        self.status = status.Status()
+        self.result: float | None = None
+        self.checkpoint_every_s = 60.0
+        self._ownership: owner.Ownership | None = None
+        self._log_handler: logging.Handler | None = None
+        self._log_level = logging.NOTSET
+        self._last_checkpoint = time.monotonic()
+
+    @property
+    def finished(self) -> bool:
+        """Whether an earlier attempt has finished this run, so that there is nothing to do."""
+        return self.state == "finished"
+
+    def _start(
+        self, overrides: list[str], fresh: bool, llm: str, hyperparameters: HyperParameters | None, keep: int
+    ) -> None:
+        assert self._ownership is not None
+        if fresh:
+            _set_aside(self.folder)
+        self.status = status.Status(attempt=self._ownership.owner.attempt, llm=llm)
+        self._open_log()
+        digest = config_hash(self.config)
+        self.checkpoints = CheckpointStore(self.folder / "checkpoints", keep, digest)
+        self.checkpoints.clean()
+        newest = self.checkpoints.load_newest()
+        offset = 0
+        if newest is not None:
+            self.state = "resumed"
+            self.iteration, content = newest
+            self.restored, offset = content["state"], content["metrics_bytes"]
+        if hyperparameters is None:
+            hyperparameters = _hyperparameters(overrides, self.seed)
+        _save_config(self.folder / "config.yaml", self.config)
+        write_provenance(self.folder, self.status.attempt)
+        self.metrics = MetricLog(self.folder, hyperparameters, f"{self.folder.parent.name}/{self.folder.name}", offset)
+        self.status.write(self.folder)
+        where = f"resumed from iteration {self.iteration}" if self.state == "resumed" else "new"
+        log.info("run %s (%s, attempt %d, config hash %s)", self.folder, where, self.status.attempt, digest)
+
+    def __enter__(self) -> Run:
+        if not self.finished:
+            self.stop.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.finished:
+            return
+        try:
+            with self.stop.saving():
+                if error is None:
+                    self._finish()
+                else:
+                    self._fail(error)
+        finally:
+            self._release()
+            self.stop.__exit__()
+
+    def checkpoint(self, iteration: int, state: State) -> Path:
+        """Save `state` as the checkpoint of `iteration` (iterations done so far) now. Signals wait until it is saved.
+
+        Raises:
+            CheckpointError: it cannot be written.
+            RunFolderError: another process has taken over the folder.
+        """
+        if self._ownership is None or not self._ownership.held:
+            raise RunFolderError(
+                f"{self.folder} has been taken over by {owner.read_owner(self.folder)}; stopping this run"
+            )
+        with self.stop.saving():
+            path = self.checkpoints.save(iteration, {"state": state, "metrics_bytes": self.metrics.position()})
+        self._last_checkpoint = time.monotonic()
+        return path
+
+    def checkpoint_due(self) -> bool:
+        """Whether `checkpoint_every_s` have passed since the last checkpoint."""
+        return time.monotonic() - self._last_checkpoint >= self.checkpoint_every_s
+
+    def safe_point(self, iteration: int, state: Callable[[], State]) -> None:
+        """To be called where the loop could be resumed from: saves when due, and stops here if a signal asked for it.
+
+        Raises:
+            Stopped: after saving, so that nothing is lost.
+        """
+        if self.stop.requested or self.checkpoint_due():
+            self.checkpoint(iteration, state())
+        if self.stop.signal is not None:
+            raise Stopped(self.folder, self.stop.signal)
+
+    def progress(self, total: float | None, unit: str, description: str, done: float = 0) -> Progress:
+        """A progress display (context manager) that keeps `status.json` up to date."""
+
+        def report(numbers: status.Progress) -> None:
+            self.status.progress = numbers
+            self.status.write(self.folder)
+
+        return Progress(total, unit, description, done=done, report=report)
+
+    def _finish(self) -> None:
+        self.status.state, self.status.result, self.status.error = "finished", self.result, ""
+        (self.folder / "traceback.txt").unlink(missing_ok=True)
+        self.metrics.close()
+        self.status.write(self.folder)
+        log.info("run %s finished, result %s", self.folder, self.result)
+
+    def _fail(self, error: BaseException) -> None:
+        """Record why the run ended before its end."""
+        if isinstance(error, Stopped):
+            self.status.state = "stopped" if error.signal == signal.SIGINT else "preempted"
+        elif isinstance(error, KeyboardInterrupt):
+            self.status.state = "stopped"
+        else:
+            self.status.state = "failed"
+        lines = traceback.format_exception(error)
+        self.status.error = lines[-1].strip().splitlines()[0] if lines[-1].strip() else type(error).__name__
+        if self._log_handler is not None:
+            # To run.log alone: what is shown on the terminal is the command line's business.
+            message = "".join(lines) if self.status.state == "failed" else self.status.error
+            self._log_handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, message, (), None))
+        try:
+            if self.status.state == "failed":
+                write_atomic(self.folder / "traceback.txt", "".join(lines))
+            if hasattr(self, "metrics"):
+                self.metrics.close(succeeded=False)
+            self.status.write(self.folder)
+        except (OSError, RunFolderError) as second:
+            # A full disk must not hide the error that ended the run.
+            log.error("could not record the failure in %s: %s", self.folder, second)
+
+    def _release(self) -> None:
+        if self._log_handler is not None:
+            logging.getLogger().removeHandler(self._log_handler)
+            logging.getLogger("llmrl").setLevel(self._log_level)
+            self._log_handler.close()
+            self._log_handler = None
+        if self._ownership is not None:
+            self._ownership.release()
+
+    def _open_log(self) -> None:
+        handler = logging.FileHandler(self.folder / "run.log", encoding="utf-8")
+        handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+        logging.getLogger().addHandler(handler)
+        package = logging.getLogger("llmrl")
+        self._log_handler, self._log_level = handler, package.level
+        if not package.isEnabledFor(logging.INFO):
+            package.setLevel(logging.INFO)
+
+
+def read_state(path: Path) -> tuple[int, State]:
+    """Iteration and state that a run saved: the newest whole one of a run folder, or that of one checkpoint file.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be used.
+    """
+    store = CheckpointStore(path / "checkpoints" if path.is_dir() else path.parent)
+    found = store.load_newest() if path.is_dir() else store.load(path)
+    if found is None:
+        raise CheckpointError(f"{path} has no checkpoints; give the folder of a run (.../seed=0) that has saved some")
+    iteration, content = found
+    return iteration, content["state"]
+
+
+def _set_aside(folder: Path) -> None:
+    """Move all content of a run folder into `backup_<n>/` inside it.
+
+    Done in two steps, so that a process killed in the middle leaves a state that the next one completes.
+    """
+    partial = folder / _PARTIAL_BACKUP
+    content = [
+        path
+        for path in folder.iterdir()
+        if path.name not in (owner.FILE_NAME, _PARTIAL_BACKUP) and not path.name.startswith(("backup_", "."))
+    ]
+    if not content and not partial.exists():
+        return
+    partial.mkdir(exist_ok=True)
+    # The status goes last: while it is there, a finished run still counts as finished.
+    for path in sorted(content, key=lambda path: path.name == status.FILE_NAME):
+        # TensorBoard searches all folders; under another name it does not list the old curves as one more run.
+        name = path.name.replace("tfevents", "tensorboard") if path.match(PATTERN) else path.name
+        path.rename(partial / name)
+    number = 1 + max((int(p.name[7:]) for p in folder.glob("backup_*") if p.name[7:].isdecimal()), default=0)
+    partial.rename(folder / f"backup_{number}")
+    log.info("moved the earlier content of %s to backup_%d", folder, number)
+
+
+def _hyperparameters(overrides: list[str], seed: int) -> dict[str, bool | int | float | str]:
+    """The overrides as TensorBoard's hyperparameters: numbers as numbers, so that its charts can use them as axes."""
+    values: dict[str, bool | int | float | str] = {}
+    for key, text in split_overrides(overrides).items():
+        try:
+            values[key] = float(text)
+        except ValueError:
+            values[key] = text.lower() == "true" if text.lower() in ("true", "false") else text
+    return values | {"seed": seed}
+
+
+def _save_config(path: Path, config: dict[str, Any]) -> None:
+    from omegaconf import OmegaConf
+
+    write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(config)))

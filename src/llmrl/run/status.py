@@ -1,0 +1,87 @@
+"""`status.json`: what a run is doing, for people, for sweeps and for resuming. Replaced in one step at each change."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from llmrl.core.errors import RunFolderError
+from llmrl.run.files import job_id, write_json
+
+FILE_NAME = "status.json"
+STATES = ("running", "finished", "failed", "stopped", "preempted")
+RunState = Literal["running", "finished", "failed", "stopped", "preempted"]
+
+
+@dataclass
+class Progress:
+    """How far a run is: `done` of `total` in `unit`s; speed and time left are None until known."""
+
+    done: float = 0
+    total: float | None = None
+    unit: str = ""
+    steps_per_second: float | None = None
+    eta_s: float | None = None
+
+
+@dataclass
+class Status:
+    """The content of `status.json`.
+
+    Attributes:
+        state: `running` also after a `kill -9`; whether the process still exists is told by `owner.json`.
+        attempt: 1 for the first start, one more for each resume or rerun.
+        host, pid, job_id: where the latest attempt runs or ran; `job_id` is empty outside a scheduler.
+        llm: label of the language model behind the results; empty where there is none.
+        progress: see `Progress`.
+        result: the scalar of a finished run.
+        error: last line of what went wrong or stopped the run.
+        started, updated: Unix time, seconds, of the latest attempt's start and of this content.
+    """
+
+    state: RunState = "running"
+    attempt: int = 1
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    job_id: str = field(default_factory=job_id)
+    llm: str = ""
+    progress: Progress = field(default_factory=Progress)
+    result: float | None = None
+    error: str = ""
+    started: float = field(default_factory=time.time)
+    updated: float = field(default_factory=time.time)
+
+    def write(self, folder: Path) -> None:
+        """Replace the status file of `folder`."""
+        self.updated = time.time()
+        content = asdict(self)
+        if self.result is not None and not math.isfinite(self.result):
+            content["result"] = None  # JSON has no such number
+        write_json(folder / FILE_NAME, content)
+
+
+def read_status(folder: Path) -> Status | None:
+    """The status of the run in `folder`; None if it has not been started.
+
+    Raises:
+        RunFolderError: the file is not a status.
+    """
+    path = folder / FILE_NAME
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        known = {f.name for f in fields(Status)}
+        status = Status(**{key: value for key, value in content.items() if key in known})
+        status.progress = Progress(**content["progress"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RunFolderError(f"{path} cannot be read ({error}); delete it to start this run again") from error
+    if status.state not in STATES:
+        raise RunFolderError(f"{path} has the unknown state {status.state!r}; known: {', '.join(STATES)}")
+    return status

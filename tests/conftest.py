@@ -1,0 +1,32 @@
+"""Fixtures shared by all tests; the sample third-party package is importable everywhere."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+THIRD_PARTY = Path(__file__).parent / "third_party"
+sys.path.insert(0, str(THIRD_PARTY))
+# For the subprocesses that tests start.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(THIRD_PARTY), os.environ.get("PYTHONPATH")]))
+# Two test workers share the machine; more threads than cores slow torch down many times.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def signal_game():
+    """A factory of the toy game."""
+    from llmrl.core.seeding import Seeds
+    from signal_game.env import SignalGame
+
+    def make(n_envs=4, n_agents=2, n_signals=3, horizon=8, seed=0):
+        return SignalGame(Seeds(seed), n_envs, n_agents, n_signals, horizon)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _no_color(monkeypatch):
+    """Messages of rich are compared as text, at one width."""
+    monkeypatch.setenv("COLUMNS", "160")

@@ -1,0 +1,73 @@
+"""The import graph is the one docs/architecture.md draws."""
+
+import ast
+from pathlib import Path
+
+import llmrl
+
+ROOT = Path(llmrl.__file__).parent
+# Layer -> layers it may import at module level or inside functions. `core` may name others for type checking only.
+ALLOWED = {
+    "core": set(),
+    "networks": {"core"},
+    "envs": {"core"},
+    "llms": {"core"},
+    "run": {"core"},
+    "analysis": set(),
+    "learners": {"core", "networks"},
+    "principals": {"core", "llms"},
+    "agents": {"core", "networks", "learners", "run"},
+    "loops": {"core", "learners", "run"},
+}
+HEAVY = {"torch", "litellm", "meltingpot", "dmlab2d", "transformers", "matplotlib", "imageio", "gymnasium", "pettingzoo"}
+TORCH_LAYERS = {"networks", "learners", "agents"}
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def imports(tree: ast.AST, top_only: bool):
+    """Imported module names; `top_only` leaves out those inside functions. Type-checking imports never count."""
+    for node in ast.iter_child_nodes(tree):
+        if is_type_checking(node):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+        elif not (top_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+            yield from imports(node, top_only)
+
+
+def layer_files():
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).parts
+        if len(parts) > 1:
+            yield parts[0], path
+
+
+def test_every_folder_is_a_known_layer():
+    assert {layer for layer, _ in layer_files()} == {*ALLOWED, "cli"}
+
+
+def test_layers_import_only_downwards():
+    wrong = []
+    for layer, path in layer_files():
+        if layer == "cli":
+            continue
+        for name in imports(ast.parse(path.read_text()), top_only=False):
+            parts = name.split(".")
+            if parts[0] == "llmrl" and len(parts) > 1 and parts[1] != layer and parts[1] not in ALLOWED[layer]:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, wrong
+
+
+def test_heavy_packages_are_imported_lazily():
+    wrong = []
+    for layer, path in layer_files():
+        for name in imports(ast.parse(path.read_text()), top_only=True):
+            package = name.split(".")[0]
+            if package in HEAVY and not (package == "torch" and layer in TORCH_LAYERS):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name} at module level")
+    assert not wrong, wrong

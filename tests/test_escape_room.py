@@ -1,0 +1,337 @@
+"""The rules of the Contextual Escape Room, one by one, and against a slow game that moves agent by agent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.protocols import VecEnv
+from llmrl.core.seeding import Seeds
+from llmrl.envs.escape_room import EscapeRoom
+
+DOOR, START = 3, 4
+
+
+def make(n_envs: int = 1, **options: Any) -> EscapeRoom:
+    return EscapeRoom(seeds=Seeds(0), n_envs=n_envs, **options)
+
+
+def started(context: int = 0, **options: Any) -> EscapeRoom:
+    env = make(**options)
+    env.set_context(context)
+    env.reset()
+    return env
+
+
+def rewards(env: EscapeRoom, *places: int) -> list[float]:
+    return list(env.step(np.array([places])).base_reward[0])
+
+
+def test_spec_of_the_published_game() -> None:
+    env = make()
+    spec = env.spec
+    assert isinstance(env, VecEnv)
+    assert (spec.n_agents, spec.n_actions, spec.horizon, spec.objective) == (5, 5, 5, "sum")
+    assert spec.observation["vector"].shape == (28,)
+    assert spec.mechanism is not None
+    assert spec.mechanism.names == ("lever_0", "lever_1", "lever_2", "door", "start")
+    assert list(spec.mechanism.low) == [0] * 5
+    assert list(spec.mechanism.high) == [5] * 5
+    assert {p.unit for p in spec.mechanism.parameters} == {"reward per step"}
+    assert spec.contexts == ("lever_0_works", "lever_1_works", "lever_2_works")
+    assert spec.deterministic
+
+
+def test_everybody_begins_at_the_start_and_sees_places_and_context() -> None:
+    observation = started(context=2).reset()["vector"]
+    assert observation.shape == (1, 5, 28)
+    assert observation.dtype == np.float32
+    expected = np.concatenate([np.tile(np.eye(5)[START], 5), np.eye(3)[2]])
+    assert np.array_equal(observation[0], np.tile(expected, (5, 1)))
+
+
+def test_observation_after_a_move_shows_each_agent_in_its_own_slot() -> None:
+    observation = started().step(np.array([[0, 1, 2, 3, 4]])).observation["vector"]
+    assert np.array_equal(observation[0, 3, :25].reshape(5, 5), np.eye(5))
+
+
+def test_observation_divisor() -> None:
+    published = started(observation_divisor=255.0).reset()["vector"]
+    assert np.allclose(published * 255, started().reset()["vector"])
+    assert published.max() == pytest.approx(1 / 255)
+
+
+def test_door_opens_in_the_step_in_which_enough_agents_reach_the_working_lever() -> None:
+    assert rewards(started(context=1), 1, 1, DOOR, DOOR, DOOR) == [-1, -1, 10, 10, 10]
+
+
+def test_one_agent_at_the_lever_is_not_enough() -> None:
+    assert rewards(started(), 0, DOOR, DOOR, DOOR, DOOR) == [-1] * 5
+
+
+def test_the_other_levers_do_nothing() -> None:
+    assert rewards(started(context=0), 1, 1, 2, 2, DOOR) == [-1] * 5
+
+
+def test_door_closed_costs_only_those_who_move() -> None:
+    env = started()
+    assert rewards(env, START, START, 1, 2, DOOR) == [0, 0, -1, -1, -1]
+    assert rewards(env, START, 1, 1, 2, DOOR) == [0, -1, 0, 0, 0]
+
+
+def test_door_open_costs_everybody_who_is_not_at_the_door() -> None:
+    env = started()
+    rewards(env, 0, 0, DOOR, START, START)
+    assert rewards(env, 0, 0, DOOR, START, 1) == [-1, -1, 10, -1, -1]
+
+
+def test_stay_penalty_off_spares_those_who_stay() -> None:
+    env = started(stay_penalty=False)
+    assert rewards(env, 0, 0, DOOR, START, START) == [-1, -1, 10, 0, 0]
+    assert rewards(env, 0, 0, DOOR, START, 1) == [0, 0, 10, 0, -1]
+
+
+def test_staying_at_the_door_is_paid_again_while_it_is_open() -> None:
+    env = started()
+    rewards(env, 0, 0, DOOR, DOOR, DOOR)
+    assert rewards(env, 0, 1, DOOR, DOOR, DOOR) == [0, -1, 0, 0, 0]  # one left: closed
+
+
+def test_min_at_lever() -> None:
+    assert rewards(started(min_at_lever=3), 0, 0, DOOR, DOOR, DOOR) == [-1] * 5
+    assert rewards(started(min_at_lever=3), 0, 0, 0, DOOR, DOOR) == [-1, -1, -1, 10, 10]
+
+
+@pytest.mark.parametrize("context", [0, 1, 2])
+def test_optimum_is_140(context: int) -> None:
+    env = started(context=context)
+    steps = [env.step(np.array([[context, context, DOOR, DOOR, DOOR]])) for _ in range(5)]
+    assert sum(step.base_reward.sum() for step in steps) == 140
+
+
+def test_no_way_to_more_than_the_optimum_in_one_step() -> None:
+    """All 5**5 joint actions at once, from the start: 28 = 3 * 10 - 2 is the best that a step can bring."""
+    joint = np.stack(np.meshgrid(*[np.arange(5)] * 5, indexing="ij"), axis=-1).reshape(-1, 5)
+    env = make(n_envs=len(joint))
+    env.set_context(0)
+    env.reset()
+    assert env.step(joint).base_reward.sum(axis=1).max() == 28
+
+
+def test_incentives_are_paid_for_the_place_reached_and_are_no_base_reward() -> None:
+    env = started()
+    env.set_mechanism(np.array([1.0, 2.0, 3.0, 4.0, 5.0]))
+    step = env.step(np.array([[0, 1, 2, DOOR, START]]))
+    assert list(step.reward[0] - step.base_reward[0]) == [1, 2, 3, 4, 5]
+    assert list(step.base_reward[0]) == [-1, -1, -1, -1, 0]
+    assert step.info["incentives_paid"] == [15]
+    assert env.step(np.array([[0, 1, 2, DOOR, START]])).info["incentives_paid"] == [15]  # for staying, too
+
+
+def test_incentives_can_differ_between_games_and_hold_over_resets() -> None:
+    env = make(n_envs=2)
+    env.set_mechanism(np.array([[0, 0, 0, 0, 1], [0, 0, 0, 0, 2.5]]))
+    env.reset()
+    env.reset()
+    assert env.step(np.full((2, 5), START)).reward.tolist() == [[1] * 5, [2.5] * 5]
+
+
+@pytest.mark.parametrize("bad", [[0, 0, 0, 0, 5.01], [-0.1, 0, 0, 0, 0], [1, 2, 3], [0, 0, 0, 0, np.nan]])
+def test_bad_incentives_are_refused_and_change_nothing(bad: list[float]) -> None:
+    env = started()
+    with pytest.raises(ConfigError, match="incentives"):
+        env.set_mechanism(np.array(bad))
+    assert env.step(np.full((1, 5), START)).reward.sum() == 0
+
+
+def test_without_mechanism() -> None:
+    env = started(mechanism=False)
+    assert env.spec.mechanism is None
+    with pytest.raises(ConfigError, match="mechanism=false"):
+        env.set_mechanism(np.zeros(5))
+
+
+def test_mechanism_channel() -> None:
+    env = make(n_envs=2, show_mechanism=True)
+    env.set_mechanism(np.array([1, 2, 3, 4, 5]))
+    assert np.array_equal(env.reset()["mechanism"], np.tile(np.float32([1, 2, 3, 4, 5]), (2, 5, 1)))
+    assert "mechanism" not in make().reset()
+
+
+def test_info() -> None:
+    info = started().step(np.array([[0, 0, DOOR, 2, START]])).info
+    assert set(info) == set(make().spec.metrics)
+    assert {name: value.item() for name, value in info.items()} == {
+        "agents_at_lever_0": 2,
+        "agents_at_lever_1": 0,
+        "agents_at_lever_2": 1,
+        "agents_at_door": 1,
+        "agents_at_start": 1,
+        "door_open": 1,
+        "incentives_paid": 0,
+    }
+
+
+def test_episode_is_truncated_at_the_horizon_and_then_waits() -> None:
+    env = started()
+    env.set_mechanism(np.full(5, 1.0))
+    go = np.array([[0, 0, DOOR, DOOR, DOOR]])
+    truncated = [bool(env.step(go).truncated[0]) for _ in range(5)]
+    assert truncated == [False] * 4 + [True]
+    before = env.step(go).observation["vector"]
+    after = env.step(np.full((1, 5), START))
+    assert np.array_equal(before, after.observation["vector"])
+    assert after.reward.sum() == after.base_reward.sum() == 0
+    assert all(value.sum() == 0 for value in after.info.values())
+    assert after.truncated.all()
+    assert not after.terminated.any()
+
+
+def test_masked_reset_leaves_the_other_games_alone() -> None:
+    env = make(n_envs=3)
+    env.reset()
+    env.step(np.full((3, 5), 1))
+    observation = env.reset(np.array([False, True, False]))["vector"]
+    assert (observation[1, 0, :25].reshape(5, 5).argmax(1) == START).all()
+    assert (observation[[0, 2], 0, :25].reshape(2, 5, 5).argmax(2) == 1).all()
+    for _ in range(4):
+        step = env.step(np.full((3, 5), 1))
+    assert step.truncated.tolist() == [True, False, True]
+
+
+def test_contexts_are_drawn_evenly_and_from_the_seed() -> None:
+    env = make(n_envs=3000)
+    first = env.reset(seed=1)["vector"][:, 0, 25:].argmax(1)
+    assert np.bincount(first, minlength=3).min() > 900
+    assert np.array_equal(env.reset(seed=1)["vector"][:, 0, 25:].argmax(1), first)
+    assert not np.array_equal(env.reset()["vector"][:, 0, 25:].argmax(1), first)
+
+
+def test_context_that_is_set_takes_effect_at_the_next_reset() -> None:
+    env = started(context=0)
+    env.set_context(1)
+    assert rewards(env, 0, 0, DOOR, DOOR, DOOR)[2] == 10
+    env.reset()
+    assert rewards(env, 0, 0, DOOR, DOOR, DOOR)[2] == -1
+    with pytest.raises(ConfigError, match="lever_2_works"):
+        env.set_context(3)
+
+
+def test_fixed_context_is_the_only_one() -> None:
+    env = make(n_envs=50, fixed_context=2)
+    assert env.spec.contexts == ("lever_2_works",)
+    assert (env.reset()["vector"][:, 0, 25:].argmax(1) == 2).all()
+    env.set_context(0)
+    assert (env.reset()["vector"][:, 0, 25:].argmax(1) == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"min_at_lever": 5}, "min_at_lever=5"),
+        ({"fixed_context": 3}, "fixed_context=3"),
+        ({"show_mechanism": True, "mechanism": False}, "show_mechanism"),
+    ],
+)
+def test_impossible_options_are_named(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        make(**options)
+
+
+def test_bad_actions() -> None:
+    env = started()
+    for bad in (np.full((1, 5), 5), np.full((1, 5), -1), np.zeros((1, 4), dtype=int)):
+        with pytest.raises(ValueError, match="actions must be"):
+            env.step(bad)
+    with pytest.raises(ValueError, match="reset"):
+        make().step(np.zeros((1, 5), dtype=int))
+
+
+def test_state_dict_goes_on_exactly() -> None:
+    rng = np.random.default_rng(0)
+    env = make(n_envs=7)
+    env.reset()
+    env.set_mechanism(rng.uniform(0, 5, 5))
+    env.step(rng.integers(5, size=(7, 5)))
+    copy = EscapeRoom(seeds=Seeds(99), n_envs=7)
+    copy.load_state_dict(env.state_dict())
+    for _ in range(12):
+        action = rng.integers(5, size=(7, 5))
+        a, b = env.step(action), copy.step(action)
+        assert np.array_equal(a.reward, b.reward)
+        assert np.array_equal(a.observation["vector"], b.observation["vector"])
+        assert np.array_equal(a.truncated, b.truncated)
+        assert np.array_equal(env.reset(a.truncated)["vector"], copy.reset(b.truncated)["vector"])
+
+
+def test_state_dict_is_a_snapshot() -> None:
+    env = started()
+    state = env.state_dict()
+    env.step(np.full((1, 5), 1))
+    env.load_state_dict(state)
+    env.step(np.full((1, 5), 1))
+    assert (state["place"] == START).all()
+
+
+def test_picture_shows_door_lever_and_agents() -> None:
+    env = started()
+    closed = env.render()
+    assert closed.dtype == np.uint8
+    assert closed.shape == (112, 168, 3)
+    env.step(np.array([[0, 0, DOOR, DOOR, DOOR]]))
+    opened = env.render()
+    assert not np.array_equal(closed[60, 168 - 5], opened[60, 168 - 5])  # the door's frame
+    assert not np.array_equal(opened[5, 5], opened[5, 56 + 5])  # the working lever's frame
+    assert len(np.unique(closed[64:104, 8:48].reshape(-1, 3), axis=0)) == 6  # at the start: floor and five agents
+    assert len(np.unique(opened[64:104, 8:48].reshape(-1, 3), axis=0)) == 1  # all gone
+
+
+class SlowRoom:
+    """One game, one agent after the other, written from the rules."""
+
+    def __init__(self, lever: int, n_agents: int, n_levers: int, needed: int, pay: list[float], stay: bool) -> None:
+        self.lever, self.door, self.needed, self.pay, self.stay = lever, n_levers, needed, pay, stay
+        self.at = [n_levers + 1] * n_agents
+
+    def step(self, action: list[int]) -> tuple[list[float], list[float]]:
+        before, self.at = self.at, list(action)
+        is_open = sum(1 for place in self.at if place == self.lever) >= self.needed
+        base = []
+        for old, new in zip(before, self.at, strict=True):
+            if is_open and new == self.door:
+                base.append(10.0)
+            elif old != new or (is_open and self.stay):
+                base.append(-1.0)
+            else:
+                base.append(0.0)
+        return base, [b + self.pay[place] for b, place in zip(base, self.at, strict=True)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_batch_equals_the_slow_game(data: st.DataObject) -> None:
+    n_envs, n_levers = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    n_agents = data.draw(st.integers(2, 6))
+    needed = data.draw(st.integers(1, n_agents - 1))
+    stay, context = data.draw(st.booleans()), data.draw(st.integers(0, n_levers - 1))
+    pay = data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 5.0]), min_size=n_levers + 2, max_size=n_levers + 2))
+    env = make(n_envs, n_agents=n_agents, n_levers=n_levers, min_at_lever=needed, stay_penalty=stay, horizon=4)
+    env.set_context(context)
+    env.set_mechanism(np.array(pay))
+    env.reset()
+    slow = [SlowRoom(context, n_agents, n_levers, needed, pay, stay) for _ in range(n_envs)]
+    place = st.integers(0, n_levers + 1)
+    for _ in range(4):
+        action = data.draw(
+            st.lists(st.lists(place, min_size=n_agents, max_size=n_agents), min_size=n_envs, max_size=n_envs)
+        )
+        step = env.step(np.array(action))
+        for i, game in enumerate(slow):
+            base, reward = game.step(action[i])
+            assert step.base_reward[i].tolist() == base
+            assert step.reward[i].tolist() == reward

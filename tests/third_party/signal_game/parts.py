@@ -1,0 +1,80 @@
+"""An agent, a principal and a teacher that only use llmrl's protocols."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmrl.core.limits import NonNegativeFloat
+from llmrl.core.records import Act, Outcome, State
+from llmrl.core.spaces import EnvSpec
+
+
+class Echo:
+    """Names what it sees: the optimum of the signal game."""
+
+    channels = ("vector",)
+
+    def act(self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None) -> Act:
+        return Act(observation["vector"].argmax(-1))
+
+    def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
+        return observation["vector"].sum(-1)
+
+
+class EchoAgent:
+    """`agent=echo`."""
+
+    learns = False
+
+    def __init__(self) -> None:
+        self.policy = Echo()
+
+    def update(self, rollout: Any, generator: torch.Generator) -> dict[str, float]:
+        return {}
+
+    def reset(self) -> None:
+        """Nothing to reset."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"policy": "echo"}
+
+    def state_dict(self) -> State:
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Nothing to load."""
+
+
+class Halving:
+    """`principal=halving`: starts at the upper bounds and halves."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        assert spec.mechanism is not None
+        self.vector = spec.mechanism.high * 2
+
+    def ask(self, context: int | None = None) -> np.ndarray:
+        self.vector = self.vector / 2
+        return self.vector
+
+    def tell(self, outcome: Outcome) -> dict[str, float]:
+        return {"principal/halved_to": float(self.vector[0])}
+
+    def state_dict(self) -> State:
+        return {"vector": self.vector}
+
+    def load_state_dict(self, state: State) -> None:
+        self.vector = np.array(state["vector"])
+
+
+class AlwaysZero:
+    """`teacher=always_zero`: pulls the student to action 0 by cross-entropy."""
+
+    def __init__(self, weight: NonNegativeFloat) -> None:
+        self.weight = weight
+
+    def loss(self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
+        loss = -logits.log_softmax(-1)[:, 0].mean()
+        return self.weight * loss, {"teacher/loss": float(loss.detach())}
