@@ -291,6 +291,15 @@ def test_picture_shows_door_lever_and_agents() -> None:
     assert len(np.unique(opened[64:104, 8:48].reshape(-1, 3), axis=0)) == 1  # all gone
 
 
+def test_pettingzoo_api() -> None:
+    from pettingzoo.test import parallel_api_test, parallel_seed_test
+
+    from llmrl.envs.pettingzoo_adapter import parallel_env
+
+    parallel_api_test(parallel_env(make(show_mechanism=True)), num_cycles=60)
+    parallel_seed_test(lambda: parallel_env(make()))
+
+
 class SlowRoom:
     """One game, one agent after the other, written from the rules."""
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from llmrl.core.errors import CheckpointError, ConfigError
+from llmrl.core.errors import ConfigError
 from llmrl.core.limits import PositiveInt
 from llmrl.core.protocols import Teacher
 from llmrl.core.records import State
@@ -18,11 +18,11 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.learners.ppo import PPO, PPOSettings
 from llmrl.learners.rollout import Rollout
 from llmrl.networks.actor_critic import ActorCritic, SocietyPolicy
-from llmrl.run.checkpoints import CheckpointStore
+from llmrl.run.run import saved_state
 
 logger = logging.getLogger(__name__)
 
-Freeze = Literal["none", "core", "all"]
+Freeze = Literal["auto", "none", "core", "all"]
 
 
 class PPOAgent:
@@ -32,11 +32,13 @@ class PPOAgent:
         spec: of the environment it plays.
         seeds: initial weights come from its stream `weights`.
         device: torch device.
+        governed: whether a principal governs these agents.
         share_parameters: one network for all agents (told who it plays), or one each.
         features: width of the core's output; None gives 512 for pixels, 64 otherwise.
         core_hidden: hidden widths of an MLP core (unused for pixels).
         head_hidden: hidden widths of actor and critic heads; empty means linear heads.
-        freeze: what never changes: nothing, the core (its features are then computed once per rollout), or everything.
+        freeze: what never changes: nothing, the core (its features are then computed once per rollout), or everything;
+            auto is the core where a principal governs agents that see pixels (as published), else nothing.
         init_from: run folder whose newest checkpoint gives the first weights; null starts from random ones.
         init_parts: take all weights from there, or only the core.
         keep_optimizer: keep Adam's moments when weights are reset (as one published study does); false forgets them.
@@ -44,7 +46,8 @@ class PPOAgent:
         teacher: extra loss, or None.
 
     Raises:
-        ConfigError: the checkpoint to start from does not fit this agent.
+        ConfigError: the weights to start from do not fit this agent.
+        CheckpointError: there are none.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class PPOAgent:
         spec: EnvSpec,
         seeds: Seeds,
         device: str,
+        governed: bool,
         share_parameters: bool,
         features: PositiveInt | None,
         core_hidden: list[PositiveInt],
@@ -63,6 +67,8 @@ class PPOAgent:
         ppo: PPOSettings,
         teacher: Teacher | None = None,
     ) -> None:
+        if freeze == "auto":
+            freeze = "core" if governed and "pixels" in spec.observation else "none"
         generator = seeds.torch("weights")
         features = features or (512 if "pixels" in spec.observation else 64)
         n_networks = 1 if share_parameters else spec.n_agents
@@ -105,12 +111,9 @@ class PPOAgent:
             self._ppo.load_state_dict(state["learner"])
 
     def _start_from(self, run: Path, parts: str) -> None:
-        loaded = CheckpointStore(run / "checkpoints").load_newest() if run.is_dir() else None
-        if loaded is None:
-            raise CheckpointError(f"agent.init_from={run}: no checkpoint there; give the folder of a run (…/seed=<n>)")
-        saved = loaded[1].get("agent", {}).get("policy")
+        saved = saved_state(run)[1].get("agent", {}).get("policy")
         if saved is None:
-            raise CheckpointError(f"agent.init_from={run}: that run's agent has no weights to start from")
+            raise ConfigError(f"agent.init_from={run}: that run's agent has no weights to start from")
         if parts == "core":
             saved = {name: x for name, x in saved.items() if ".core." in name}
         mine = self.policy.state_dict()

@@ -77,9 +77,10 @@ def build_parts(config: Config, llm: ChatModel | None, render: bool | None = Non
         env_node["render"] = render
     env: VecEnv = Builder({"seeds": seeds.child("env")}, trusted).build(env_node, "env")
     try:
-        if config["principal"].get("_target_") and env.spec.mechanism is None:
+        governed = config["principal"].get("_target_") is not None
+        offered = {"spec": env.spec, "device": device, "llm": llm, "governed": governed}
+        if governed and env.spec.mechanism is None:
             raise ConfigError(_no_mechanism(env.spec.name))
-        offered = {"spec": env.spec, "device": device, "llm": llm}
         teacher = Builder({**offered, "seeds": seeds.child("teacher")}, trusted).build(config["teacher"], "teacher")
         builder = Builder({**offered, "seeds": seeds.child("agent"), "teacher": teacher}, trusted)
         if teacher is not None and not builder.needs(config["agent"], "teacher", "agent"):
@@ -118,14 +119,14 @@ def build_loop(config: Config, parts: Parts) -> Loop:
 def _refuse_before_building(config: Config) -> None:
     """Combinations that the config alone shows to be wrong."""
     env = config["env"]
-    if config["principal"].get("_target_") and "mechanism" in env and env["mechanism"] is None:
+    if config["principal"].get("_target_") and "mechanism" in env and not env["mechanism"]:
         raise ConfigError(_no_mechanism(str(config["name"])))
 
 
 def _no_mechanism(env: str) -> str:
     works = [name for name, option in options("env").items() if option.get("mechanism")]
     return (
-        f"a principal needs an environment with a mechanism, and {env} has none (env.mechanism is null); "
+        f"a principal needs an environment with a mechanism, and {env} has none (env.mechanism is off); "
         f"use env={', '.join(works)} with their mechanism, or principal=none"
     )
 

@@ -43,21 +43,14 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
     from llmrl.analysis.statistics import describe
     from llmrl.cli.compose import build_parts
-    from llmrl.core.errors import CheckpointError, ConfigError
     from llmrl.core.seeding import Seeds
     from llmrl.envs.recorder import Recorder
     from llmrl.learners.rollout import Collector, Episode
     from llmrl.loops.welfare import episode_welfare
-    from llmrl.run.checkpoints import CheckpointStore
+    from llmrl.run.run import saved_state
 
-    config_file = args.run / "config.yaml"
-    if not config_file.is_file():
-        raise ConfigError(f"{args.run} is not a run folder (no config.yaml); give one like outputs/<name>/<run>/seed=0")
-    config = yaml.safe_load(config_file.read_text())
-    loaded = CheckpointStore(args.run / "checkpoints").load_newest()
-    if loaded is None:
-        raise CheckpointError(f"{args.run} has no checkpoint yet; let the run get to its first one")
-    state = loaded[1]
+    iteration, state = saved_state(args.run)
+    config = yaml.safe_load((args.run / "config.yaml").read_text())
     # The principal is not needed to play, and its language model might cost money.
     parts = build_parts({**config, "principal": {"_target_": None}}, llm=None, render=args.video)
     try:
@@ -106,7 +99,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     }
     results = {
         "run": str(args.run),
-        "checkpoint": int(loaded[0]),
+        "checkpoint": iteration,
         "episodes": len(episodes),
         "seed": args.seed,
         "mechanism": None

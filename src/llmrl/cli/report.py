@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,25 +13,28 @@ if TYPE_CHECKING:
     from llmrl.run.run import Run
 
 
+def _console() -> Console:
+    """Tables that go to a file are not squeezed into 80 columns."""
+    return Console(width=None if sys.stdout.isatty() else 120)
+
+
 def print_plan(rows: Sequence[tuple[str, str]]) -> None:
     """The plan of a dry run."""
     table = Table(title="Plan (dry_run=true: everything was built, nothing was run)", show_header=False, min_width=70)
     for name, value in rows:
         table.add_row(name, value)
-    Console().print(table)
+    _console().print(table)
 
 
 def print_skipped(run: Run) -> None:
     """A finished run of the same configuration and seed is not run again."""
     result = "" if run.result is None else f" (result {run.result:.4g})"
-    Console().print(
-        f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old one."
-    )
+    _console().print(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old one.")
 
 
 def print_summary(run: Run) -> None:
     """The end of a run: what was reached, and where to look."""
-    console = Console()
+    console = _console()
     history = run.summary.get("history")
     if history:
         names = list(history[0]["mechanism"])
@@ -56,7 +60,7 @@ def print_summary(run: Run) -> None:
 
 def print_evaluation(results: dict[str, Any]) -> None:
     """The table of `llmrl-evaluate`."""
-    console = Console()
+    console = _console()
     imposed = results["mechanism"]
     title = f"{results['episodes']} episodes, seed {results['seed']}, checkpoint {results['checkpoint']}"
     if imposed:
@@ -66,14 +70,9 @@ def print_evaluation(results: dict[str, Any]) -> None:
     table = Table(title=title)
     for column in ("", "mean", "s.e.", "95% interval", "min", "max"):
         table.add_column(column, justify="left" if not column else "right")
-    for name, s in results["table"].items():
-        table.add_row(
-            name,
-            f"{s['mean']:.3f}",
-            f"{s['standard_error']:.3f}",
-            f"{s['low']:.3f} … {s['high']:.3f}",
-            f"{s['min']:.3f}",
-            f"{s['max']:.3f}",
-        )
+    for name, row in results["table"].items():
+        number = {key: "-" if value is None else f"{value:.3f}" for key, value in row.items()}
+        interval = f"{number['low']} … {number['high']}"
+        table.add_row(name, number["mean"], number["standard_error"], interval, number["min"], number["max"])
     console.print(table)
     console.print(f"Saved in {results['out']}: results.json, episodes.csv" + (", videos/" if results["videos"] else ""))

@@ -80,3 +80,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
 def main() -> None:
     """Console script."""
     train()
+
+
+if __name__ == "__main__":
+    main()

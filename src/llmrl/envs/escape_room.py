@@ -79,7 +79,7 @@ class EscapeRoom:
     ) -> None:
         if min_at_lever >= n_agents:
             raise ConfigError(
-                f"min_at_lever={min_at_lever} leaves none of n_agents={n_agents} for the door; at most {n_agents - 1} works"
+                f"min_at_lever={min_at_lever} leaves none of {n_agents} agents for the door; at most {n_agents - 1}"
             )
         if fixed_context is not None and not 0 <= fixed_context < n_levers:
             raise ConfigError(f"fixed_context={fixed_context} is not a lever; 0 to {n_levers - 1} are, or null")

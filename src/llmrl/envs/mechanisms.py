@@ -76,7 +76,8 @@ class Mechanism(Protocol):
     needs_dirt: bool
 
     def settle(self, events: Events, values: Floats) -> Settlement:
-        """Account for one step; to be called once a step, because a mechanism may remember the past. `values` [n_envs, d]."""
+        """Account for one step; to be called once a step, because a mechanism may remember the past. `values`
+        [n_envs, d]."""
         ...
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
@@ -88,11 +89,14 @@ class Mechanism(Protocol):
     def load_state_dict(self, state: State) -> None: ...
 
 
-def tax_exposure(raw: Array, income: Array, edges: Sequence[float], multiplier: float) -> tuple[list[Array], list[Array]]:
+def tax_exposure(
+    raw: Array, income: Array, edges: Sequence[float], multiplier: float
+) -> tuple[list[Array], list[Array]]:
     """The tax base of each bracket, and each player's exposure to its rate.
 
-    `raw` (this step's reward) and `income` (what selects the bracket) are [n_envs, n_agents]. Bracket k holds incomes in
-    [edges[k], edges[k + 1]); the last one has no upper end. Both results have one [n_envs, n_agents] array a bracket.
+    `raw` (this step's reward) and `income` (what selects the bracket) are [n_envs, n_agents]. Bracket k holds incomes
+    in [edges[k], edges[k + 1]); the last one has no upper end. Both results have one [n_envs, n_agents] array a
+    bracket.
     """
     bases, exposures = [], []
     for k, low in enumerate(edges):
@@ -108,9 +112,10 @@ def tax_exposure(raw: Array, income: Array, edges: Sequence[float], multiplier: 
 class BracketedTax:
     """A tax on rewards whose rate depends on recent income; all of it is shared equally among the players.
 
-    Income is the raw reward of this step and of the `window` steps before it. It selects the bracket; what is taxed is this
-    step's raw reward alone: tax = `multiplier` * rate[bracket] * raw reward, and every player gets the mean tax back. The sum of
-    rewards is therefore untouched. With multiplier 4 a rate of 0.25 takes all, and 1 takes four times what was earned.
+    Income is the raw reward of this step and of the `window` steps before it. It selects the bracket; what is taxed
+    is this step's raw reward alone: tax = `multiplier` * rate[bracket] * raw reward, and every player gets the mean
+    tax back. The sum of rewards is therefore untouched. With multiplier 4 a rate of 0.25 takes all, and 1 takes four
+    times what was earned.
 
     Source: the Harvest experiment of "Large Legislative Models" (arXiv 2410.08345).
 
@@ -130,7 +135,11 @@ class BracketedTax:
         self, edges: Sequence[float] = (0.0, 3.0, 5.0), window: NonNegativeInt = 10, multiplier: NonNegativeFloat = 4.0
     ) -> None:
         self.edges = tuple(float(edge) for edge in edges)
-        if not self.edges or self.edges[0] != 0 or any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):
+        if (
+            not self.edges
+            or self.edges[0] != 0
+            or any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False))
+        ):
             raise ConfigError(f"tax brackets start at 0 and increase, e.g. [0, 3, 5]; got edges={list(edges)}")
         self.window, self.multiplier = window, multiplier
         self.spec = MechanismSpec("tax", tuple(self._parameter(k) for k in range(len(self.edges))))
@@ -140,7 +149,11 @@ class BracketedTax:
         low, high = self.edges[k], self.edges[k + 1] if k + 1 < len(self.edges) else None
         span = f"{low:g} to under {high:g}" if high is not None else f"{low:g} or more"
         return Parameter(
-            f"rate_{k + 1}", 0.0, 1.0, "tax rate", f"rate for players who earned {span} apples in the last {self.window + 1} steps"
+            f"rate_{k + 1}",
+            0.0,
+            1.0,
+            "tax rate",
+            f"rate for players who earned {span} apples in the last {self.window + 1} steps",
         )
 
     def settle(self, events: Events, values: Floats) -> Settlement:
@@ -152,7 +165,9 @@ class BracketedTax:
         if self.window:
             self._past[1:] = self._past[:-1].copy()
             self._past[0] = events.raw
-        return Settlement(events.raw, np.stack(exposures, axis=-1), {"tax_collected": np.asarray(collected, np.float32)})
+        return Settlement(
+            events.raw, np.stack(exposures, axis=-1), {"tax_collected": np.asarray(collected, np.float32)}
+        )
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
         if self._past is not None:
@@ -169,7 +184,8 @@ class BracketedTax:
 def incentive_exposure(
     raw: Array, cleaned: Array, eat_reward: float, clean_reward: float, exactly_one: bool
 ) -> tuple[Array, tuple[Array, Array, Array]]:
-    """The base reward [n_envs, n_agents], and who ate, cleaned, and did something else (three [n_envs, n_agents] bool)."""
+    """The base reward [n_envs, n_agents], and who ate, cleaned, and did something else (three [n_envs, n_agents]
+    bool)."""
     ate = (raw == 1) if exactly_one else (raw > 0)
     cleaner = ~ate & (raw == 0) & ((cleaned == 1) if exactly_one else (cleaned >= 1))
     other = ~ate & ~cleaner
@@ -177,18 +193,20 @@ def incentive_exposure(
 
 
 class Incentives:
-    """Pays every player at every step for what they did: eat, clean, or anything else. The pay is minted, nobody is charged.
+    """Pays every player at every step for what they did: eat, clean, or anything else. The pay is minted, nobody is
+    charged.
 
     The base reward is rewritten first: `eat_reward` for an apple, `clean_reward` (a cost) for cleaning, 0 else.
 
-    Source: the Clean Up experiment of "Large Legislative Models" (arXiv 2410.08345), where clean_count is `exactly_one` and
-    removed players are paid as `other`.
+    Source: the Clean Up experiment of "Large Legislative Models" (arXiv 2410.08345), where clean_count is
+    `exactly_one` and removed players are paid as `other`.
 
     Args:
         eat_reward: base reward for each apple eaten.
         clean_reward: base reward for a step in which dirt was cleaned.
-        clean_count: which steps count. `any`: an apple is a positive raw reward, cleaning is at least one cell. `exactly_one`, as in
-            the published code: a raw reward of exactly 1, exactly one cell; a shot that cleans two or three cells counts as `other`.
+        clean_count: which steps count. `any`: an apple is a positive raw reward, cleaning is at least one cell.
+            `exactly_one`, as in the published code: a raw reward of exactly 1, exactly one cell; a shot that cleans
+            two or three cells counts as `other`.
         pay_removed: whether players who are out of the game for having been zapped are paid as `other`.
         max_incentive: upper bound of each of the three incentives, reward a step.
     """
@@ -210,14 +228,17 @@ class Incentives:
         self.spec = MechanismSpec(
             "incentives",
             tuple(
-                Parameter(name, 0.0, max_incentive, "reward per step", f"paid for a step spent {act}") for name, act in acts.items()
+                Parameter(name, 0.0, max_incentive, "reward per step", f"paid for a step spent {act}")
+                for name, act in acts.items()
             ),
         )
 
     def settle(self, events: Events, values: Floats) -> Settlement:
         if events.cleaned is None:
             raise ConfigError("Incentives pays for cleaning, and this environment has no dirt: use BracketedTax")
-        base, acts = incentive_exposure(events.raw, events.cleaned, self.eat_reward, self.clean_reward, self.exactly_one)
+        base, acts = incentive_exposure(
+            events.raw, events.cleaned, self.eat_reward, self.clean_reward, self.exactly_one
+        )
         ate, cleaner, other = acts
         if not self.pay_removed:
             other = other & events.present

@@ -38,7 +38,14 @@ class LoggedChat:
         self.label = inner.label
         self.identity = identity_of(inner)
         self._lock = threading.Lock()
-        self._totals = {"calls": 0, "failed_calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "latency": 0.0, "cost": 0.0}
+        self._totals = {
+            "calls": 0,
+            "failed_calls": 0,
+            "prompt_tokens": 0,
+            "completion_tokens": 0,
+            "latency": 0.0,
+            "cost": 0.0,
+        }
         # Totals that miss a number are not zero but unknown, and stay so.
         self._unknown = {"prompt_tokens": False, "completion_tokens": False, "cost": False}
         try:
@@ -62,7 +69,7 @@ class LoggedChat:
         return list(results)
 
     def metrics(self) -> dict[str, float]:
-        """Totals: calls, failed_calls, latency (seconds) and, where known, prompt_tokens, completion_tokens, cost (USD)."""
+        """Totals: calls, failed_calls, latency (s) and, where known, prompt_tokens, completion_tokens, cost (USD)."""
         with self._lock:
             return {
                 f"llm/{name}": float(value)

@@ -38,7 +38,7 @@ class HostedChat(ABC):
         structured: ask the provider to hold replies to the request's JSON schema.
         temperature: sampling temperature; None leaves it to the provider (some models accept no other).
         max_tokens: longest reply, in tokens; None leaves it to the provider.
-        timeout: seconds one attempt may take.
+        timeout: seconds of silence after which an attempt is given up.
         retries: further attempts after a passing failure (rate limit, outage, time-out).
         concurrency: requests of a batch in flight at once.
         input_price, output_price: US dollars per million tokens; None is unknown, and makes costs unknown, never zero.
@@ -91,8 +91,12 @@ class HostedChat(ABC):
         """
         if not requests:
             return []
-        with ThreadPoolExecutor(min(self.concurrency, len(requests)), thread_name_prefix="llm") as pool:
-            results = list(pool.map(self._answer, requests))
+        if len(requests) == 1:
+            # In this thread, so that Ctrl-C ends a long wait at once.
+            results = [self._answer(requests[0])]
+        else:
+            with ThreadPoolExecutor(min(self.concurrency, len(requests)), thread_name_prefix="llm") as pool:
+                results = list(pool.map(self._answer, requests))
         replies = [result for result in results if isinstance(result, ChatReply)]
         if len(replies) < len(results):
             raise BatchError(results) from None

@@ -39,7 +39,16 @@ class LiteLLMChat(HostedChat):
         output_price: NonNegativeFloat | None = None,
     ) -> None:
         super().__init__(
-            model, api_key_env, structured, temperature, max_tokens, timeout, retries, concurrency, input_price, output_price
+            model,
+            api_key_env,
+            structured,
+            temperature,
+            max_tokens,
+            timeout,
+            retries,
+            concurrency,
+            input_price,
+            output_price,
         )
         self.api_base = api_base
         self.label = f"{model} (litellm)"
@@ -78,7 +87,7 @@ class LiteLLMChat(HostedChat):
                 **{name: value for name, value in options.items() if value is not None},
             )
             text = answer.choices[0].message.content
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # litellm raises classes of many providers' libraries. `from None`: their tracebacks may quote the key.
             raise self._translate(error) from None
         usage = getattr(answer, "usage", None)

@@ -45,13 +45,24 @@ class OpenAICompatibleChat(HostedChat):
         output_price: NonNegativeFloat | None = None,
     ) -> None:
         super().__init__(
-            model, api_key_env, structured, temperature, max_tokens, timeout, retries, concurrency, input_price, output_price
+            model,
+            api_key_env,
+            structured,
+            temperature,
+            max_tokens,
+            timeout,
+            retries,
+            concurrency,
+            input_price,
+            output_price,
         )
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"llm.base_url must look like http://localhost:8000/v1, got {base_url!r}")
         if "@" in parts.netloc:
-            raise ConfigError("llm.base_url must hold no user name or password: put a key in the variable api_key_env names")
+            raise ConfigError(
+                "llm.base_url must hold no user name or password: put a key in the variable api_key_env names"
+            )
         self.base_url = base_url.rstrip("/")
         self.label = f"{model} at {self.base_url}"
         self._client = httpx.Client(timeout=timeout, limits=httpx.Limits(max_connections=concurrency))
@@ -74,7 +85,9 @@ class OpenAICompatibleChat(HostedChat):
         if response.status_code in (401, 403):
             raise LLMError(f"{self.base_url} refuses the request (HTTP {response.status_code}). {self._key_hint()}")
         if response.status_code >= 500:
-            raise LLMError(f"the chat server at {self.base_url} is up but failing: GET {url} gave {response.status_code}")
+            raise LLMError(
+                f"the chat server at {self.base_url} is up but failing: GET {url} gave {response.status_code}"
+            )
         self._look_for_model(response)
 
     def _look_for_model(self, response: httpx.Response) -> None:
@@ -84,7 +97,9 @@ class OpenAICompatibleChat(HostedChat):
         except (ValueError, KeyError, TypeError):
             return
         if names and not {self.model, f"{self.model}:latest"} & set(names):
-            logger.warning("%s does not list the model %s; it lists %s", self.base_url, self.model, ", ".join(names[:20]))
+            logger.warning(
+                "%s does not list the model %s; it lists %s", self.base_url, self.model, ", ".join(names[:20])
+            )
 
     def _complete(self, request: ChatRequest) -> ChatReply:
         body: dict[str, Any] = {"model": self.model, "messages": list(request.messages), "stream": False}

@@ -11,7 +11,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 PROMPTS = Path(__file__).parent / "prompts"
 
 
-def render(name: str, **variables: object) -> str:
+def render(name: str, /, **variables: object) -> str:
     """The prompt `name`, e.g. `principal/cleanup`, with its variables filled in.
 
     Templates run sandboxed: they can neither change what they are given nor reach Python's internals.
@@ -39,6 +39,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["num"] = format_number
+    environment.filters["exact"] = lambda value: repr(float(value)).removesuffix(".0")
     environment.filters["nums"] = lambda values: ", ".join(format_number(value) for value in values)
     return environment
 

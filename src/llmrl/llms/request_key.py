@@ -14,7 +14,7 @@ from llmrl.core.records import ChatRequest
 def request_key(identity: Mapping[str, Any], request: ChatRequest, repeat: int = 0) -> str:
     """SHA-256, in hex, of model identity, messages, schema and repeat index.
 
-    Labels that only serve readers (`purpose`) and what changes how, but not what, is asked (timeouts, prices) are left out.
+    Left out is what serves only readers (`purpose`) and what changes how, but not what, is asked (timeouts, prices).
 
     Args:
         identity: what the model is: its name, server and sampling parameters, as JSON-compatible values.

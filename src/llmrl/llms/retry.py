@@ -69,10 +69,11 @@ def with_retries(
 ) -> T:
     """`call()`, tried again up to `retries` times when it raises TransientError.
 
-    The n-th wait is drawn uniformly from [1/2, 1] x min(first_delay 2^n, 60 s), and is at least what the server asked for.
+    Wait n = 0, 1, ... is drawn uniformly from [1/2, 1] x min(first_delay 2^n, 60 s), and is at least what the server
+    asked for.
 
     Raises:
-        LLMError: at once for every other failure; after the last attempt; or if the server asks for more than ten minutes.
+        LLMError: at once for every other failure; after the last attempt; if the server asks for over ten minutes.
     """
     for attempt in range(retries + 1):
         try:

@@ -12,14 +12,14 @@ from llmrl.llms import scripted_principal
 logger = logging.getLogger(__name__)
 
 REPLIERS: tuple[Callable[[str], str | None], ...] = (scripted_principal.reply,)
-"""One per task: takes the first user message and returns a reply in the format it asks for, or None if it is another task's."""
+"""One per task: from the first user message to a reply in the format it asks for; None if it is another task's."""
 
 
 class ScriptedChat:
     """Replies computed from the text of the prompt alone, by simple rules.
 
     It is asked with the same prompts and its replies go through the same parsing as a real model's, so it shows that
-    the machinery works. It says nothing about what language models can do, and its label says so wherever results show it.
+    the machinery works. It says nothing about what language models can do; its label says so wherever results show it.
     """
 
     label = "scripted (not a language model)"
@@ -34,7 +34,9 @@ class ScriptedChat:
     def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Raises LLMError for a prompt of a task that no replier knows."""
         if not self._warned:
-            logger.warning("llm=scripted replies by fixed rules: it is not a language model, and neither are its results")
+            logger.warning(
+                "llm=scripted replies by fixed rules: it is not a language model, and neither are its results"
+            )
             self._warned = True
         return [ChatReply(self._answer(request), cost=0.0) for request in requests]
 
@@ -45,6 +47,6 @@ class ScriptedChat:
             if reply is not None:
                 return reply
         raise LLMError(
-            f"llm=scripted has no rule for this question (purpose {request.purpose!r}); it knows how to be a principal. "
-            "Choose a language model, e.g. llm=openai_compatible or llm=gpt4o."
+            f"llm=scripted has no rule for this question (purpose {request.purpose!r}); it only knows how to be a "
+            "principal. Choose a language model, e.g. llm=openai_compatible or llm=gpt4o."
         )

@@ -12,7 +12,7 @@ _PARAMETER = re.compile(r"^- (\S+): from (\S+) to (\S+) \(", re.MULTILINE)
 _CONTEXT = re.compile(r"^Context of this generation: (.+)$", re.MULTILINE)
 _MADE = re.compile(r"^Proposals made so far: (\d+)$", re.MULTILINE)
 _MADE_HERE = re.compile(r"^Proposals made so far in this context: (\d+)$", re.MULTILINE)
-_GENERATION = re.compile(r"^Generation \d+(?: \[context: (.+?)\])?: (.+?) -> payoff (\S+)", re.MULTILINE)
+_GENERATION = re.compile(r"^Generation \d+(?: \[context: (.+?)\])?: (.+?) -> payoff ([^\s;]+)", re.MULTILINE)
 
 STEP = 0.3
 """Standard deviation of the first perturbation, as a share of each range."""
@@ -43,7 +43,8 @@ def reply(prompt: str) -> str | None:
         step = max(STEP * SHRINK ** (made - len(spread)), SMALLEST_STEP)
         vector = _perturb(prompt, best, low, high, step)
         why = f"a change of about {100 * step:.0f} % of the ranges to the best numbers so far, which gave {payoff:g}"
-    numbers = {name: round(float(value), 4) for name, value in zip(names, np.clip(vector, low, high), strict=True)}
+    # Rounded before it is clipped: a bound need not be a round number.
+    numbers = dict(zip(names, np.clip(vector.round(4), low, high).tolist(), strict=True))
     return json.dumps({"reasoning": f"By rule, not by thought: {why}.", **numbers})
 
 

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 Model = TypeVar("Model", bound=BaseModel)
 
-LONGEST_REPLY = 100_000
-"""Characters of a reply that are looked at; far more than any valid one has."""
+LONGEST_REPLY = 30_000
+"""Characters at the end of a reply that are looked at: the answer comes last."""
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SEPARATORS = re.compile(r"[,;\s]+")
@@ -39,7 +39,7 @@ def parse_json(text: str, model: type[Model]) -> Model:
     Raises:
         InvalidReply: there is no JSON object, or none fits; the text describes the fault of the last one.
     """
-    objects = _json_objects(text[:LONGEST_REPLY])
+    objects = _json_objects(text[-LONGEST_REPLY:])
     if not objects:
         raise InvalidReply("there is no complete JSON object in the reply")
     fault: ValidationError | None = None
@@ -61,7 +61,7 @@ def parse_dollar(text: str, n: int) -> np.ndarray:
     Raises:
         InvalidReply: no such list, another count of numbers, percentages, or anything that is not a finite number.
     """
-    pieces = re.sub(r"\$+", "$", text[:LONGEST_REPLY].replace("\\$", "$")).split("$")
+    pieces = re.sub(r"\$+", "$", text[-LONGEST_REPLY:].replace("\\$", "$")).split("$")
     # The first and the last piece have a dollar sign on one side only.
     inner = pieces[1:-1]
     if not inner:
@@ -89,7 +89,9 @@ def _numbers(piece: str, n: int) -> np.ndarray:
         raise InvalidReply(f"some of the words between the dollar signs are no numbers: ${shown}$")
     values = [float(word) for word in words]
     if len(values) != n:
-        raise InvalidReply(f"expected {n} number{'s' * (n != 1)} between the dollar signs, got {len(values)}: ${shown}$")
+        raise InvalidReply(
+            f"expected {n} number{'s' * (n != 1)} between the dollar signs, got {len(values)}: ${shown}$"
+        )
     if not all(math.isfinite(value) for value in values):
         raise InvalidReply(f"numbers must be finite: ${shown}$")
     return np.array(values, dtype=np.float64)
@@ -119,13 +121,13 @@ def _describe(error: Any) -> str:
     return f"the field {field!r}: {error['msg'].lower()}, got {json.dumps(error['input'], default=str)[:80]}"
 
 
-def _make_strict(schema: Any) -> None:
-    if isinstance(schema, dict):
-        if schema.get("type") == "object" and "properties" in schema:
-            schema["additionalProperties"] = False
-            schema["required"] = list(schema["properties"])
-        for value in schema.values():
-            _make_strict(value)
-    elif isinstance(schema, list):
-        for value in schema:
-            _make_strict(value)
+def _make_strict(schema: dict[str, Any]) -> None:
+    """In place: every object closed and with all fields required; no defaults, which strict providers refuse."""
+    schema.pop("default", None)
+    if "properties" in schema:
+        schema["additionalProperties"] = False
+        schema["required"] = list(schema["properties"])
+    inner = [*schema.get("properties", {}).values(), *schema.get("$defs", {}).values(), *schema.get("anyOf", [])]
+    for part in [*inner, schema.get("items")]:
+        if isinstance(part, dict):
+            _make_strict(part)

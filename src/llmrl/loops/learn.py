@@ -75,9 +75,9 @@ class LearnLoop:
                     metrics |= self.evaluate()
                 run.metrics.log(self.iteration, metrics, env_steps=self.iteration * per_update)
                 run.safe_point(self.iteration, self.state_dict)
+        run.checkpoint(self.iteration, self.state_dict())
         final = self.evaluate()
         run.metrics.log(self.iteration, final, env_steps=self.iteration * per_update)
-        run.checkpoint(self.iteration, self.state_dict())
         run.summary = {"updates": self.iteration, "env_steps": self.iteration * per_update, **final}
         return final["evaluation/base_return"]
 

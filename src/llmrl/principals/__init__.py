@@ -1,1 +1,1 @@
-"""TODO."""
+"""Ask/tell proposers that set an environment's mechanism."""

@@ -1,4 +1,4 @@
-"""Where a run lives: `outputs_root/<name>/<readable overrides>-<hash>/seed=<n>/`.
+"""Where a run lives: `output_root/<name>/<readable overrides>-<hash>/seed=<n>/`.
 
 The hash says *which experiment* this is; the readable part is for people and for TensorBoard's list of runs. Runs that
 differ only in what cannot change their numbers (see `EXCLUDED`) share a hash, and so a folder.
@@ -18,9 +18,10 @@ from llmrl.core.errors import RunFolderError
 EXCLUDED: tuple[str, ...] = (
     "seed",  # has a folder level of its own
     "name",  # has a folder level of its own
-    "outputs_root",  # where the folder is
+    "output_root",  # where the folder is
     "hardware",  # what the run is computed on: device, launcher, processes
-    "logging",  # how often a run reports and checkpoints
+    "checkpoint_seconds",  # how often a run saves
+    "trusted_modules",  # which code may be loaded, not what it computes
     "resume",  # what to do with an existing folder
     "rerun",
     "dry_run",
@@ -59,10 +60,12 @@ def _canonical(value: Any, where: str) -> Any:
 
 
 def split_overrides(overrides: Iterable[str]) -> dict[str, str]:
-    """Hydra overrides as `{key: value}`, sorted by key, `EXCLUDED` keys dropped, the last of equal keys kept.
+    """Hydra overrides as `{key: value}`, `EXCLUDED` keys dropped, the last of equal keys kept.
 
-    >>> split_overrides(["principal=ucb", "seed=3", "+env.n_envs=8"])
-    {'env.n_envs': '8', 'principal': 'ucb'}
+    Choices of parts come first, then their fields, each sorted by key: a name cut short still tells the parts.
+
+    >>> split_overrides(["env.n_envs=8", "principal=ucb", "seed=3"])
+    {'principal': 'ucb', 'env.n_envs': '8'}
     """
     split: dict[str, str] = {}
     for override in overrides:
@@ -71,7 +74,7 @@ def split_overrides(overrides: Iterable[str]) -> dict[str, str]:
         key = key.lstrip("+~")
         if re.split(r"[.@/]", key, maxsplit=1)[0] not in EXCLUDED:
             split[key] = "none" if removed else value.strip("'\"")
-    return dict(sorted(split.items()))
+    return dict(sorted(split.items(), key=lambda item: ("." in item[0], item[0])))
 
 
 def readable(overrides: Iterable[str]) -> str:
@@ -81,6 +84,7 @@ def readable(overrides: Iterable[str]) -> str:
     'env=escape_room,principal=ucb'
     """
     text = ",".join(f"{key}={value}" for key, value in split_overrides(overrides).items())
+    text = re.sub(r"[\s\[\]{}'\"]+", "", text)  # lists and quotes read well without their brackets
     text = re.sub(r"[^A-Za-z0-9._=+,-]+", "-", text)[:MAX_READABLE].strip("-.,")
     return text or "defaults"
 
@@ -111,5 +115,5 @@ def unwritable(folder: Path, error: OSError) -> RunFolderError:
     """The error for a run folder that cannot be created or written."""
     return RunFolderError(
         f"cannot write the run folder {folder}: {error.strerror or error}. "
-        "Choose a writable place with outputs_root=<folder>."
+        "Choose a writable place with output_root=<folder>."
     )

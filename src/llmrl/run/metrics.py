@@ -33,21 +33,21 @@ class MetricLog:
         folder: the run folder.
         hyperparameters: what TensorBoard's HParams table shows of this run.
         name: the run's name in that table.
-        offset: size in bytes to which an existing file is cut back first: `position()` at the checkpoint that is
-            resumed, or 0. The events are rewritten from what remains, so that both files continue as if uninterrupted.
+        lines: length to which an existing file is cut back first: `position()` at the checkpoint that is resumed, or
+            0. The events are rewritten from what remains, so that both files continue as if uninterrupted.
 
     Raises:
-        RunFolderError: the file is shorter than `offset`, or cannot be written.
+        RunFolderError: the file has fewer lines, or cannot be written.
     """
 
     def __init__(
-        self, folder: Path, hyperparameters: HyperParameters | None = None, name: str = "", offset: int = 0
+        self, folder: Path, hyperparameters: HyperParameters | None = None, name: str = "", lines: int = 0
     ) -> None:
         self._path = folder / FILE_NAME
         self._not_finite: set[str] = set()
         try:
             self._file = self._path.open("ab")
-            self._truncate(offset)
+            self._truncate(lines)
         except OSError as error:
             raise RunFolderError(f"cannot write {self._path}: {error.strerror or error}") from error
         kept = read_metrics(self._path)
@@ -70,6 +70,7 @@ class MetricLog:
         line[TIME + "unix"] = round(time.time(), 3)
         self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
         self._file.flush()
+        self._lines += 1
         _to_events(self._events, line)
 
     @property
@@ -78,9 +79,12 @@ class MetricLog:
         return self._elapsed + time.monotonic() - self._started
 
     def position(self) -> int:
-        """Bytes written so far, synced to disk: what a checkpoint stores as the place to resume from."""
+        """Lines written so far, synced to disk: what a checkpoint stores as the place to resume from.
+
+        Lines rather than bytes, because how long the clock's numbers are differs from run to run.
+        """
         os.fsync(self._file.fileno())
-        return self._file.tell()
+        return self._lines
 
     def close(self, succeeded: bool = True) -> None:
         """Close both files; `succeeded` is what TensorBoard's HParams table shows as the run's state."""
@@ -89,17 +93,18 @@ class MetricLog:
             self._events.end(succeeded)
             self._events.close()
 
-    def _truncate(self, offset: int) -> None:
-        size = self._file.seek(0, os.SEEK_END)
-        if size < offset:
+    def _truncate(self, lines: int) -> None:
+        whole = [line for line in self._path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        if len(whole) < lines:
             raise RunFolderError(
-                f"{self._path} has {size} bytes but the checkpoint was written at {offset}: the file has been cut or "
-                "replaced. Start this run anew with rerun=true, which moves the old content aside."
+                f"{self._path} has {len(whole)} lines but the checkpoint was written at {lines}: the file has been cut "
+                "or replaced. Start this run anew with rerun=true, which moves the old content aside."
             )
-        if size > offset:
-            log.info("%s: dropping %d bytes written after the checkpoint", self._path, size - offset)
-            self._file.truncate(offset)
-            self._file.seek(0, os.SEEK_END)
+        if len(whole) > lines:
+            log.info("%s: dropping %d lines written after the checkpoint", self._path, len(whole) - lines)
+        self._file.truncate(sum(len(line) for line in whole[:lines]))
+        self._file.seek(0, os.SEEK_END)
+        self._lines = lines
 
     def _finite(self, step: int, name: str, value: float) -> float | None:
         if math.isfinite(value):

@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from llmrl.core.errors import RunFolderError
-from llmrl.run.files import job_id
 from llmrl.run.folder import unwritable
 
 log = logging.getLogger(__name__)
@@ -160,6 +159,12 @@ def is_alive(owner: Owner, path: Path, stale_after_s: float = STALE_AFTER_S) -> 
         return False
     age = _age(path)
     return age is not None and age < stale_after_s
+
+
+def job_id() -> str:
+    """The id of the scheduler's job this process belongs to (`123`, or `123_4` in a job array), or an empty string."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
 
 def _parse(path: Path) -> Owner | None:

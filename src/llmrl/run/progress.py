@@ -97,7 +97,9 @@ class Progress:
 
     def _speed(self) -> str:
         speed = self.numbers.steps_per_second
-        return "" if speed is None else f"{speed:.3g} {self.numbers.unit}/s"
+        if speed is None:
+            return ""
+        return f"{speed:,.0f} {self.numbers.unit}/s" if speed >= 100 else f"{speed:.3g} {self.numbers.unit}/s"
 
     def _open_bar(self) -> None:
         from rich.console import Console

@@ -26,7 +26,7 @@ from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.core.records import State
 from llmrl.run import owner, status
 from llmrl.run.checkpoints import CheckpointStore
-from llmrl.run.files import write_atomic
+from llmrl.run.files import write_atomic, write_json
 from llmrl.run.folder import config_hash, run_folder, split_overrides
 from llmrl.run.metrics import MetricLog
 from llmrl.run.progress import Progress
@@ -37,7 +37,9 @@ from llmrl.run.tensorboard import PATTERN, HyperParameters
 log = logging.getLogger(__name__)
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_RUN_KEY = "run"  # entry of a saved state that belongs to this module, the rest is the loop's
 _PARTIAL_BACKUP = "backup.partial"
+SUMMARY_NAME = "summary.json"
 
 
 class Stopped(Exception):  # noqa: N818  (it is an outcome, not an error)
@@ -63,6 +65,7 @@ class Run:
         stop: whether a signal asks to stop.
         status: the content of `status.json`.
         result: the run's scalar; set it before leaving the context.
+        summary: what the loop found, as plain data; set it before leaving the context, it is saved as `summary.json`.
     """
 
     metrics: MetricLog
@@ -138,6 +141,7 @@ class Run:
         self.stop = StopFlag()
         self.status = status.Status()
         self.result: float | None = None
+        self.summary: dict[str, Any] = {}
         self.checkpoint_every_s = 60.0
         self._ownership: owner.Ownership | None = None
         self._log_handler: logging.Handler | None = None
@@ -160,17 +164,18 @@ class Run:
         digest = config_hash(self.config)
         self.checkpoints = CheckpointStore(self.folder / "checkpoints", keep, digest)
         self.checkpoints.clean()
+        _remove_leftovers(self.folder)
         newest = self.checkpoints.load_newest()
-        offset = 0
+        lines = 0
         if newest is not None:
             self.state = "resumed"
-            self.iteration, content = newest
-            self.restored, offset = content["state"], content["metrics_bytes"]
+            self.iteration, self.restored = newest
+            lines = self.restored.pop(_RUN_KEY)["metrics_lines"]
         if hyperparameters is None:
             hyperparameters = _hyperparameters(overrides, self.seed)
         _save_config(self.folder / "config.yaml", self.config)
         write_provenance(self.folder, self.status.attempt)
-        self.metrics = MetricLog(self.folder, hyperparameters, f"{self.folder.parent.name}/{self.folder.name}", offset)
+        self.metrics = MetricLog(self.folder, hyperparameters, f"{self.folder.parent.name}/{self.folder.name}", lines)
         self.status.write(self.folder)
         where = f"resumed from iteration {self.iteration}" if self.state == "resumed" else "new"
         log.info("run %s (%s, attempt %d, config hash %s)", self.folder, where, self.status.attempt, digest)
@@ -187,10 +192,14 @@ class Run:
             return
         try:
             with self.stop.saving():
-                if error is None:
-                    self._finish()
-                else:
+                if error is not None:
                     self._fail(error)
+                    return
+                try:
+                    self._finish()
+                except BaseException as failure:
+                    self._fail(failure)
+                    raise
         finally:
             self._release()
             self.stop.__exit__()
@@ -202,12 +211,10 @@ class Run:
             CheckpointError: it cannot be written.
             RunFolderError: another process has taken over the folder.
         """
-        if self._ownership is None or not self._ownership.held:
-            raise RunFolderError(
-                f"{self.folder} has been taken over by {owner.read_owner(self.folder)}; stopping this run"
-            )
+        self._check_held()
         with self.stop.saving():
-            path = self.checkpoints.save(iteration, {"state": state, "metrics_bytes": self.metrics.position()})
+            own = {_RUN_KEY: {"metrics_lines": self.metrics.position()}}
+            path = self.checkpoints.save(iteration, {**state, **own})
         self._last_checkpoint = time.monotonic()
         return path
 
@@ -235,15 +242,28 @@ class Run:
 
         return Progress(total, unit, description, done=done, report=report)
 
+    def _check_held(self) -> None:
+        if self._ownership is None or not self._ownership.held:
+            raise RunFolderError(
+                f"{self.folder} has been taken over by {owner.read_owner(self.folder) or 'nobody known'}; "
+                "this process stops without writing to it"
+            )
+
     def _finish(self) -> None:
+        self._check_held()
         self.status.state, self.status.result, self.status.error = "finished", self.result, ""
         (self.folder / "traceback.txt").unlink(missing_ok=True)
         self.metrics.close()
-        self.status.write(self.folder)
+        if self.summary:
+            write_json(self.folder / SUMMARY_NAME, self.summary)
+        self.status.write(self.folder)  # last, because it is what makes the run count as finished
         log.info("run %s finished, result %s", self.folder, self.result)
 
     def _fail(self, error: BaseException) -> None:
-        """Record why the run ended before its end."""
+        """Record why the run ended before its end, unless the folder is no longer ours to write to."""
+        if self._ownership is None or not self._ownership.held:
+            log.error("nothing recorded in %s, which another process has taken over: %s", self.folder, error)
+            return
         if isinstance(error, Stopped):
             self.status.state = "stopped" if error.signal == signal.SIGINT else "preempted"
         elif isinstance(error, KeyboardInterrupt):
@@ -285,18 +305,29 @@ class Run:
             package.setLevel(logging.INFO)
 
 
-def read_state(path: Path) -> tuple[int, State]:
-    """Iteration and state that a run saved: the newest whole one of a run folder, or that of one checkpoint file.
+def _remove_leftovers(folder: Path) -> None:
+    """Remove half-written files of a killed attempt, but not what another process may be using to look at the owner."""
+    for path in folder.glob(".*.tmp"):
+        if not path.name.startswith((".clock", ".owner")):
+            path.unlink(missing_ok=True)
+
+
+def saved_state(folder: Path) -> tuple[int, State]:
+    """The newest whole checkpoint of any run folder: iterations done, and the loop's state.
 
     Raises:
-        CheckpointError: there is none, or it cannot be used.
+        CheckpointError: `folder` is no run folder, or has no checkpoint that can be read.
     """
-    store = CheckpointStore(path / "checkpoints" if path.is_dir() else path.parent)
-    found = store.load_newest() if path.is_dir() else store.load(path)
-    if found is None:
-        raise CheckpointError(f"{path} has no checkpoints; give the folder of a run (.../seed=0) that has saved some")
-    iteration, content = found
-    return iteration, content["state"]
+    if not (folder / "config.yaml").is_file():
+        raise CheckpointError(
+            f"{folder} is not a run folder (no config.yaml); give one like outputs/<name>/<run>/seed=0"
+        )
+    newest = CheckpointStore(folder / "checkpoints").load_newest()
+    if newest is None:
+        raise CheckpointError(f"{folder} has no checkpoint yet; let that run get to its first one")
+    iteration, state = newest
+    state.pop(_RUN_KEY, None)
+    return iteration, state
 
 
 def _set_aside(folder: Path) -> None:

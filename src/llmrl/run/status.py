@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import socket
 import time
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.core.errors import RunFolderError
-from llmrl.run.files import job_id, write_json
+from llmrl.run.files import write_json
+from llmrl.run.owner import job_id
 
 FILE_NAME = "status.json"
 STATES = ("running", "finished", "failed", "stopped", "preempted")
@@ -60,10 +60,7 @@ class Status:
     def write(self, folder: Path) -> None:
         """Replace the status file of `folder`."""
         self.updated = time.time()
-        content = asdict(self)
-        if self.result is not None and not math.isfinite(self.result):
-            content["result"] = None  # JSON has no such number
-        write_json(folder / FILE_NAME, content)
+        write_json(folder / FILE_NAME, asdict(self))
 
 
 def read_status(folder: Path) -> Status | None:

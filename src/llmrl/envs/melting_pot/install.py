@@ -2,8 +2,8 @@
 
 Every workaround for dm-meltingpot and dmlab2d lives in this file (docs/melting_pot.md says why each is needed):
 
-* the source distribution of dm-meltingpot downloads recorded bots while it is built, unless it finds their archive in the
-  temporary folder: it is given an empty one;
+* the source distribution of dm-meltingpot downloads recorded bots while it is built, unless it finds their archive in
+  the temporary folder: it is given an empty one;
 * its declared requirements include TensorFlow and JAX, which substrates do not need: it is installed without them;
 * its `__init__` imports TensorFlow: the package is entered through a bare module with the same path.
 """
@@ -36,7 +36,9 @@ ASSETS = "meltingpot-assets-2.3.0.tar.gz"
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 GLIBC = (2, 35)
 HINT = "run `llmrl-install-meltingpot`"
-STILL_WORKS = "Everything that does not play cleanup or harvest on this engine works without it, e.g. `env=escape_room`."
+STILL_WORKS = (
+    "Everything that does not play cleanup or harvest on this engine works without it, e.g. `env=escape_room`."
+)
 
 REQUIREMENTS = {
     "dmlab2d": DMLAB2D,
@@ -99,7 +101,9 @@ def load(substrate: str) -> tuple[Any, Any]:
         dmlab2d = importlib.import_module("dmlab2d")
         return dmlab2d, importlib.import_module(f"meltingpot.configs.substrates.{substrate}")
     except ImportError as error:
-        raise EngineError(f"Melting Pot is installed but cannot be imported ({error}): {HINT}. {STILL_WORKS}") from error
+        raise EngineError(
+            f"Melting Pot is installed but cannot be imported ({error}): {HINT}. {STILL_WORKS}"
+        ) from error
 
 
 def root() -> Path:
@@ -126,8 +130,8 @@ def install(constraint: Path | None = None) -> bool:
                 entry = tarfile.TarInfo("assets")
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o755
                 archive.addfile(entry)
-            # An archive built elsewhere could hold other files; the wheel cache would keep one built here from a real archive.
-            _pip(["--no-deps", MELTINGPOT], constraint, TMPDIR=folder)
+            # What is built here lacks the bots: it must not reach pip's cache, where others would find it.
+            _pip(["--no-deps", "--no-cache-dir", MELTINGPOT], constraint, TMPDIR=folder)
     importlib.invalidate_caches()
     _verify()
     return bool(absent)
@@ -144,7 +148,9 @@ def _pip(arguments: Sequence[str], constraint: Path | None, **environment: str) 
 
 def _verify() -> None:
     """Import the engine in a process of its own, so that a broken library cannot take this one down."""
-    program = "from llmrl.envs.melting_pot import install; [install.load(s) for s in ('clean_up', 'commons_harvest__open')]"
+    program = (
+        "from llmrl.envs.melting_pot import install; [install.load(s) for s in ('clean_up', 'commons_harvest__open')]"
+    )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     if result.returncode != 0:
         reason = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
@@ -154,7 +160,9 @@ def _verify() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """`llmrl-install-meltingpot`: install the engine; does nothing, without network, where it already is."""
     parser = argparse.ArgumentParser(prog="llmrl-install-meltingpot", description=main.__doc__)
-    parser.add_argument("--constraint", type=Path, metavar="FILE", help="pip constraints file, e.g. the project's lock file")
+    parser.add_argument(
+        "--constraint", type=Path, metavar="FILE", help="pip constraints file, e.g. the project's lock file"
+    )
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     try:

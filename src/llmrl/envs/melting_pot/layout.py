@@ -1,4 +1,5 @@
-"""The memory that the learner's process and the games share: one named array per quantity, games along the first axis."""
+"""The memory that the learner's process and the games share: one named array per quantity, games along the first
+axis."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Layout:
 
     @property
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Name -> shape, dtype. `seed` is what the next episode starts with; `action` flows to the games, all else back."""
+        """Name -> shape, dtype. `seed` is what the next episode starts with; `action` flows to the games, all else
+        back."""
         games, agents = self.n_envs, self.n_agents
         census = len(CENSUS) * agents + len(SUBSTRATES[self.substrate].groups)
         arrays: dict[str, tuple[tuple[int, ...], str]] = {

@@ -1,6 +1,7 @@
 """The two substrates, and the named changes that make the rules of the published tax and incentive experiments.
 
-`upstream` are the rules of dm-meltingpot 2.4.1 as they are. `legislative` applies every change of `CHANGES` that concerns the
+`upstream` are the rules of dm-meltingpot 2.4.1 as they are. `legislative` applies every change of `CHANGES` that
+concerns the
 substrate: what the code of "Large Legislative Models" (arXiv 2410.08345) plays on its own fork of Melting Pot.
 """
 
@@ -91,7 +92,9 @@ def component(game_object: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def avatars(definition: Definition) -> list[dict[str, Any]]:
     """The players' game objects, in the order of their index."""
-    return [o for o in definition["simulation"]["gameObjects"] if any(c["component"] == "Avatar" for c in o["components"])]
+    return [
+        o for o in definition["simulation"]["gameObjects"] if any(c["component"] == "Avatar" for c in o["components"])
+    ]
 
 
 def _own_spawn_cells(definition: Definition, substrate: Substrate) -> None:

@@ -1,12 +1,13 @@
 """The process that plays one game of a batch: `python -m llmrl.envs.melting_pot.worker`, started by `MeltingPotEnv`.
 
-Building a game costs 0.1 to 0.4 s and starting it 0.2 s, as much as hundreds of steps, and the engine can start a game only once.
-So the worker builds one game and keeps it untouched; for each episode it forks a child, which starts its copy and plays it. The
-next child is forked as soon as an episode is over, and starts its game while the learner is busy with the update.
+Building a game costs 0.1 to 0.4 s and starting it 0.2 s, as much as hundreds of steps, and the engine can start a
+game only once. So the worker builds one game and keeps it untouched; for each episode it forks a child, which starts
+its copy and plays it. The next child is forked as soon as an episode is over, and starts its game while the learner
+is busy with the update.
 
 The learner sends one byte at a time over a socket, the numbers lie in shared memory:
-`R` begin an episode, `S` step, `L` the last step of this episode; the answer is `C` (the episode goes on) or `E` (the engine ended it).
-A closed socket means that the learner is gone: the worker exits.
+`R` begin an episode, `S` step, `L` the last step of this episode; the answer is `C` (the episode goes on) or `E` (the
+engine ended it). A closed socket means that the learner is gone: the worker exits.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def play(game: Game, layout: Layout, slot: int, link: socket.socket, memory: mmap.mmap, begun: bool) -> int:
-    """Start the game, play one episode, and return the exit code. `begun`: the learner already waits for its first answer."""
+    """Start the game, play one episode, and return the exit code. `begun`: the learner already waits for its first
+    answer."""
     arrays = layout.views(memory)
     seed = int(arrays["seed"][slot])
     game.start(seed)

@@ -1,0 +1,131 @@
+"""The worker processes of a batch of games, and the memory they share with the learner."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from llmrl.core.errors import EngineError
+from llmrl.envs.melting_pot.layout import Layout
+
+_POLL_SECONDS = 1
+_EXIT_SECONDS = 5
+
+
+@dataclass
+class Worker:
+    """The process of one game, and the socket to it (see `worker` for what is said there)."""
+
+    process: subprocess.Popen[bytes]
+    link: socket.socket
+
+
+class GamePool:
+    """One running worker a game.
+
+    Workers end when the pool is closed or its process is gone, however it ended; the shared memory has no name, so
+    nothing stays behind.
+
+    Args:
+        layout: the batch.
+        seeds: what the first episode of each game starts with.
+    """
+
+    def __init__(self, layout: Layout, seeds: Sequence[int]) -> None:
+        self._layout = layout
+        self.workers: list[Worker] = []
+        descriptor = os.memfd_create("llmrl-melting-pot")
+        try:
+            os.truncate(descriptor, layout.nbytes)
+            # Unmapped with the last array that refers to it.
+            self.arrays: dict[str, NDArray[Any]] = layout.views(mmap.mmap(descriptor, layout.nbytes))
+            self.arrays["seed"][:] = seeds
+            for slot in range(layout.n_envs):
+                self.workers.append(self._spawn(slot, descriptor))
+        finally:
+            os.close(descriptor)
+
+    def exchange(self, orders: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Send one order to each of the games named, and wait for their answers: game -> byte.
+
+        Raises:
+            EngineError: a game died. All games are ended then: the batch cannot go on without it.
+        """
+        for slot, order in orders.items():
+            try:
+                self.workers[slot].link.sendall(order)
+            except OSError as error:
+                raise self._died(slot) from error
+        return {slot: self._answer(slot) for slot in orders}
+
+    def close(self) -> None:
+        """End the games; may be called twice, and after a game has died."""
+        for worker in self.workers:
+            worker.link.close()
+        for worker in self.workers:
+            try:
+                worker.process.wait(_EXIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+        self.workers = []
+
+    def _spawn(self, slot: int, memory: int) -> Worker:
+        ours, theirs = socket.socketpair()
+        # A time-out of the kernel's own: Python's would cost one more system call for each step of each game.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _POLL_SECONDS, 0))
+        with theirs:
+            command = [sys.executable, "-m", "llmrl.envs.melting_pot.worker"]
+            command += ["--layout", json.dumps(self._layout.to_json()), "--slot", str(slot)]
+            command += ["--link", str(theirs.fileno()), "--memory", str(memory)]
+            # One game is one core's work: threads of NumPy's linear algebra would only get in the way of fork.
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            descriptors = (theirs.fileno(), memory)
+            process = subprocess.Popen(command, pass_fds=descriptors, env=environment, stdin=subprocess.DEVNULL)
+        return Worker(process, ours)
+
+    def _answer(self, slot: int) -> bytes:
+        worker = self.workers[slot]
+        while True:
+            try:
+                answer = worker.link.recv(1)
+            except BlockingIOError:
+                # A worker that was killed leaves a child that keeps the socket open for a moment.
+                if worker.process.poll() is None:
+                    continue
+                answer = b""
+            except OSError:
+                answer = b""
+            if not answer:
+                raise self._died(slot)
+            return answer
+
+    def _died(self, slot: int) -> EngineError:
+        try:
+            cause = _describe_exit(self.workers[slot].process.wait(_EXIT_SECONDS))
+        except subprocess.TimeoutExpired:
+            cause = "its process hangs"
+        self.close()
+        return EngineError(
+            f"game {slot} of {self._layout.n_envs} ({self._layout.substrate}) died ({cause}); what its process had to say is "
+            "above. Start the same command again: the run goes on from its newest checkpoint."
+        )
+
+
+def _describe_exit(code: int) -> str:
+    """An exit code in words. The worker passes on a signal that killed its child as 128 + signal, like a shell."""
+    number = -code if code < 0 else code - 128
+    if number in set(signal.Signals):
+        return f"exit code {code}: {signal.Signals(number).name}"
+    return f"exit code {code}"

@@ -1,0 +1,48 @@
+"""Epsilon-greedy over a grid."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from llmrl.core.limits import PositiveInt, UnitInterval
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import EnvSpec
+from llmrl.principals.bandit import BanditPrincipal
+from llmrl.principals.grid import FINE
+
+
+class EpsilonGreedyPrincipal(BanditPrincipal):
+    """With probability `epsilon` a uniformly random arm, else the one with the highest mean payoff in the context.
+
+    Sutton & Barto, Reinforcement Learning (2nd ed.), section 2.4, with sample averages.
+
+    Args:
+        spec, seeds: the environment, and the source of randomness.
+        epsilon: chance of a random arm.
+        points: values a number; None is 21 for three numbers, 6 for five (9261 and 7776 arms).
+        initial_value: payoff an unplayed arm is taken to have. None: the greedy choice is among played arms only.
+            A value above what can be earned makes it try every arm first; one below, stay with the first good arm.
+            The published principal uses 0, which is one or the other depending on the sign of the payoffs.
+        ties: among equally good arms a random one, or the `first` as published.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        seeds: Seeds,
+        epsilon: UnitInterval = 0.1,
+        points: PositiveInt | None = None,
+        initial_value: float | None = None,
+        ties: Literal["random", "first"] = "random",
+    ) -> None:
+        super().__init__(spec, seeds, "egreedy", points, FINE)
+        self.epsilon, self.initial_value, self.ties = epsilon, initial_value, ties
+
+    def _select(self, row: int) -> int:
+        if self.rng.random() < self.epsilon:
+            return int(self.rng.integers(self.grid.n_arms))
+        unplayed = -np.inf if self.initial_value is None else self.initial_value
+        values = np.where(self.counts[row] > 0, self.means[row], unplayed)
+        return int(values.argmax()) if self.ties == "first" else self._argmax(values)

@@ -1,0 +1,151 @@
+"""`llmrl-train` as a user runs it: help, plans, refusals, sweeps, third-party parts. Real processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from experiments import only_run_folder
+from llmrl.cli.compose import options
+
+THIRD_PARTY = Path(__file__).parents[1] / "third_party"
+TINY = ("env=escape_room", "env.n_envs=4", "design.steps=2", "design.adapt_rounds=1", "design.validate_episodes=4")
+
+
+def train(*overrides, cwd, **environment):
+    """Run the console script's module; keys of hosted models are never inherited."""
+    env = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
+    command = [sys.executable, "-m", "llmrl.cli.train", *overrides]
+    return subprocess.run(command, cwd=cwd, env={**env, **environment}, capture_output=True, text=True, timeout=300)
+
+
+def test_help_lists_the_groups(tmp_path):
+    done = train("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for group in ("env", "agent", "principal", "teacher", "llm", "hardware"):
+        assert f"{group}: " in done.stdout
+    for option in ("cleanup", "harvest", "escape_room", "thompson", "gpt4o", "openai_compatible"):
+        assert option in done.stdout
+
+
+def test_shell_completion_knows_options(tmp_path):
+    done = train("-sc", "query=bash", cwd=tmp_path, COMP_LINE="llmrl-train principal=", COMP_POINT="22")
+    assert "principal=ucb" in done.stdout and "principal=llm" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("principal=ucbb",), "Available options in 'principal':"),
+        (("env=escape_room", "env.n_env=3"), "Key 'n_env' is not in struct"),
+        (("env=escape_room", "+env.colour=red"), "env has no option 'colour'; it has: n_envs"),
+        (("env=escape_room", "env.n_envs=many"), "env.n_envs='many': input should be a valid integer"),
+        (("env=escape_room", "env.n_envs=0"), "env.n_envs=0: input should be greater than 0"),
+        (("env=escape_room", "principal=fixed", "principal.values=[9,0,0,0,0]"), "lever_0=9 is outside [0, 5]"),
+        (("env=escape_room", "principal=fixed", "principal.values=[1,2]"), "takes 5 numbers"),
+        (("env=escape_room", "env.mechanism=false", "principal=ucb"), "use env=cleanup, escape_room, harvest"),
+        (("env=escape_room", "principal=llm", "llm=none"), "choose one of llm="),
+        (("env=escape_room", "principal=llm", "llm=gpt4o"), "OPENAI_API_KEY"),
+        (("env=escape_room", "hardware=gpu"), "use hardware=cpu"),
+        (("env=escape_room", "agent.init_from=/nowhere"), "/nowhere is not a run folder"),
+        (("env=escape_room", "env._target_=os.getcwd"), "outside the trusted modules"),
+    ],
+)
+def test_refusals(tmp_path, overrides, message):
+    """Each names what is wrong and what would work, without a traceback, and exits non-zero."""
+    if "hardware=gpu" in overrides:
+        torch = pytest.importorskip("torch")
+        if torch.cuda.is_available():
+            pytest.skip("this machine has a GPU")
+    done = train(*overrides, cwd=tmp_path)
+    assert done.returncode != 0
+    text = " ".join((done.stdout + done.stderr).split())
+    assert message in text, text
+    assert "Traceback" not in text
+
+
+def test_unwritable_output_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = train(*TINY, "principal=random", f"output_root={tmp_path}/file/outputs", cwd=tmp_path)
+    assert done.returncode != 0 and str(tmp_path / "file") in done.stderr and "Traceback" not in done.stderr
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
+    done = train(*TINY, "principal=ucb", "dry_run=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for part in ("4 games x 5 agents", "[4, 5, 28] float32", "incentives", "trainable:", "UCB", "environment steps", "80"):
+        assert part in done.stdout, part
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_sweep_of_principals_and_seeds(tmp_path):
+    """The command of the README: nine folders, readable names in TensorBoard, and nothing left to do a second time."""
+    command = ("--multirun", "principal=ucb,thompson,llm", "seed=0,1,2", *TINY)
+    done = train(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folders = sorted(path.parent for path in (tmp_path / "outputs").rglob("summary.json"))
+    assert len(folders) == 9
+    names = {folder.parent.name.split("principal=")[1].split(",")[0] for folder in folders}
+    assert names == {"ucb", "thompson", "llm"} and {f.name for f in folders} == {"seed=0", "seed=1", "seed=2"}
+    for folder in folders:
+        status = json.loads((folder / "status.json").read_text())
+        assert status["state"] == "finished" and list(folder.glob("events.out.tfevents*"))
+        assert (status["llm"] == "scripted (not a language model)") == ("principal=llm" in folder.parent.name)
+    again = train(*command, cwd=tmp_path)
+    assert again.returncode == 0 and again.stdout.count("Already finished") == 9
+
+
+def test_third_party_parts_through_config_dir(tmp_path):
+    config_dir = ("--config-dir", str(THIRD_PARTY / "conf"), "env=signal_game")
+    refused = train(*config_dir, "principal=halving", "name=refused", cwd=tmp_path)
+    assert refused.returncode != 0 and "trusted_modules=[signal_game]" in refused.stderr
+    trusted = (*config_dir, "trusted_modules=[signal_game]")
+    done = train(*trusted, "principal=halving", "agent=echo", "design.steps=3", "name=done", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((only_run_folder(tmp_path / "outputs" / "done") / "summary.json").read_text())
+    assert [row["mechanism"]["zero"] for row in summary["history"]] == [2.0, 1.0, 0.5]
+    assert summary["final_objective"] == 8.0  # the echo agent names every signal
+    taught = train(*trusted, "teacher=always_zero", "learn.env_steps=256", "name=taught", cwd=tmp_path)
+    assert taught.returncode == 0, taught.stderr
+    rows = (only_run_folder(tmp_path / "outputs" / "taught") / "metrics.jsonl").read_text()
+    assert "teacher/loss" in rows
+    wrong = train(*trusted, "teacher=always_zero", "agent=random", "name=wrong", cwd=tmp_path)
+    assert wrong.returncode != 0 and "use agent=ppo" in wrong.stderr
+
+
+def test_generic_prompt_governs_a_third_party_environment(tmp_path):
+    config_dir = ("--config-dir", str(THIRD_PARTY / "conf"), "env=signal_game", "trusted_modules=[signal_game]")
+    done = train(*config_dir, "principal=llm", "design.steps=3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    calls = (only_run_folder(tmp_path / "outputs") / "llm_calls.jsonl").read_text().splitlines()
+    assert len(calls) == 3 and "paid for naming 0" in calls[0]
+
+
+@pytest.mark.parametrize("group", ["env", "agent", "principal", "teacher", "llm", "hardware"])
+def test_every_option_is_commented_field_by_field(group):
+    """The first line says what the option is; every field carries a comment, on its line or the line before."""
+    import llmrl.conf
+
+    for name in options(group):
+        lines = (Path(llmrl.conf.__file__).parent / group / f"{name}.yaml").read_text().splitlines()
+        assert lines[0].startswith("# "), f"{group}/{name}.yaml"
+        for before, line in zip(lines, lines[1:], strict=False):
+            key = line.split(":")[0].strip()
+            is_field = line.strip() and not line.strip().startswith(("#", "-")) and ":" in line
+            if is_field and key not in ("_target_", "defaults", "ppo", "mechanism", "env", "design", "learn"):
+                assert "#" in line or before.strip().startswith("#"), f"{group}/{name}.yaml: {line}"
+
+
+def test_every_option_builds_or_says_what_is_missing(tmp_path):
+    """Each option of each group composes; what needs no engine, key or server is built by the other tests."""
+    from experiments import compose
+
+    for group in ("env", "agent", "principal", "teacher", "llm", "hardware"):
+        for name in options(group):
+            config = compose(f"{group}={name}")
+            assert set(config[group]) == set(yaml.safe_load(yaml.safe_dump(config[group])))

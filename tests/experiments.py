@@ -1,0 +1,51 @@
+"""Composing configs and running experiments inside a test process, as `llmrl-train` does."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+
+def compose(*overrides: str) -> dict:
+    """The resolved config of `llmrl-train <overrides>`."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    with initialize_config_module("llmrl.conf", version_base="1.3"):
+        config = hydra_compose("train", overrides=list(overrides), return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        OmegaConf.set_struct(config, False)
+        config.pop("hydra")
+        return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+
+
+def run(*overrides: str) -> float | None:
+    """Run an experiment here and now."""
+    from llmrl.cli.train import run_experiment
+
+    return run_experiment(compose(*overrides), list(overrides))
+
+
+def only_run_folder(root: Path) -> Path:
+    (folder,) = {path.parent for path in root.rglob("config.yaml") if "backup" not in str(path)}
+    return folder
+
+
+def comparable_metrics(folder: Path) -> list[dict]:
+    """All rows of a run without wall-clock numbers."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def silent_run(*overrides: str) -> None:
+    """`run` for a child process whose output nobody reads."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    import torch
+
+    torch.set_num_threads(1)
+    run(*overrides)

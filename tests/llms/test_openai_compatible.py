@@ -1,0 +1,213 @@
+import socket
+import time
+
+import pytest
+from fake_openai_server import FakeOpenAIServer
+
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.records import ChatRequest
+from llmrl.llms import retry
+from llmrl.llms.hosted import BatchError
+from llmrl.llms.openai_compatible import OpenAICompatibleChat
+
+KEY = "sk-canary-7f3a9d"
+
+
+def ask(text="hi", **kwargs):
+    return ChatRequest(({"role": "user", "content": text},), **kwargs)
+
+
+def chat(server, **kwargs):
+    return OpenAICompatibleChat(server.url, "fake-model", **{"retries": 3, "timeout": 5.0, **kwargs})
+
+
+@pytest.fixture(autouse=True)
+def quick_backoff(monkeypatch):
+    """Only the first wait is shortened; what is waited for, and why, stays as it is."""
+    original = retry.with_retries
+    monkeypatch.setattr("llmrl.llms.hosted.with_retries", lambda call, n: original(call, n, first_delay=0.01))
+
+
+def test_one_reply_with_tokens_and_cost():
+    with FakeOpenAIServer(lambda messages: messages[-1]["content"].upper()) as server:
+        model = chat(server, input_price=2.0, output_price=10.0, temperature=0.3, max_tokens=50)
+        model.check()
+        [reply] = model.chat([ask("hello")])
+    assert reply.text == "HELLO"
+    assert (reply.prompt_tokens, reply.completion_tokens) == (11, 7)
+    assert reply.cost == pytest.approx((11 * 2 + 7 * 10) / 1e6)
+    assert reply.latency > 0
+    assert server.requests == [
+        {
+            "model": "fake-model",
+            "messages": [{"role": "user", "content": "hello"}],
+            "stream": False,
+            "temperature": 0.3,
+            "max_tokens": 50,
+        }
+    ]
+
+
+def test_unknown_price_is_no_cost_and_null_content_is_empty_text():
+    with FakeOpenAIServer() as server:
+        server.faults += ["null_content"]
+        [reply] = chat(server, input_price=1.0).chat([ask()])
+    assert reply.cost is None and reply.text == ""
+
+
+@pytest.mark.parametrize("structured", [True, False])
+def test_schema_is_sent_only_where_the_server_can_use_it(structured):
+    schema = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+    with FakeOpenAIServer() as server:
+        chat(server, structured=structured).chat([ask(schema=schema)])
+    assert ("response_format" in server.requests[0]) is structured
+    if structured:
+        assert server.requests[0]["response_format"]["json_schema"]["schema"] == schema
+
+
+@pytest.mark.parametrize("fault", ["429", "429-after", "500", "503", "reset", "malformed", "truncated", "no_choices"])
+def test_passing_failures_are_tried_again(fault):
+    with FakeOpenAIServer(lambda messages: "fine") as server:
+        server.faults += [fault, fault]
+        [reply] = chat(server).chat([ask()])
+    assert reply.text == "fine" and len(server.requests) == 3
+
+
+def test_a_hanging_server_is_given_up_after_the_timeout():
+    with FakeOpenAIServer(lambda messages: "fine") as server:
+        server.faults += ["hang"]
+        [reply] = chat(server, timeout=0.3).chat([ask()])
+    assert reply.text == "fine" and len(server.requests) == 2
+
+
+def test_retry_after_is_honoured():
+    with FakeOpenAIServer(retry_after="0.4") as server:
+        server.faults += ["429-after"]
+        chat(server).chat([ask()])
+    # The backoff alone would be 0.01 s.
+    assert server.times[1] - server.times[0] >= 0.4
+
+
+def test_a_long_retry_after_is_an_error_at_once():
+    with FakeOpenAIServer(retry_after="86400") as server:
+        server.faults += ["429-after"]
+        with pytest.raises(LLMError, match="asks to wait 86400 s"):
+            chat(server).chat([ask()])
+    assert len(server.requests) == 1
+
+
+def test_retries_end_and_say_why():
+    with FakeOpenAIServer() as server:
+        server.faults += ["503"] * 10
+        with pytest.raises(LLMError, match=r"HTTP 503.*fault 503.*tried 4 times"):
+            chat(server).chat([ask()])
+    assert len(server.requests) == 4
+
+
+def test_a_refused_key_is_named_never_shown(monkeypatch, caplog):
+    monkeypatch.setenv("MY_KEY", KEY)
+    with FakeOpenAIServer(key="another") as server:
+        model = chat(server, api_key_env="MY_KEY")
+        with pytest.raises(LLMError, match="MY_KEY") as checked:
+            model.check()
+        with pytest.raises(LLMError, match="MY_KEY") as asked:
+            model.chat([ask()])
+    assert server.requests == []
+    assert "[key]" in str(asked.value)
+    assert KEY not in str(checked.value) + str(asked.value) + caplog.text + repr(model.identity) + repr(vars(model))
+
+
+def test_a_key_is_sent(monkeypatch):
+    monkeypatch.setenv("MY_KEY", KEY)
+    with FakeOpenAIServer(key=KEY) as server:
+        model = chat(server, api_key_env="MY_KEY")
+        model.check()
+        assert model.chat([ask()])[0].text == "hello"
+
+
+def test_missing_key_names_the_variable(monkeypatch):
+    monkeypatch.delenv("MY_KEY", raising=False)
+    with FakeOpenAIServer() as server, pytest.raises(LLMError, match="MY_KEY, which is not set"):
+        chat(server, api_key_env="MY_KEY").check()
+
+
+def test_server_down_names_the_address():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        model = OpenAICompatibleChat(url, "m", retries=1)
+        with pytest.raises(LLMError, match=f"no answer from the chat server at {url}"):
+            model.check()
+        with pytest.raises(LLMError, match="tried 2 times"):
+            model.chat([ask()])
+
+
+def test_unlisted_model_is_a_warning(caplog):
+    with FakeOpenAIServer() as server:
+        OpenAICompatibleChat(server.url, "other").check()
+    assert "does not list the model other; it lists fake-model" in caplog.text
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/v1", "http://", "http://user:secret@host/v1"])
+def test_bad_address(url):
+    with pytest.raises(ConfigError, match=r"llm\.base_url") as error:
+        OpenAICompatibleChat(url, "m")
+    assert "secret" not in str(error.value)
+
+
+def test_batches_keep_their_order_and_respect_the_limit():
+    with FakeOpenAIServer(lambda messages: messages[0]["content"]) as server:
+        server.delay = 0.05
+        replies = chat(server, concurrency=3).chat([ask(str(i)) for i in range(10)])
+    assert [reply.text for reply in replies] == [str(i) for i in range(10)]
+    assert 1 < server.most_in_flight <= 3
+
+
+def test_a_batch_with_a_failure_keeps_the_other_replies():
+    with FakeOpenAIServer() as server:
+        server.faults += ["401"]
+        with pytest.raises(BatchError, match="1 of 4 requests failed") as error:
+            chat(server, concurrency=1).chat([ask(str(i)) for i in range(4)])
+    assert isinstance(error.value.results[0], LLMError)
+    assert [reply.text for reply in error.value.results[1:]] == ["hello"] * 3
+
+
+def test_empty_batch():
+    assert OpenAICompatibleChat("http://localhost:1/v1", "m").chat([]) == []
+
+
+def test_wait_grows_and_is_bounded():
+    waits = []
+
+    def fail():
+        raise retry.TransientError("down")
+
+    with pytest.raises(LLMError, match="tried 9 times"):
+        retry.with_retries(fail, 8, sleep=waits.append)
+    for n, wait in enumerate(waits):
+        longest = min(2.0**n, retry.LONGEST_DELAY)
+        assert longest / 2 <= wait <= longest
+    assert len(waits) == 8
+
+
+def test_retry_after_forms():
+    from datetime import UTC, datetime
+
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    assert retry.parse_retry_after("1.5") == 1.5
+    assert retry.parse_retry_after("Thu, 01 Jan 2026 00:00:30 GMT", now) == 30.0
+    assert retry.parse_retry_after("Wed, 31 Dec 2025 00:00:00 GMT", now) == 0.0
+    for nothing in (None, "", "soon", "nan", "inf"):
+        assert retry.parse_retry_after(nothing) is None
+
+
+def test_other_errors_are_not_tried_again():
+    calls = []
+
+    def fail():
+        calls.append(time.monotonic())
+        raise LLMError("no")
+
+    with pytest.raises(LLMError, match=r"^no$"):
+        retry.with_retries(fail, 5)
+    assert len(calls) == 1

@@ -1,0 +1,136 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field
+
+from llmrl.llms.structured import InvalidReply, json_schema, parse_dollar, parse_json
+
+finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
+prose = st.text(st.characters(exclude_characters="$", exclude_categories=["Cs"]), max_size=60)
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    reasoning: str = ""
+    a: float = Field(alias="rate 1", strict=True, allow_inf_nan=False)
+    b: float = Field(strict=True, allow_inf_nan=False)
+
+
+class TestDollar:
+    @given(
+        values=st.lists(finite, min_size=1, max_size=6),
+        before=prose,
+        after=prose,
+        separator=st.sampled_from([", ", ",", "; ", " ", "\n", " ,\n "]),
+        brackets=st.sampled_from(["{}", "[{}]", "({})", "**{}**", "[[{}]]"]),
+        dollar=st.sampled_from(["$", "$$", "\\$"]),
+    )
+    def test_finds_the_list_in_any_dress(self, values, before, after, separator, brackets, dollar):
+        text = before + dollar + brackets.format(separator.join(map(repr, values))) + dollar + after
+        assert np.array_equal(parse_dollar(text, len(values)), values)
+
+    @given(text=st.text(st.sampled_from("$0123456789.,;eE+-% \n*[]ab"), max_size=80), n=st.integers(1, 4))
+    def test_gives_finite_numbers_or_says_why_not(self, text, n):
+        try:
+            values = parse_dollar(text, n)
+        except InvalidReply as error:
+            assert str(error)
+        else:
+            assert values.shape == (n,) and np.isfinite(values).all()
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("This costs $5 in all, so: $0.1, 0.2, 0.3$", [0.1, 0.2, 0.3]),
+            ("$0.1, 0.2, 0.3$ saves $5 a step.", [0.1, 0.2, 0.3]),
+            ("Between $5 and $10: $0.1, 0.2, 0.3$. Done.", [0.1, 0.2, 0.3]),
+            ("First $1,1,1$, better $2,2,2$", [2, 2, 2]),
+            ("$0.1,\n0.2,\n0.3\n$", [0.1, 0.2, 0.3]),
+            ("$$\\[1, 2, 3\\]$$", [1, 2, 3]),
+            ("$\u22121, +2, .5$", [-1, 2, 0.5]),
+            ("$1e-2 2. 3E1$", [0.01, 2, 30]),
+            ("$_1, 2, 3_$", [1, 2, 3]),
+            ("$9, 9, 9$ " + "on second thoughts, " * 5000 + "$1, 2, 3$", [1, 2, 3]),
+        ],
+    )
+    def test_examples(self, text, expected):
+        assert parse_dollar(text, 3).tolist() == expected
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("no list at all", "no list of numbers between two dollar signs"),
+            ("it costs $5", "no list of numbers between two dollar signs"),
+            ("$$", "no list"),
+            ("$ $", "no numbers between"),
+            ("$10%, 20%, 30%$", "percentages are not accepted"),
+            ("$0.1, 0.2$", "expected 3 numbers between the dollar signs, got 2"),
+            ("$0.1, 0.2, 0.3, 0.4$ and $5", "got 4"),
+            ("$0.1, nan, 0.3$", "no numbers"),
+            ("$inf, 1, 1$", "no numbers"),
+            ("$1e999, 1, 1$", "must be finite"),
+            ("$__import__('os'), 1, 1$", "no numbers"),
+            ("$\u0661, 1, 1$", "no numbers"),
+        ],
+    )
+    def test_refusals(self, text, message):
+        with pytest.raises(InvalidReply, match=message):
+            parse_dollar(text, 3)
+
+
+class TestJson:
+    @given(a=finite, b=finite, before=prose, after=prose, fence=st.sampled_from(["{}", "```json\n{}\n```", "`{}`"]))
+    def test_finds_the_object_in_prose(self, a, b, before, after, fence):
+        text = before + fence.replace("{}", json.dumps({"reasoning": "x {y} $", "rate 1": a, "b": b})) + after
+        answer = parse_json(text, Answer)
+        assert (answer.a, answer.b) == (a, b)
+
+    @given(st.text(st.sampled_from('{}[]",:0123456789.eE-+ abnultrfs\\'), max_size=200))
+    def test_any_text_is_an_answer_or_a_reason(self, text):
+        try:
+            parse_json(text, Answer)
+        except InvalidReply as error:
+            assert str(error)
+
+    def test_the_last_fitting_object_wins(self):
+        text = '{"rate 1": 1, "b": 1} no, rather {"rate 1": 2, "b": 2}; as in {"c": 3}'
+        assert parse_json(text, Answer).b == 2
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("", "no complete JSON object"),
+            ("[1, 2]", "no complete JSON object"),
+            ('{"rate 1": 1, "b": 2', "no complete JSON object"),
+            ('{"b": 2}', "the field 'rate 1' is missing"),
+            ('{"rate 1": "0.5", "b": 2}', "'rate 1'.*valid number, got \"0.5\""),
+            ('{"rate 1": true, "b": 2}', "'rate 1'.*valid number, got true"),
+            ('{"rate 1": null, "b": 2}', "'rate 1'.*got null"),
+            ('{"rate 1": NaN, "b": 2}', "'rate 1'.*finite"),
+            ('{"rate 1": 1e999, "b": 2}', "'rate 1'.*finite"),
+            ('{"rate 1": [0.1], "b": "x"}', "'rate 1'.*; .*'b'"),
+        ],
+    )
+    def test_refusals_name_the_field(self, text, message):
+        with pytest.raises(InvalidReply, match=message):
+            parse_json(text, Answer)
+
+    @pytest.mark.parametrize("text", ["{" * 200_000, '{"a":' * 20_000, '{"a": ' + "9" * 50_000 + "}"])
+    def test_hostile_replies_end(self, text):
+        with pytest.raises(InvalidReply):
+            parse_json(text, Answer)
+
+    def test_schema_is_strict_at_every_depth(self):
+        class Nested(BaseModel):
+            answers: list[Answer]
+            default: Answer | None = None
+
+        schema = json_schema(Nested)
+        inner = schema["$defs"]["Answer"]
+        assert schema["required"] == ["answers", "default"] == list(schema["properties"])
+        assert inner["required"] == ["reasoning", "rate 1", "b"] == list(inner["properties"])
+        assert schema["additionalProperties"] is inner["additionalProperties"] is False
+        assert "default" not in inner["properties"]["reasoning"] and "default" not in schema["properties"]["default"]

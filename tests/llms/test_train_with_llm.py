@@ -1,0 +1,56 @@
+"""Whole runs whose principal talks to a server."""
+
+import json
+
+import pytest
+from experiments import only_run_folder, run
+from fake_openai_server import FakeOpenAIServer
+
+from llmrl.core.errors import LLMError
+from llmrl.core.records import ChatRequest
+from llmrl.llms.call_log import read_calls
+from llmrl.llms.scripted import ScriptedChat
+
+KEY = "sk-canary-1234"
+RUN = ("env=escape_room", "principal=llm", "design.steps=5", "design.adapt_rounds=1", "design.validate_episodes=1")
+
+
+def legislator():
+    """Sensible replies, of which every fourth cannot be read."""
+    scripted, calls = ScriptedChat(), []
+
+    def reply(messages):
+        calls.append(messages)
+        readable = scripted.chat([ChatRequest(tuple(messages))])[0].text
+        return "No idea, perhaps $5?" if len(calls) % 4 == 2 else readable
+
+    return reply
+
+
+def test_a_run_survives_its_server(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_KEY", KEY)
+    with FakeOpenAIServer(legislator(), key=KEY) as server:
+        server.faults += ["429-after", "truncated"]
+        run(
+            *RUN,
+            "llm=openai_compatible",
+            f"llm.base_url={server.url}",
+            "llm.model=fake-model",
+            "llm.api_key_env=MY_KEY",
+            f"output_root={tmp_path}",
+        )
+    folder = only_run_folder(tmp_path)
+    calls = read_calls(folder / "llm_calls.jsonl")
+    # Replies 1 (cut off on the way) to 8, of which 2 and 6 cannot be read: five proposals and two repairs.
+    assert len(calls) == 7 and all(call["prompt_tokens"] == 11 and call["cost"] is None for call in calls)
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert [last[f"llm/{name}"] for name in ("invalid_replies", "repairs", "fallbacks")] == [2, 2, 0]
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
+
+
+def test_no_key_stops_the_run_before_an_environment_starts(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr("llmrl.envs.escape_room.EscapeRoom.__init__", lambda *args, **kwargs: pytest.fail("started"))
+    with pytest.raises(LLMError, match="OPENAI_API_KEY"):
+        run(*RUN, "llm=gpt4o", f"output_root={tmp_path}")

@@ -1,0 +1,96 @@
+"""Environment specs as the real environments give them, and a toy society with a known best mechanism."""
+
+import numpy as np
+
+from llmrl.core.records import Outcome
+from llmrl.core.spaces import Channel, EnvSpec, MechanismSpec, Parameter
+
+
+def spec(mechanism, name="toy", contexts=(), metrics=None, actions=("stay", "go"), n_agents=3, horizon=20, **kwargs):
+    return EnvSpec(
+        name=name,
+        n_envs=1,
+        n_agents=n_agents,
+        observation={"vector": Channel((2,), "float32")},
+        n_actions=len(actions),
+        action_names=tuple(actions),
+        horizon=horizon,
+        mechanism=mechanism,
+        contexts=tuple(contexts),
+        metrics=metrics or {},
+        **kwargs,
+    )
+
+
+def toy(d=2, contexts=(), low=-1.0, high=3.0):
+    """d numbers in [low, high]."""
+    numbers = tuple(Parameter(f"x{i}", low, high, "units", f"knob number {i}") for i in range(d))
+    return spec(MechanismSpec("knobs", numbers), contexts=contexts, metrics={"level": "last", "moves": "sum"})
+
+
+def outcome(spec, vector, context=None, value=None, n=1):
+    """The quadratic society: payoff 10 - |x - best|^2 per unit range, best at 70 % of the range (30 % in context 1)."""
+    low, high = spec.mechanism.low, spec.mechanism.high
+    best = low + (0.3 if context == 1 else 0.7) * (high - low)
+    payoff = 10.0 - float((((vector - best) / (high - low)) ** 2).sum()) * 10 if value is None else value
+    return Outcome(
+        vector=np.asarray(vector),
+        value=payoff,
+        values=payoff + np.arange(n) - (n - 1) / 2,
+        context=context,
+        returns=np.full(spec.n_agents, payoff),
+        trajectories={name: np.arange(20.0) for name in spec.metrics},
+        summaries=dict.fromkeys(spec.metrics, 19.0),
+    )
+
+
+_MOVES = ("noop", "forward", "backward", "step_left", "step_right", "turn_left", "turn_right")
+
+CLEANUP = spec(
+    MechanismSpec(
+        "incentives",
+        tuple(
+            Parameter(name, 0.0, 3.0, "reward per step", f"paid for a step spent {act}")
+            for name, act in (("eat", "eating an apple"), ("clean", "cleaning dirt"), ("other", "doing anything else"))
+        ),
+    ),
+    name="cleanup",
+    actions=(*_MOVES, "fire_zap", "fire_clean"),
+    metrics={"apples_live": "last", "cells_cleaned": "sum"},
+    n_agents=7,
+    horizon=1000,
+)
+
+HARVEST = spec(
+    MechanismSpec(
+        "tax",
+        tuple(
+            Parameter(f"rate_{k + 1}", 0.0, 1.0, "tax rate", f"rate for players who earned {span} apples in 11 steps")
+            for k, span in enumerate(("0 to under 3", "3 to under 5", "5 or more"))
+        ),
+    ),
+    name="harvest",
+    actions=_MOVES,
+    metrics={"apples_live": "last", "apples_eaten": "sum"},
+    n_agents=7,
+    horizon=1000,
+)
+
+PLACES = ("lever_0", "lever_1", "lever_2", "door", "start")
+ESCAPE_ROOM = spec(
+    MechanismSpec(
+        "incentives",
+        tuple(
+            Parameter(p, 0.0, 5.0, "reward per step", f"incentive paid to each agent that is at {p} after moving")
+            for p in PLACES
+        ),
+    ),
+    name="escape_room",
+    actions=[f"go_to_{place}" for place in PLACES],
+    contexts=("lever_0_works", "lever_1_works", "lever_2_works"),
+    metrics={**{f"agents_at_{place}": "mean" for place in PLACES}, "incentives_paid": "sum"},
+    n_agents=5,
+    horizon=5,
+    objective="sum",
+)
+GENERIC = toy()

@@ -1,0 +1,201 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.seeding import Seeds
+from llmrl.principals.egreedy import EpsilonGreedyPrincipal
+from llmrl.principals.grid import ActionGrid, largest_points
+from llmrl.principals.thompson import ThompsonPrincipal
+from llmrl.principals.ucb import UCBPrincipal
+
+
+class TestGrid:
+    def test_first_coordinate_is_the_most_significant(self):
+        grid = ActionGrid(toy(d=3, low=0.0, high=1.0).mechanism, 11)
+        assert grid.n_arms == 1331
+        assert grid.vector(0).tolist() == [0, 0, 0]
+        assert grid.vector(1).tolist() == [0, 0, 0.1]
+        assert grid.vector(11).tolist() == [0, 0.1, 0]
+        assert grid.vector(1330).tolist() == [1, 1, 1]
+
+    @given(st.integers(1, 5), st.integers(2, 9), st.data())
+    def test_arms_and_vectors_are_inverse_and_inside(self, d, points, data):
+        mechanism = toy(d=d, low=-0.3, high=0.7).mechanism
+        grid = ActionGrid(mechanism, points)
+        arm = data.draw(st.integers(0, grid.n_arms - 1))
+        vector = mechanism.check(grid.vector(arm))
+        assert grid.arm(vector) == arm
+
+    def test_vectors_off_the_grid_are_refused(self):
+        grid = ActionGrid(toy().mechanism, 5)
+        for wrong in ([0.5, 0.1], [-2.0, 0.0], [4.0, 0.0]):
+            with pytest.raises(ValueError, match="not on the grid"):
+                grid.arm(np.array(wrong))
+
+    def test_limits(self):
+        with pytest.raises(ConfigError, match="at least 2"):
+            ActionGrid(toy().mechanism, 1)
+        with pytest.raises(ConfigError, match=r"64,000,000 arms .* set principal.points to 158 or less"):
+            ActionGrid(toy(d=3).mechanism, 400)
+
+    @given(st.integers(1, 8), st.integers(1, 10**6))
+    def test_largest_points(self, dim, arms):
+        n = largest_points(dim, arms)
+        assert n**dim <= arms < (n + 1) ** dim
+
+    @pytest.mark.parametrize(
+        ("principal", "spec", "arms"),
+        [
+            (EpsilonGreedyPrincipal, CLEANUP, (1, 9261)),
+            (UCBPrincipal, CLEANUP, (1, 1331)),
+            (ThompsonPrincipal, CLEANUP, (1, 1331)),
+            (EpsilonGreedyPrincipal, ESCAPE_ROOM, (3, 7776)),
+            (UCBPrincipal, ESCAPE_ROOM, (3, 243)),
+            (ThompsonPrincipal, ESCAPE_ROOM, (3, 243)),
+            (UCBPrincipal, toy(d=1), (1, 101)),
+            (UCBPrincipal, toy(d=2), (1, 36**2)),
+        ],
+    )
+    def test_default_sizes(self, principal, spec, arms):
+        assert principal(spec, Seeds(0)).counts.shape == arms
+
+
+def play(principal, spec, payoffs, context=None):
+    """Tell the payoffs of given arms; returns the last metrics."""
+    for arm, payoff in payoffs:
+        metrics = principal.tell(outcome(spec, principal.grid.vector(arm), context, payoff))
+    return metrics
+
+
+arm_payoffs = st.lists(st.tuples(st.integers(0, 8), st.floats(-50, 50)), min_size=1, max_size=40)
+
+
+@given(arm_payoffs)
+def test_counts_and_means(payoffs):
+    spec = toy()
+    principal = EpsilonGreedyPrincipal(spec, Seeds(0), points=3)
+    metrics = play(principal, spec, payoffs)
+    means = {arm: np.mean([p for a, p in payoffs if a == arm]) for arm, _ in payoffs}
+    for arm, mean in means.items():
+        assert principal.means[0, arm] == pytest.approx(mean, abs=1e-9)
+    assert principal.counts.sum() == len(payoffs)
+    assert metrics["principal/arms_played"] == len(means)
+    assert metrics["principal/best_mean"] == pytest.approx(max(means.values()), abs=1e-9)
+
+
+class TestEpsilonGreedy:
+    def test_greedy_among_played_arms_whatever_the_sign(self):
+        for sign in (1, -1):
+            spec = toy()
+            principal = EpsilonGreedyPrincipal(spec, Seeds(0), epsilon=0.0, points=3)
+            play(principal, spec, [(4, 20.0 * sign), (7, 30.0 * sign)])
+            assert principal.grid.arm(principal.ask()) == (7 if sign == 1 else 4)
+
+    def test_initial_value_makes_it_optimistic_and_first_breaks_ties_in_order(self):
+        spec = toy()
+        principal = EpsilonGreedyPrincipal(spec, Seeds(0), epsilon=0.0, points=3, initial_value=0.0, ties="first")
+        arms = []
+        for _ in range(4):
+            vector = principal.ask()
+            arms.append(principal.grid.arm(vector))
+            principal.tell(outcome(spec, vector, value=-5.0))
+        assert arms == [0, 1, 2, 3]
+
+    def test_ties_are_broken_at_random(self):
+        spec = toy()
+        principal = EpsilonGreedyPrincipal(spec, Seeds(0), epsilon=0.0, points=3)
+        play(principal, spec, [(2, 1.0), (5, 1.0)])
+        assert {principal.grid.arm(principal.ask()) for _ in range(50)} == {2, 5}
+
+    def test_epsilon_is_the_chance_of_a_random_arm(self):
+        spec = toy()
+        principal = EpsilonGreedyPrincipal(spec, Seeds(0), epsilon=0.3, points=3)
+        play(principal, spec, [(4, 1.0)])
+        arms = np.array([principal.grid.arm(principal.ask()) for _ in range(4000)])
+        # Away from arm 4 with probability 0.3 x 8/9; the bound is 5 standard errors.
+        assert abs((arms != 4).mean() - 0.3 * 8 / 9) < 5 * 0.007
+
+
+class TestUCB:
+    @settings(max_examples=50)
+    @given(arm_payoffs, st.floats(0, 3), st.one_of(st.none(), st.floats(0.1, 9)))
+    def test_index_is_the_closed_form(self, payoffs, coefficient, scale):
+        spec = toy()
+        principal = UCBPrincipal(spec, Seeds(0), coefficient, scale, points=3)
+        play(principal, spec, payoffs)
+        values = [payoff for _, payoff in payoffs]
+        size = max(values) - min(values) if scale is None else scale
+        for arm in range(9):
+            own = [payoff for a, payoff in payoffs if a == arm]
+            expected = np.mean(own) + coefficient * size * np.sqrt(np.log(len(values)) / len(own)) if own else np.inf
+            assert principal.index(0)[arm] == pytest.approx(expected, abs=1e-8)
+
+    @pytest.mark.parametrize("order", ["ascending", "shuffled"])
+    def test_every_arm_once_then_the_highest_index(self, order):
+        spec = toy()
+        principal = UCBPrincipal(spec, Seeds(3), points=3, arm_order=order)
+        arms = []
+        for _ in range(9):
+            vector = principal.ask()
+            arms.append(principal.grid.arm(vector))
+            principal.tell(outcome(spec, vector))
+        assert sorted(arms) == list(range(9))
+        assert (arms == list(range(9))) is (order == "ascending")
+        assert principal.grid.arm(principal.ask()) == int(principal.index(0).argmax())
+
+    def test_the_order_differs_between_contexts_and_seeds(self):
+        spec = toy(contexts=("a", "b"))
+        orders = [UCBPrincipal(spec, Seeds(seed), points=5).order for seed in (0, 1)]
+        assert not np.array_equal(orders[0][0], orders[0][1]) and not np.array_equal(orders[0], orders[1])
+
+    def test_shared_counter(self):
+        spec = toy(contexts=("a", "b"))
+        payoffs = [(arm, float(arm)) for arm in range(4)]
+        bonus = {}
+        for shared in (False, True):
+            principal = UCBPrincipal(spec, Seeds(0), 1.0, 1.0, points=2, shared_counter=shared)
+            play(principal, spec, payoffs, context=0)
+            play(principal, spec, payoffs * 2, context=1)
+            bonus[shared] = principal.index(0)[3] - 3.0
+        assert bonus == {False: pytest.approx(np.log(4) ** 0.5), True: pytest.approx(np.log(12) ** 0.5)}
+
+
+class TestThompson:
+    @settings(max_examples=50)
+    @given(arm_payoffs, st.floats(-5, 5), st.floats(0.01, 3), st.floats(0.5, 4), st.floats(0.5, 50))
+    def test_posterior_is_the_closed_form(self, payoffs, m0, n0, a0, b0):
+        spec = toy()
+        principal = ThompsonPrincipal(spec, Seeds(0), 3, m0, n0, a0, b0)
+        play(principal, spec, payoffs)
+        mean, strength, shape, rate = principal.posterior(0)
+        for arm in range(9):
+            own = np.array([payoff for a, payoff in payoffs if a == arm])
+            n, x = len(own), own.mean() if len(own) else 0.0
+            assert mean[arm] == pytest.approx((n0 * m0 + own.sum()) / (n0 + n), abs=1e-9)
+            assert strength[arm] == n0 + n and shape[arm] == a0 + n / 2
+            expected = b0 + ((own - x) ** 2).sum() / 2 + n * n0 * (x - m0) ** 2 / (2 * (n0 + n))
+            assert rate[arm] == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+    def test_integer_posterior_is_truncated(self):
+        spec = toy()
+        principal = ThompsonPrincipal(spec, Seeds(0), 3, integer_posterior=True)
+        play(principal, spec, [(0, -3.9), (1, 3.9)])
+        mean, _, _, rate = principal.posterior(0)
+        assert mean[:2].tolist() == [-3.0, 3.0] and (rate == np.trunc(rate)).all()
+
+    def test_draws_have_the_moments_of_the_posterior(self, monkeypatch):
+        spec = toy(d=1)
+        principal = ThompsonPrincipal(spec, Seeds(0), 2, prior_shape=4.0, prior_rate=9.0)
+        play(principal, spec, [(0, 5.0), (0, 7.0), (0, 6.0)])
+        drawn = []
+        monkeypatch.setattr(principal, "_argmax", lambda values: drawn.append(values[0]) or 0)
+        for _ in range(4000):
+            principal.ask()
+        mean, strength, shape, rate = (x[0] for x in principal.posterior(0))
+        # The marginal is Student's t with 2 shape degrees of freedom.
+        variance = rate / (strength * shape) * (2 * shape) / (2 * shape - 2)
+        assert np.mean(drawn) == pytest.approx(mean, abs=5 * (variance / 4000) ** 0.5)
+        assert np.var(drawn) == pytest.approx(variance, rel=0.2)

@@ -1,0 +1,41 @@
+"""The examples in the documentation do what the text around them says."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+from societies import outcome, toy
+
+from llmrl.core.protocols import ChatModel, Proposer
+from llmrl.core.records import ChatRequest
+from llmrl.core.seeding import Seeds
+from llmrl.principals.llm import LLMPrincipal
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def example(page: str) -> dict:
+    """What the one Python example of a page defines."""
+    [code] = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    namespace: dict = {}
+    exec(compile(code, page, "exec"), namespace)
+    return namespace
+
+
+def test_principal_of_ones_own():
+    society = toy()
+    principal = example("principals.md")["HillClimber"](society, Seeds(0), step=0.2)
+    assert isinstance(principal, Proposer)
+    values = []
+    for _ in range(60):
+        told = outcome(society, society.mechanism.check(principal.ask()))
+        principal.tell(told)
+        values.append(told.value)
+    assert np.max(values) > values[0] + 0.5
+
+
+def test_chat_model_of_ones_own():
+    parrot = example("llms.md")["Parrot"]()
+    assert isinstance(parrot, ChatModel)
+    [reply] = parrot.chat([ChatRequest(({"role": "user", "content": "$1, 2$"},))])
+    assert LLMPrincipal(toy(), parrot).parse(reply.text).tolist() == [1, 2]

@@ -1,0 +1,159 @@
+"""What holds for all principals."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from societies import CLEANUP, outcome, spec, toy
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.protocols import Proposer
+from llmrl.core.seeding import Seeds
+from llmrl.llms.scripted import ScriptedChat
+from llmrl.principals.egreedy import EpsilonGreedyPrincipal
+from llmrl.principals.fixed import FixedPrincipal
+from llmrl.principals.llm import LLMPrincipal
+from llmrl.principals.random_ import RandomPrincipal
+from llmrl.principals.thompson import ThompsonPrincipal
+from llmrl.principals.ucb import UCBPrincipal
+
+MAKE = {
+    "fixed": lambda spec, seeds: FixedPrincipal(spec),
+    "random": lambda spec, seeds: RandomPrincipal(spec, seeds),
+    "random_grid": lambda spec, seeds: RandomPrincipal(spec, seeds, points=5),
+    "egreedy": lambda spec, seeds: EpsilonGreedyPrincipal(spec, seeds, points=5, epsilon=0.3),
+    "ucb": lambda spec, seeds: UCBPrincipal(spec, seeds, points=3),
+    "thompson": lambda spec, seeds: ThompsonPrincipal(spec, seeds, points=5, prior_rate=1.0),
+    "llm": lambda spec, seeds: LLMPrincipal(spec, ScriptedChat()),
+}
+CONTEXTS = {"plain": (), "contextual": ("calm", "storm")}
+
+
+def play(principal, spec, contexts, steps, n=1):
+    """Asked vectors, payoffs and metrics of some generations; `contexts` is a generator of the contexts' draws."""
+    rows = []
+    for _ in range(steps):
+        context = int(contexts.integers(len(spec.contexts))) if spec.contexts else None
+        vector = principal.ask(context)
+        spec.mechanism.check(vector)
+        assert vector.dtype == np.float64 and vector.shape == (spec.mechanism.dim,)
+        told = outcome(spec, vector, context, n=n)
+        rows.append((vector.tolist(), told.value, principal.tell(told)))
+    return rows
+
+
+def through_a_file(value):
+    """State as a checkpoint gives it back: plain numbers, strings, lists, dicts and arrays, and nothing shared."""
+    if isinstance(value, dict):
+        return {key: through_a_file(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return json.loads(json.dumps(value))
+
+
+@pytest.mark.parametrize("contexts", CONTEXTS)
+@pytest.mark.parametrize("name", MAKE)
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10**6), before=st.integers(0, 15), after=st.integers(1, 15))
+def test_a_resumed_principal_goes_on_exactly(name, contexts, seed, before, after):
+    society = toy(contexts=CONTEXTS[contexts])
+    whole, first, second = (MAKE[name](society, Seeds(seed)) for _ in range(3))
+    stream = lambda: np.random.default_rng(seed)  # noqa: E731
+    expected = play(whole, society, stream(), before + after, n=2)
+    draws = stream()
+    begun = play(first, society, draws, before, n=2)
+    state = through_a_file(first.state_dict())
+    play(first, society, stream(), 3)  # the state must not change with the principal it was taken from
+    second.load_state_dict(state)
+    assert begun + play(second, society, draws, after, n=2) == expected
+
+
+@pytest.mark.parametrize("contexts", CONTEXTS)
+@pytest.mark.parametrize("name", ["egreedy", "ucb", "thompson", "llm"])
+def test_learning_beats_chance(name, contexts):
+    society = toy(contexts=CONTEXTS[contexts])
+
+    def late_payoff(name, seed):
+        principal = MAKE[name](society, Seeds(seed))
+        rows = play(principal, society, np.random.default_rng(seed), 150)
+        return np.mean([payoff for _, payoff, _ in rows[-50:]])
+
+    learned, chance = (np.array([late_payoff(n, seed) for seed in range(4)]) for n in (name, "random"))
+    # The best payoff is 10: at least half of what chance leaves on the table is won.
+    assert learned.mean() > (10 + chance.mean()) / 2 and learned.min() > chance.max()
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_same_seed_same_proposals(name):
+    society = toy()
+    runs = [play(MAKE[name](society, Seeds(seed)), society, None, 12) for seed in (5, 5, 6)]
+    assert runs[0] == runs[1]
+    if name not in ("fixed", "llm"):
+        assert runs[0] != runs[2]
+
+
+@pytest.mark.parametrize("name", ["fixed", "egreedy", "ucb", "thompson", "llm"])
+def test_unknown_contexts_are_refused(name):
+    principal = MAKE[name](toy(contexts=("calm", "storm")), Seeds(0))
+    for wrong in (None, -1, 2):
+        with pytest.raises(ValueError, match=r"context .* is none of toy's 2 contexts"):
+            principal.ask(wrong)
+    with pytest.raises(ValueError, match="0 contexts"):
+        MAKE[name](toy(), Seeds(0)).ask(0)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_protocol(name):
+    assert isinstance(MAKE[name](toy(), Seeds(0)), Proposer)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_an_environment_without_mechanism_is_refused(name):
+    with pytest.raises(ConfigError, match=r"nothing to set in env=bare.*cleanup, harvest, escape_room"):
+        MAKE[name](spec(None, name="bare"), Seeds(0))
+
+
+class TestFixed:
+    def test_values(self):
+        assert FixedPrincipal(CLEANUP, [0.0, 3.0, 1.5]).ask().tolist() == [0.0, 3.0, 1.5]
+        assert FixedPrincipal(toy()).ask().tolist() == [-1.0, -1.0]
+
+    def test_contexts(self):
+        principal = FixedPrincipal(toy(contexts=("a", "b")), contexts=[[0, 1], [2, 3]])
+        assert principal.ask(0).tolist() == [0, 1] and principal.ask(1).tolist() == [2, 3]
+
+    def test_the_caller_cannot_change_it(self):
+        principal = FixedPrincipal(toy())
+        principal.ask()[:] = 2.0
+        assert principal.ask().tolist() == [-1.0, -1.0]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"values": [0.0, 4.0, 0.0]}, r"clean=4 is outside \[0, 3\]"),
+            ({"values": [0.0, 1.0]}, r"takes 3 numbers \(eat, clean, other\)"),
+            ({"contexts": [[0.0, 0.0, 0.0]]}, "it has none: use principal.values"),
+            ({"values": [0.0] * 3, "contexts": []}, "not both"),
+        ],
+    )
+    def test_refusals(self, arguments, message):
+        with pytest.raises(ConfigError, match=message):
+            FixedPrincipal(CLEANUP, **arguments)
+
+
+def test_random_covers_the_box_or_the_grid():
+    society = toy()
+    free = np.array([row[0] for row in play(RandomPrincipal(society, Seeds(0)), society, None, 300)])
+    assert free.min() < -0.9 and free.max() > 2.9 and len(np.unique(free)) == 600
+    grid = np.array([row[0] for row in play(RandomPrincipal(society, Seeds(0), points=3), society, None, 100)])
+    assert np.unique(grid).tolist() == [-1.0, 1.0, 3.0]
+
+
+def test_scripted_says_once_what_it_is(caplog):
+    society = toy()
+    with caplog.at_level(logging.WARNING):
+        play(LLMPrincipal(society, ScriptedChat()), society, None, 3)
+    assert caplog.text.count("not a language model") == 1

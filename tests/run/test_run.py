@@ -1,0 +1,411 @@
+"""A whole run: finished, failed, stopped, killed, resumed, done again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llmrl.core.errors import CheckpointError, RunFolderError
+from llmrl.core.seeding import Seeds
+from llmrl.run.checkpoints import CheckpointStore
+from llmrl.run.metrics import read_metrics
+from llmrl.run.owner import read_owner
+from llmrl.run.progress import Progress
+from llmrl.run.provenance import redact, redact_arguments
+from llmrl.run.run import Run, Stopped
+from llmrl.run.signals import StopFlag
+from llmrl.run.status import Status, read_status
+
+CONFIG = {"env": {"_target_": "toy"}, "seed": 0}
+
+
+class Toy:
+    """A loop with weights, an optimizer, and a stream of random numbers, all of which must survive."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = Seeds(seed).numpy("toy")
+        self.layer = torch.nn.Linear(3, 1)
+        torch.nn.init.constant_(self.layer.weight, 0.1)
+        torch.nn.init.constant_(self.layer.bias, 0.0)
+        self.adam = torch.optim.Adam(self.layer.parameters(), lr=0.1)
+
+    def iterate(self) -> float:
+        x = torch.from_numpy(self.rng.normal(size=(8, 3)).astype(np.float32))
+        loss = ((self.layer(x) - x.sum(1, keepdim=True)) ** 2).mean()
+        self.adam.zero_grad()
+        loss.backward()
+        self.adam.step()
+        return loss.item()
+
+    def state_dict(self) -> dict[str, Any]:
+        rng = self.rng.bit_generator.state
+        return {"rng": rng, "layer": self.layer.state_dict(), "adam": self.adam.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rng.bit_generator.state = state["rng"]
+        self.layer.load_state_dict(state["layer"])
+        self.adam.load_state_dict(state["adam"])
+
+
+def train(root: Path, total: int = 30, *, hook: Any = None, every: float = 0.0, **options: Any) -> Run:
+    toy = Toy()
+    with Run.open(root, "toys", CONFIG, ["env=toy", "seed=0"], 0, checkpoint_every_s=every, **options) as run:
+        if run.finished:
+            return run
+        if run.restored is not None:
+            toy.load_state_dict(run.restored)
+        with run.progress(total, "iterations", "train", done=run.iteration) as progress:
+            for iteration in range(run.iteration, total):
+                run.metrics.log(iteration, {"loss": toy.iterate()}, env_steps=8 * iteration)
+                progress.update(iteration + 1)
+                if hook is not None:
+                    hook(run, iteration)
+                run.safe_point(iteration + 1, toy.state_dict)
+        run.result = toy.iterate()
+        run.summary = {"best": np.float32(0.5), "history": [{"objective": float("nan")}]}
+    return run
+
+
+def read_state(folder: Path) -> tuple[int, dict[str, Any]]:
+    newest = CheckpointStore(folder / "checkpoints").load_newest()
+    assert newest is not None
+    return newest
+
+
+def numbers(run: Run) -> list[dict[str, Any]]:
+    return [{k: v for k, v in m.items() if "time/" not in k} for m in read_metrics(run.folder / "metrics.jsonl")]
+
+
+def test_folder_of_a_finished_run(tmp_path: Path) -> None:
+    run = train(tmp_path, llm="scripted (not a language model)", every=60)
+    assert run.folder.parent.parent == tmp_path / "toys"
+    assert {p.name for p in run.folder.iterdir() if "tfevents" not in p.name and not p.name.startswith("code-")} == {
+        "config.yaml",
+        "metrics.jsonl",
+        "provenance.json",
+        "run.log",
+        "status.json",
+        "summary.json",
+    }
+    status = read_status(run.folder)
+    assert status is not None
+    assert (status.state, status.attempt, status.error, status.result) == ("finished", 1, "", run.result)
+    assert status.llm == "scripted (not a language model)"
+    assert (status.progress.done, status.progress.total, status.progress.unit) == (30, 30, "iterations")
+    assert "finished" in (run.folder / "run.log").read_text()
+    assert json.loads((run.folder / "summary.json").read_text()) == {"best": 0.5, "history": [{"objective": None}]}
+    assert (run.folder / "config.yaml").read_text() == "env:\n  _target_: toy\nseed: 0\n"
+    (attempt,) = json.loads((run.folder / "provenance.json").read_text())["attempts"]
+    assert attempt["packages"]["numpy"] == np.__version__
+    assert attempt["attempt"] == 1
+    assert attempt["cpu_count"] >= 1
+
+
+def test_finished_run_is_skipped_and_untouched(tmp_path: Path) -> None:
+    first = train(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
+    again = train(tmp_path)
+    assert again.finished
+    assert again.result == first.result
+    assert {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")} == before
+
+
+def test_rerun_starts_anew_and_loses_nothing(tmp_path: Path) -> None:
+    first = train(tmp_path)
+    old = (first.folder / "metrics.jsonl").read_bytes()
+    second = train(tmp_path, rerun=True)
+    assert second.state == "new"
+    assert second.status.attempt == 2
+    assert numbers(second) == numbers(first)
+    backup = first.folder / "backup_1"
+    assert (backup / "metrics.jsonl").read_bytes() == old
+    assert {"status.json", "checkpoints", "run.log", "config.yaml"} <= {p.name for p in backup.iterdir()}
+    assert not list(backup.glob("*tfevents*"))  # TensorBoard shows one run, not two
+    train(tmp_path, rerun=True)
+    assert (first.folder / "backup_2").is_dir()
+
+
+def test_rerun_killed_while_moving_the_old_content_is_completed(tmp_path: Path) -> None:
+    first = train(tmp_path)
+    partial = first.folder / "backup.partial"
+    partial.mkdir()
+    (first.folder / "checkpoints").rename(partial / "checkpoints")
+    second = train(tmp_path)
+    assert second.state == "new"
+    assert (first.folder / "backup_1" / "checkpoints").is_dir()
+    assert (first.folder / "backup_1" / "metrics.jsonl").exists()
+    assert not partial.exists()
+
+
+def test_failure_is_recorded_raised_and_resumed(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole")
+
+    def explode(run: Run, iteration: int) -> None:
+        if iteration == 12:
+            raise RuntimeError("the engine died\nof something")
+
+    with pytest.raises(RuntimeError, match="engine"):
+        train(tmp_path, hook=explode)
+    folder = next((tmp_path / "toys").glob("*/seed=0"))
+    status = read_status(folder)
+    assert status is not None
+    assert (status.state, status.error) == ("failed", "RuntimeError: the engine died")
+    assert "in explode" in (folder / "traceback.txt").read_text()
+    assert "in explode" in (folder / "run.log").read_text()
+    assert read_owner(folder) is None
+    run = train(tmp_path)
+    assert (run.state, run.iteration, run.status.attempt) == ("resumed", 12, 2)
+    assert numbers(run) == numbers(whole)
+    assert torch.equal(read_state(run.folder)[1]["layer"]["weight"], read_state(whole.folder)[1]["layer"]["weight"])
+    assert not (folder / "traceback.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "state"),
+    [(signal.SIGINT, "stopped"), (signal.SIGTERM, "preempted"), (signal.SIGUSR2, "preempted")],
+)
+def test_signal_stops_at_a_safe_point_and_the_run_goes_on(tmp_path: Path, number: signal.Signals, state: str) -> None:
+    def send(run: Run, iteration: int) -> None:
+        if iteration == 5:
+            signal.raise_signal(number)
+
+    handler = signal.getsignal(number)
+    with pytest.raises(Stopped, match="Repeat the same command") as caught:
+        train(tmp_path, hook=send, every=1e9)
+    assert caught.value.exit_code == 128 + number
+    assert signal.getsignal(number) is handler
+    folder = next((tmp_path / "toys").glob("*/seed=0"))
+    status = read_status(folder)
+    assert status is not None
+    assert status.state == state
+    run = train(tmp_path)
+    assert run.iteration == 6
+    assert numbers(run) == numbers(train(tmp_path / "whole"))
+
+
+def test_second_interrupt_stops_at_once_but_never_a_save() -> None:
+    with StopFlag() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.requested
+        assert stop.name == "SIGINT"
+        saved = False
+        with pytest.raises(KeyboardInterrupt), stop.saving():
+            signal.raise_signal(signal.SIGINT)
+            saved = True
+        assert saved
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_forked_worker_leaves_signals_to_its_parent() -> None:
+    with StopFlag() as stop:
+        pid = os.fork()
+        if pid == 0:
+            signal.raise_signal(signal.SIGINT)
+            os._exit(1 if stop.requested else 0)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert not stop.requested
+
+
+def _train_slowly(root: Path) -> None:
+    logging.disable(logging.CRITICAL)
+    train(root, total=150, hook=lambda run, iteration: time.sleep(0.001))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_at_random_moments_and_resumed_ends_bit_for_bit_the_same(tmp_path: Path, seed: int) -> None:
+    whole = train(tmp_path / "whole", total=150)
+    rng = random.Random(seed)
+    kills = 0
+    while True:
+        process = multiprocessing.get_context("fork").Process(target=_train_slowly, args=(tmp_path / "broken",))
+        process.start()
+        # No kill after the tenth, so that a slow machine gets to the end.
+        process.join(rng.uniform(0.0, 0.4) if kills < 10 else None)
+        if not process.is_alive():
+            break
+        process.kill()
+        process.join()
+        kills += 1
+    assert process.exitcode == 0
+    assert kills >= 2
+    broken = train(tmp_path / "broken", total=150)
+    assert broken.finished
+    assert broken.result == whole.result
+    assert numbers(broken) == numbers(whole)
+    assert read_state(broken.folder)[0] == 150
+    files = [sorted((run.folder / "checkpoints").iterdir()) for run in (whole, broken)]
+    assert [path.name for path in files[0]] == [path.name for path in files[1]]
+    assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
+    assert not list(broken.folder.rglob("*.tmp"))
+
+
+def test_damaged_checkpoint_costs_only_the_work_since_the_one_before(tmp_path: Path) -> None:
+    def stop(run: Run, iteration: int) -> None:
+        if iteration == 9:
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        train(tmp_path, hook=stop)
+    folder = next((tmp_path / "toys").glob("*/seed=0"))
+    newest = sorted((folder / "checkpoints").glob("*.pt"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-50])
+    run = train(tmp_path)
+    assert run.iteration == 8
+    assert numbers(run) == numbers(train(tmp_path / "whole"))
+
+
+def test_all_checkpoints_damaged_is_an_error_until_rerun(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        train(tmp_path, hook=lambda run, iteration: (_ for _ in ()).throw(RuntimeError()) if iteration == 9 else None)
+    folder = next((tmp_path / "toys").glob("*/seed=0"))
+    metrics = (folder / "metrics.jsonl").read_bytes()
+    for path in (folder / "checkpoints").glob("*.pt"):
+        path.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="rerun=true"):
+        train(tmp_path)
+    assert (folder / "metrics.jsonl").read_bytes() == metrics
+    assert read_owner(folder) is None
+    assert read_status(folder).state == "failed"  # type: ignore[union-attr]
+    assert train(tmp_path, rerun=True).status.state == "finished"
+
+
+def test_resume_false_starts_anew(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train(tmp_path, hook=lambda run, iteration: signal.raise_signal(signal.SIGTERM))
+    run = train(tmp_path, resume=False)
+    assert run.state == "new"
+    assert (run.folder / "backup_1").is_dir()
+
+
+def test_second_process_is_refused_while_the_first_runs(tmp_path: Path) -> None:
+    with Run.open(tmp_path, "toys", CONFIG) as run:
+        arguments = f"Path({str(tmp_path)!r}), 'toys', {CONFIG}"
+        script = f"from pathlib import Path; from llmrl.run.run import Run; Run.open({arguments})"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert done.returncode == 1
+        assert f"in use by process {os.getpid()}" in done.stderr
+        assert not (run.folder / "traceback.txt").exists()
+        run.checkpoint(1, {"x": 1})
+    assert read_status(run.folder).state == "finished"  # type: ignore[union-attr]
+
+
+def test_run_that_lost_its_folder_does_not_write_into_it(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="taken over"), Run.open(tmp_path, "toys", CONFIG) as run:
+        (run.folder / "owner.json").unlink()
+        before = (run.folder / "status.json").read_bytes()
+        run.checkpoint(1, {})
+    assert (run.folder / "status.json").read_bytes() == before
+    assert not (run.folder / "traceback.txt").exists()
+    assert not (run.folder / "checkpoints").exists()
+
+
+def test_summary_that_cannot_be_saved_is_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(TypeError), Run.open(tmp_path, "toys", CONFIG) as run:
+        run.summary = {"x": object()}
+    assert read_status(run.folder).state == "failed"  # type: ignore[union-attr]
+
+
+def test_unwritable_root(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match="output_root"):
+        train(tmp_path / "file" / "outputs")
+
+
+def test_imports_stay_light() -> None:
+    script = "import sys, llmrl.run.run, llmrl.envs.escape_room, llmrl.analysis.statistics; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "tensorboard", "omegaconf", "rich", "matplotlib"} & set(modules)
+
+
+def test_status_round_trip_and_damage(tmp_path: Path) -> None:
+    assert read_status(tmp_path) is None
+    Status(state="failed", error="x", result=float("nan")).write(tmp_path)
+    status = read_status(tmp_path)
+    assert status is not None
+    assert (status.state, status.error, status.result) == ("failed", "x", None)
+    (tmp_path / "status.json").write_text('{"state": "flying", "progress": {}}')
+    with pytest.raises(RunFolderError, match="flying"):
+        read_status(tmp_path)
+    (tmp_path / "status.json").write_text("{")
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        read_status(tmp_path)
+
+
+def test_progress_numbers_and_line(caplog: pytest.LogCaptureFixture) -> None:
+    reports: list[float] = []
+    with (
+        caplog.at_level(logging.INFO),
+        Progress(
+            1000,
+            "steps",
+            "train",
+            100,
+            lambda n: reports.append(n.done),
+            report_every_s=0,
+            log_every_s=0,
+            terminal=False,
+        ) as progress,
+    ):
+        progress.update(100)
+        assert progress.numbers.steps_per_second is None
+        time.sleep(0.01)
+        progress.update(400)
+    speed = progress.numbers.steps_per_second
+    assert speed is not None
+    assert progress.numbers.eta_s == pytest.approx(600 / speed)
+    assert reports == [100, 400, 400]
+    assert "train 400/1000 steps (40.0%)" in caplog.text
+
+
+def test_progress_bar_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(10, "steps", "train", terminal=True) as progress:
+        progress.update(10)
+    assert "10/10" in capsys.readouterr().err
+
+
+SECRET = "sk-" + "a1B2c3D4e5F6g7H8"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"llm.api_key={SECRET}",
+        f"export OPENAI_API_KEY={SECRET}",
+        f'"password": "{SECRET}"',
+        f"a line with {SECRET} in it",
+    ],
+)
+def test_secrets_are_redacted(text: str) -> None:
+    assert SECRET not in redact(text)
+    assert "<redacted>" in redact(text)
+
+
+def test_redaction_leaves_the_rest() -> None:
+    harmless = ["llmrl-train", "llm.max_tokens=100", "tokenizer=gpt2", "env=escape_room", "principal=ucb,llm"]
+    assert redact_arguments(harmless) == harmless
+    assert redact_arguments(["x", "--api-key", "abc", "--n", "3"]) == ["x", "--api-key", "<redacted>", "--n", "3"]
+
+
+def test_environment_is_recorded_by_list_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    monkeypatch.setenv("SLURM_JOB_ID", "123")
+    monkeypatch.setattr(sys, "argv", ["llmrl-train", f"llm.api_key={SECRET}"])
+    run = train(tmp_path, total=2)
+    text = (run.folder / "provenance.json").read_text()
+    assert SECRET not in text
+    assert json.loads(text)["attempts"][0]["environment"]["SLURM_JOB_ID"] == "123"
+    assert run.status.job_id == "123"

@@ -1,0 +1,146 @@
+"""Metrics and TensorBoard curves, and that a resumed run's equal an uninterrupted one's."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
+
+from llmrl.core.errors import RunFolderError
+from llmrl.run.metrics import FILE_NAME, TIME, MetricLog, read_metrics
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows of a folder: (step, value) of each tag, NaN as a string so that it equals itself."""
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+    accumulator.Reload()
+    found = {}
+    for tag in accumulator.Tags()["scalars"]:
+        points = [(event.step, event.value) for event in accumulator.Scalars(tag)]
+        found[tag] = [(step, "nan" if value != value else value) for step, value in points]
+    return found
+
+
+def hparams(folder: Path) -> dict[str, Any]:
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    return accumulator.summary_metadata
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / FILE_NAME).read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith(TIME)} for line in lines]
+
+
+def record(metrics: MetricLog, steps: range) -> None:
+    for step in steps:
+        metrics.log(step, {"reward/mean": math.sin(step), "loss": np.float32(0.1) * step}, env_steps=80 * step)
+
+
+def test_lines_are_flat_json_and_exact(tmp_path: Path) -> None:
+    metrics = MetricLog(tmp_path)
+    metrics.log(3, {"a": 0.1, "b": torch.tensor(2.0), "c": np.int64(4), "d": True}, env_steps=np.int64(80))
+    line = json.loads((tmp_path / FILE_NAME).read_text())  # on disk before the log is closed
+    assert {key for key in line if key.startswith(TIME)} == {"time/unix", "time/elapsed_s"}
+    assert numbers(tmp_path) == [{"step": 3, "env_steps": 80, "a": 0.1, "b": 2.0, "c": 4.0, "d": 1.0}]
+    metrics.close()
+
+
+def test_curves_and_hyperparameters_are_in_one_event_file(tmp_path: Path) -> None:
+    metrics = MetricLog(tmp_path, {"lr": 0.1, "principal": "ucb", "flag": True}, name="a/seed=0")
+    record(metrics, range(5))
+    metrics.close()
+    assert len(list(tmp_path.glob("*tfevents*"))) == 1
+    found = curves(tmp_path)
+    assert set(found) == {"reward/mean", "loss", "env_steps"}
+    assert [step for step, _ in found["loss"]] == list(range(5))
+    assert found["reward/mean"][2][1] == pytest.approx(math.sin(2))
+    metadata = hparams(tmp_path)
+    start = plugin_data_pb2.HParamsPluginData.FromString(
+        metadata["_hparams_/session_start_info"].plugin_data.content
+    ).session_start_info
+    assert start.group_name == "a/seed=0"
+    assert start.hparams["lr"].number_value == pytest.approx(0.1)
+    assert start.hparams["principal"].string_value == "ucb"
+    assert start.hparams["flag"].bool_value
+    assert "_hparams_/session_end_info" in metadata
+
+
+def test_resumed_files_equal_uninterrupted_ones(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    metrics = MetricLog(whole, {"x": 1})
+    record(metrics, range(10))
+    metrics.close()
+
+    metrics = MetricLog(broken, {"x": 1})
+    record(metrics, range(4))
+    position = metrics.position()
+    record(metrics, range(4, 7))  # lost: logged after the checkpoint, and not closed
+    with (broken / FILE_NAME).open("a") as file:
+        file.write('{"step": 7, "rew')  # killed in the middle of a line
+    metrics = MetricLog(broken, {"x": 1}, lines=position)
+    assert metrics.position() == position == 4
+    record(metrics, range(4, 10))
+    metrics.close()
+
+    assert numbers(broken) == numbers(whole)
+    assert curves(broken) == curves(whole)
+    assert len(list(broken.glob("*tfevents*"))) == 1
+    elapsed = [line["time/elapsed_s"] for line in read_metrics(broken / FILE_NAME)]
+    assert elapsed == sorted(elapsed)
+
+
+def test_without_a_checkpoint_everything_is_logged_anew(tmp_path: Path) -> None:
+    record(MetricLog(tmp_path), range(3))
+    metrics = MetricLog(tmp_path)
+    record(metrics, range(2))
+    metrics.close()
+    assert [line["step"] for line in numbers(tmp_path)] == [0, 1]
+
+
+def test_numbers_that_are_not_finite(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    metrics = MetricLog(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        metrics.log(0, {"a": float("nan"), "b": float("-inf"), "c": 1.0})
+        metrics.log(1, {"a": float("nan")})
+    position = metrics.position()
+    live = curves(tmp_path)
+    assert numbers(tmp_path)[0] == {"step": 0, "a": None, "b": None, "c": 1.0}
+    assert math.isnan(read_metrics(tmp_path / FILE_NAME)[0]["b"])
+    assert [r.getMessage().split()[1] for r in caplog.records] == ["a", "b"]  # told once for each
+    MetricLog(tmp_path, lines=position).close()
+    assert curves(tmp_path)["a"] == live["a"] == [(0, "nan"), (1, "nan")]
+
+
+def test_axis_and_metric_cannot_share_a_name(tmp_path: Path) -> None:
+    metrics = MetricLog(tmp_path)
+    with pytest.raises(ValueError, match="step"):
+        metrics.log(0, {"step": 1.0})
+    with pytest.raises(ValueError, match="env_steps"):
+        metrics.log(0, {"env_steps": 1.0}, env_steps=3)
+    assert (tmp_path / FILE_NAME).read_text() == ""
+
+
+def test_file_shorter_than_the_checkpoint_says(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text("{}\n")
+    with pytest.raises(RunFolderError, match=r"has 1 lines .* at 100.*rerun=true"):
+        MetricLog(tmp_path, lines=100)
+
+
+def test_reading_leaves_out_a_line_being_written_and_names_a_broken_one(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    path.write_text('{"step": 1}\n{"step"')
+    assert read_metrics(path) == [{"step": 1}]
+    path.write_text('{"step": 1}\nnonsense\n{"step": 2}\n')
+    with pytest.raises(RunFolderError, match="line 2"):
+        read_metrics(path)

@@ -1,0 +1,181 @@
+"""Taxes and incentives, by hand-worked cases and by properties."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from llmrl.core.errors import ConfigError
+from llmrl.envs.mechanisms import BracketedTax, Events, Incentives, Mechanism, incentive_exposure, tax_exposure
+
+RATES = np.array([[0.1, 0.2, 0.5]], np.float32)
+PAY = np.array([[1.0, 2.0, 3.0]], np.float32)
+
+
+def events(raw, cleaned=None, present=None):
+    raw = np.array(raw, np.float32)
+    return Events(
+        raw,
+        np.zeros_like(raw) if cleaned is None else np.array(cleaned, np.float32),
+        np.ones(raw.shape, bool) if present is None else np.array(present, bool),
+    )
+
+
+def play_tax(rewards, values=RATES, **options):
+    """Rewards after tax of a sequence of steps of one game: [T, n_agents]."""
+    tax = BracketedTax(**options)
+    return np.array([tax.settle(events([raw]), values).reward(values)[0] for raw in rewards])
+
+
+def test_both_are_mechanisms():
+    assert isinstance(BracketedTax(), Mechanism)
+    assert isinstance(Incentives(), Mechanism)
+
+
+def test_tax_of_one_apple_in_the_lowest_bracket():
+    # Income 1: bracket [0, 3), tax 4 * 0.1 = 0.4, shared by two.
+    np.testing.assert_allclose(play_tax([[1, 0]])[0], [1 - 0.4 + 0.2, 0.2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("income", "rate"), [(1, 0.1), (2, 0.1), (3, 0.2), (4, 0.2), (5, 0.5), (6, 0.5), (11, 0.5)])
+def test_bracket_edges_belong_to_the_bracket_above(income, rate):
+    rewards = play_tax([[1, 0]] * income)
+    assert rewards[-1][1] == pytest.approx(4 * rate / 2)
+
+
+def test_income_is_the_last_ten_steps_and_the_current_one():
+    early, idle = [[1, 0]] * 2, [0, 0]
+    # Steps 0 and 1 earned; at step 10 step 0 is the tenth before it and still counts, at step 11 it does not.
+    inside = play_tax([*early, *[idle] * 8, [1, 0]])
+    outside = play_tax([*early, *[idle] * 9, [1, 0]])
+    assert inside[-1][1] == pytest.approx(4 * 0.2 / 2)
+    assert outside[-1][1] == pytest.approx(4 * 0.1 / 2)
+
+
+def test_only_the_current_reward_is_taxed():
+    rewards = play_tax([[1, 0]] * 6 + [[0, 0]])
+    np.testing.assert_array_equal(rewards[-1], [0, 0])
+
+
+def test_reset_forgets_the_income_of_the_games_in_the_mask_only():
+    tax, values = BracketedTax(), np.repeat(RATES, 2, axis=0)
+    for _ in range(4):
+        tax.settle(events([[1, 0], [1, 0]]), values)
+    tax.reset(np.array([True, False]))
+    reward = tax.settle(events([[1, 0], [1, 0]]), values).reward(values)
+    np.testing.assert_allclose(reward[:, 1], [4 * 0.1 / 2, 4 * 0.5 / 2], rtol=1e-6)
+
+
+def test_tax_collected_counts_what_is_taken_before_it_is_shared():
+    settlement = BracketedTax().settle(events([[1, 1, 0]]), RATES)
+    assert settlement.metrics["tax_collected"][0] == pytest.approx(0.8)
+
+
+def test_tax_state_goes_on_where_it_was():
+    tax, again = BracketedTax(), BracketedTax()
+    for _ in range(4):
+        tax.settle(events([[1, 0]]), RATES)
+    again.load_state_dict(tax.state_dict())
+    a, b = (t.settle(events([[1, 0]]), RATES).reward(RATES) for t in (tax, again))
+    np.testing.assert_array_equal(a, b)
+    assert b[0, 1] == pytest.approx(4 * 0.5 / 2)
+
+
+@pytest.mark.parametrize("edges", [[], [1, 3], [0, 3, 3], [0, 5, 3]])
+def test_impossible_brackets_are_refused(edges):
+    with pytest.raises(ConfigError, match="start at 0 and increase"):
+        BracketedTax(edges=edges)
+
+
+rewards = arrays.arrays(np.float32, (12, 3, 4), elements=st.sampled_from([0.0, 1.0, 2.0]))
+rates = arrays.arrays(np.float32, (3, 3), elements=st.floats(0, 1, width=32))
+
+
+@given(rewards, rates, st.integers(0, 11), st.sampled_from([[0], [0, 3, 5], [0, 1, 2]]))
+def test_tax_moves_rewards_but_preserves_their_sum(sequence, values, window, edges):
+    tax, values = BracketedTax(edges=edges, window=window), values[:, : len(edges)]
+    for raw in sequence:
+        settlement = tax.settle(events(raw), values)
+        np.testing.assert_allclose(settlement.reward(values).sum(-1), raw.sum(-1), atol=1e-4)
+        np.testing.assert_array_equal(settlement.base_reward, raw)
+
+
+@given(rewards, rates)
+def test_tax_window_equals_the_sum_over_the_sequence(sequence, values):
+    """Against the definition, computed from the whole sequence at each step."""
+    tax = BracketedTax()
+    for t, raw in enumerate(sequence):
+        income = sequence[max(0, t - 10) : t + 1].sum(axis=0)
+        bracket = np.digitize(income, [3, 5])
+        due = 4 * np.take_along_axis(values, bracket.reshape(3, -1), axis=1).reshape(raw.shape) * raw
+        expected = raw - due + due.mean(-1, keepdims=True)
+        np.testing.assert_allclose(tax.settle(events(raw), values).reward(values), expected, atol=1e-4)
+
+
+# raw reward, cells cleaned, present -> base reward, paid for (0 eat, 1 clean, 2 other, None nothing)
+CASES_ANY = [
+    (1, 0, True, 0.1, 0),
+    (2, 0, True, 0.2, 0),
+    (0, 1, True, -1.0, 1),
+    (0, 2, True, -1.0, 1),
+    (0, 3, True, -1.0, 1),
+    (1, 1, True, 0.1, 0),
+    (0, 0, True, 0.0, 2),
+    (0, 0, False, 0.0, None),
+]
+CASES_EXACTLY_ONE = [
+    (1, 0, True, 0.1, 0),
+    (2, 0, True, 2.0, 2),
+    (0, 1, True, -1.0, 1),
+    (0, 2, True, 0.0, 2),
+    (0, 3, True, 0.0, 2),
+    (0, 0, True, 0.0, 2),
+]
+INCENTIVE_CASES = [("any", *case) for case in CASES_ANY] + [("exactly_one", *case) for case in CASES_EXACTLY_ONE]
+
+
+@pytest.mark.parametrize(("count", "raw", "cleaned", "present", "base", "paid"), INCENTIVE_CASES)
+def test_incentives(count, raw, cleaned, present, base, paid):
+    settlement = Incentives(clean_count=count).settle(events([[raw]], [[cleaned]], [[present]]), PAY)
+    due = 0 if paid is None else PAY[0, paid]
+    assert settlement.base_reward[0, 0] == pytest.approx(base)
+    assert settlement.reward(PAY)[0, 0] == pytest.approx(base + due)
+    assert settlement.metrics["incentives_paid"][0] == pytest.approx(due)
+
+
+def test_removed_players_are_paid_on_request():
+    settlement = Incentives(pay_removed=True).settle(events([[0]], [[0]], [[False]]), PAY)
+    assert settlement.reward(PAY)[0, 0] == pytest.approx(3.0)
+
+
+def test_incentives_need_dirt():
+    raw = np.zeros((1, 2), np.float32)
+    with pytest.raises(ConfigError, match="no dirt"):
+        Incentives().settle(Events(raw, None, np.ones((1, 2), bool)), PAY)
+
+
+@given(rewards, arrays.arrays(np.float32, (12, 3, 4), elements=st.sampled_from([0.0, 1.0, 3.0])))
+def test_nobody_is_paid_twice_for_a_step(raw, cleaned):
+    incentives = Incentives()
+    for r, c in zip(raw, cleaned, strict=True):
+        assert (incentives.settle(events(r, c), np.ones((3, 3), np.float32)).exposure.sum(-1) == 1).all()
+
+
+def test_each_game_has_its_own_values():
+    values = np.array([[0, 0, 1], [0, 0, 3]], np.float32)
+    reward = Incentives().settle(events([[0, 0], [0, 0]]), values).reward(values)
+    np.testing.assert_array_equal(reward, [[1, 1], [3, 3]])
+
+
+def test_the_formulas_take_torch_tensors_and_pass_gradients_on():
+    torch = pytest.importorskip("torch")
+    raw, income = torch.tensor([[1.0, 0.0]]), torch.tensor([[4.0, 0.0]])
+    _, exposures = tax_exposure(raw, income, (0.0, 3.0, 5.0), 4.0)
+    values = torch.tensor([0.1, 0.2, 0.5], requires_grad=True)
+    reward = raw + (torch.stack(exposures, -1) * values).sum(-1)
+    reward[0, 1].backward()
+    assert values.grad.tolist() == [0, 2, 0]
+    base, acts = incentive_exposure(raw, torch.tensor([[0.0, 2.0]]), 0.1, -1.0, exactly_one=False)
+    assert base.tolist() == [[pytest.approx(0.1), -1.0]]
+    assert [a.tolist() for a in acts] == [[[True, False]], [[False, True]], [[False, False]]]

@@ -1,0 +1,128 @@
+"""Estimates against closed forms and hand-computed values; intervals against what they promise."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmrl.analysis.statistics import Interval, bootstrap_interval, describe, interquartile_mean, mean, standard_error
+
+SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
+
+
+def test_known_values() -> None:
+    scores = np.array([2.0, 4, 4, 4, 5, 5, 7, 9])
+    assert mean(scores) == 5
+    assert standard_error(scores) == pytest.approx(math.sqrt(32 / 7) / math.sqrt(8))
+    assert interquartile_mean(scores) == (4 + 4 + 5 + 5) / 4
+    assert interquartile_mean(np.array([0.0, 1, 2, 3, 100])) == 2  # floor(5 / 4) = 1 dropped at either end
+    assert interquartile_mean(np.array([1.0, 2, 6])) == 3  # too few to drop any
+
+
+def test_estimates_are_over_the_last_axis() -> None:
+    scores = np.random.default_rng(0).normal(size=(3, 4, 10))
+    for statistic in (mean, standard_error, interquartile_mean):
+        assert statistic(scores).shape == (3, 4)
+        assert statistic(scores)[1, 2] == pytest.approx(float(statistic(scores[1, 2])))
+
+
+@given(SCORES, st.floats(-100, 100), st.floats(0.1, 10))
+def test_estimates_follow_shift_and_scale(scores: list[float], shift: float, scale: float) -> None:
+    x = np.array(scores)
+    for statistic in (mean, interquartile_mean):
+        assert statistic(x * scale + shift) == pytest.approx(float(statistic(x)) * scale + shift, rel=1e-6, abs=1e-4)
+    assert x.min() - 1e-6 <= interquartile_mean(x) <= x.max() + 1e-6
+
+
+def test_one_run_has_no_error_bar() -> None:
+    assert math.isnan(standard_error(np.array([3.0])))
+    interval = bootstrap_interval(np.array([3.0]))
+    assert interval.estimate == 3
+    assert math.isnan(interval.low)
+    assert math.isnan(interval.high)
+    assert math.isnan(bootstrap_interval(np.array([[1.0], [2.0]])).low)
+
+
+def test_bootstrap_of_the_mean_approaches_the_normal_interval() -> None:
+    scores = np.random.default_rng(1).normal(10, 2, size=400)
+    interval = bootstrap_interval(scores, statistic=mean, seed=3)
+    half = 1.96 * float(standard_error(scores))
+    assert interval.low == pytest.approx(interval.estimate - half, abs=0.03)
+    assert interval.high == pytest.approx(interval.estimate + half, abs=0.03)
+
+
+def test_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(2)
+    covered = 0
+    for i in range(200):
+        interval = bootstrap_interval(rng.normal(size=30), statistic=mean, level=0.9, resamples=500, seed=i)
+        covered += interval.low <= 0 <= interval.high
+    assert 165 <= covered <= 194  # 180 expected, standard deviation 4.2
+
+
+def test_stratification_keeps_the_share_of_each_group() -> None:
+    """Groups far apart and without spread: within groups nothing varies, across groups almost everything."""
+    scores = np.array([0.0, 0, 0, 100, 100, 100])
+    assert bootstrap_interval(scores, mean, groups=list("aaabbb")) == Interval(50, 50, 50)
+    assert bootstrap_interval(scores.reshape(2, 3), mean) == Interval(50, 50, 50)
+    pooled = bootstrap_interval(scores, mean)
+    assert pooled.low < 30
+    assert pooled.high > 70
+
+
+def test_groups_may_differ_in_size_and_come_in_any_order() -> None:
+    scores = np.array([1.0, 5, 2, 5, 3, 5, 5])
+    interval = bootstrap_interval(scores, mean, groups=[0, 1, 0, 1, 0, 1, 1])
+    assert interval.estimate == pytest.approx(26 / 7)
+    assert (3 + 20) / 7 <= interval.low < interval.high <= (9 + 20) / 7
+
+
+def test_seed_decides_the_interval_and_chunks_do_not_change_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = np.random.default_rng(0).normal(size=20)
+    assert bootstrap_interval(scores, seed=1) == bootstrap_interval(scores, seed=1)
+    assert bootstrap_interval(scores, seed=1) != bootstrap_interval(scores, seed=2)
+    counted = []
+
+    def counting(x: np.ndarray) -> np.ndarray:
+        if x.ndim == 2:
+            counted.append(len(x))
+        return mean(x)
+
+    monkeypatch.setattr("llmrl.analysis.statistics._CHUNK", 20 * 300)
+    bootstrap_interval(scores, counting, resamples=1000)
+    assert counted == [300, 300, 300, 100]
+
+
+def test_describe() -> None:
+    row = describe(np.array([1.0, 2, 3, 6]))
+    interval = bootstrap_interval(np.array([1.0, 2, 3, 6]), mean)
+    assert row == {
+        "mean": 3,
+        "standard_error": pytest.approx(math.sqrt(14 / 3 / 4)),
+        "low": interval.low,
+        "high": interval.high,
+        "min": 1,
+        "max": 6,
+    }
+    assert 1 <= interval.low < 3 < interval.high <= 6
+    one = describe(np.array([2.0]))
+    assert (one["mean"], one["standard_error"], one["low"], one["max"]) == (2, None, None, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mean(np.array([])), "no scores"),
+        (lambda: mean(np.array([1.0, np.nan])), "NaN"),
+        (lambda: bootstrap_interval(np.ones(3), groups=[1, 2]), "2 group labels for 3 scores"),
+        (lambda: bootstrap_interval(np.ones(3), level=95), "level"),
+        (lambda: bootstrap_interval(np.ones((2, 2, 2))), "shape"),
+    ],
+)
+def test_nonsense_is_refused(call: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()  # type: ignore[operator]
