@@ -22,7 +22,9 @@ import numpy as np
 
 from llmrl.core.seeding import Seeds
 from llmrl.envs.melting_pot import install
-from llmrl.envs.melting_pot.rules import SUBSTRATES
+from llmrl.envs.melting_pot.engine import Game
+from llmrl.envs.melting_pot.layout import Layout
+from llmrl.envs.melting_pot.rules import SUBSTRATES, SubstrateName
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 
 PAUSE_SECONDS = 1.0
@@ -31,7 +33,7 @@ PAUSE_SECONDS = 1.0
 class Official:
     """The engine as dm-meltingpot builds it."""
 
-    def __init__(self, substrate: str) -> None:
+    def __init__(self, substrate: SubstrateName) -> None:
         self._dmlab2d, self._module = install.load(SUBSTRATES[substrate].module)
         definition = dict(self._module.build(("default",) * 7, None))
         definition["levelName"] = f"{definition['levelDirectory']}/{definition['levelName']}"
@@ -51,7 +53,24 @@ class Official:
         self._env.step({f"{p}.{k}": v for p, a in enumerate(action[0], start=1) for k, v in moves[a].items()})
 
 
-def episode(env: Official | MeltingPotEnv, actions: np.ndarray) -> tuple[float, float]:
+class Bare:
+    """The game that a worker plays, without the worker."""
+
+    def __init__(self, substrate: SubstrateName) -> None:
+        self._layout = Layout(substrate, "upstream", 1, 7, ("pixels",), False)
+        self._arrays = self._layout.views(bytearray(self._layout.nbytes))
+
+    def reset(self) -> None:
+        self._game = Game(self._layout)
+        self._game.start(1)
+        self._game.observe(self._arrays, 0)
+
+    def step(self, action: np.ndarray) -> None:
+        self._game.step(action[0])
+        self._game.observe(self._arrays, 0)
+
+
+def episode(env: Official | Bare | MeltingPotEnv, actions: np.ndarray) -> tuple[float, float]:
     """Seconds for the start of an episode, and for the steps `actions` [T, n_envs, n_agents]."""
     start = time.perf_counter()
     env.reset()
@@ -61,10 +80,13 @@ def episode(env: Official | MeltingPotEnv, actions: np.ndarray) -> tuple[float, 
     return begun - start, time.perf_counter() - begun
 
 
-def compare(substrate: str, steps: int, rounds: int) -> None:
+def compare(substrate: SubstrateName, steps: int, rounds: int) -> None:
     rng = np.random.default_rng(0)
     ours = {n: MeltingPotEnv(substrate, n, Seeds(n), horizon=steps) for n in (1, 2)}
-    players: dict[str, tuple[int, Official | MeltingPotEnv]] = {"official": (1, Official(substrate))}
+    players: dict[str, tuple[int, Official | Bare | MeltingPotEnv]] = {
+        "official": (1, Official(substrate)),
+        "ours, bare": (1, Bare(substrate)),
+    }
     players |= {f"ours, {n} game{'s' * (n > 1)}": (n, env) for n, env in ours.items()}
     measured: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     at_once = []

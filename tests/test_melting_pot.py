@@ -124,6 +124,12 @@ def test_reward_is_settled_by_the_mechanism(make):
     assert step.info["incentives_paid"][0] == 14
 
 
+def test_the_mechanism_can_be_hidden(make):
+    env = make("harvest", mechanism=BracketedTax(), show_mechanism=False)
+    assert set(env.reset()) == set(env.spec.observation) == {"pixels"}
+    assert env.spec.mechanism is not None
+
+
 def test_without_a_mechanism_rewards_are_raw(make):
     env = make("harvest", observe=["vector"])
     env.reset()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from experiments import only_run_folder
+
 from llmrl.cli.compose import options
 
 THIRD_PARTY = Path(__file__).parents[1] / "third_party"
@@ -77,7 +77,15 @@ def test_unwritable_output_folder(tmp_path):
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
     done = train(*TINY, "principal=ucb", "dry_run=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for part in ("4 games x 5 agents", "[4, 5, 28] float32", "incentives", "trainable:", "UCB", "environment steps", "80"):
+    for part in (
+        "4 games x 5 agents",
+        "[4, 5, 28] float32",
+        "incentives",
+        "trainable:",
+        "UCB",
+        "environment steps",
+        "80",
+    ):
         assert part in done.stdout, part
     assert not list(tmp_path.iterdir())
 

@@ -65,7 +65,7 @@ def test_totals_and_their_state(tmp_path):
         "llm/failed_calls": 0.0,
         "llm/prompt_tokens": 9.0,
         "llm/completion_tokens": 6.0,
-        "llm/latency": 0.75,
+        "time/llm_latency": 0.75,
         "llm/cost": 1.5,
     }
     assert log.metrics() == expected
@@ -79,7 +79,7 @@ def test_totals_and_their_state(tmp_path):
 def test_unknown_is_not_zero(tmp_path):
     log = LoggedChat(Echo(cost=None, prompt_tokens=None), tmp_path / "a.jsonl")
     log.chat([ask()])
-    assert set(log.metrics()) == {"llm/calls", "llm/failed_calls", "llm/completion_tokens", "llm/latency"}
+    assert set(log.metrics()) == {"llm/calls", "llm/failed_calls", "llm/completion_tokens", "time/llm_latency"}
     log.inner = Echo()
     log.chat([ask()])
     assert "llm/cost" not in log.metrics(), "a sum with an unknown term stays unknown"

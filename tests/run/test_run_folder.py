@@ -73,7 +73,7 @@ def test_readable_is_always_a_safe_folder_name(overrides: list[str]) -> None:
 def test_readable_examples() -> None:
     assert readable(["principal=ucb", "env=escape_room"]) == "env=escape_room,principal=ucb"
     assert readable([]) == readable(["seed=3", "hardware=slurm", "hardware.gpus=2", "output_root=/x"]) == "defaults"
-    assert readable(["+env.x=[1, 2]", "~teacher", "llm.model='a/b'"]) == "env.x=1,2,llm.model=a-b,teacher=none"
+    assert readable(["+env.x=[1, 2]", "~teacher", "llm.model='a/b'"]) == "teacher=none,env.x=1,2,llm.model=a-b"
 
 
 def test_run_folder_is_found_again_under_another_spelling(tmp_path: Path) -> None:

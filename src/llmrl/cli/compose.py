@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from llmrl.cli.build import Builder
 from llmrl.core.errors import ConfigError
-from llmrl.core.protocols import Agent, ChatModel, Loop, Proposer, Teacher, VecEnv
+from llmrl.core.protocols import Agent, ChatModel, Loop, Meter, Proposer, Teacher, VecEnv
 from llmrl.core.seeding import Seeds
 
 Config = Mapping[str, Any]
@@ -31,12 +31,16 @@ class Parts:
 
 
 def options(group: str) -> dict[str, dict[str, Any]]:
-    """Every option of a config group shipped with the package, as unresolved plain dicts."""
+    """Every option of a config group shipped with the package, as unresolved plain dicts.
+
+    Options that also set a customary budget (`# @package _global_`) hold the part under the group's own key.
+    """
     import yaml
 
     folder = resources.files("llmrl.conf") / group
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
-    return {f.name.removesuffix(".yaml"): yaml.safe_load(f.read_text()) or {} for f in files}
+    contents = {f.name.removesuffix(".yaml"): yaml.safe_load(f.read_text()) or {} for f in files}
+    return {name: content.get(group, content) for name, content in contents.items()}
 
 
 def build_llm(config: Config, folder: Path | None) -> ChatModel | None:
@@ -86,6 +90,8 @@ def build_parts(config: Config, llm: ChatModel | None, render: bool | None = Non
         if teacher is not None and not builder.needs(config["agent"], "teacher", "agent"):
             raise ConfigError("a teacher is one more loss of a learning agent; use agent=ppo, or teacher=none")
         agent = builder.build(config["agent"], "agent")
+        # A principal is told the objective it is judged on.
+        offered["spec"] = replace(env.spec, objective=config["design"]["objective"] or env.spec.objective)
         principal = Builder({**offered, "seeds": seeds.child("principal")}, trusted).build(
             config["principal"], "principal"
         )
@@ -108,6 +114,7 @@ def build_loop(config: Config, parts: Parts) -> Loop:
     }
     if parts.principal is not None:
         injected["principal"] = parts.principal
+        injected["meter"] = parts.llm if isinstance(parts.llm, Meter) else None
         kind, loop = "design", DesignLoop
     else:
         kind, loop = "learn", LearnLoop  # type: ignore[assignment]

@@ -144,6 +144,17 @@ class ChatModel(Protocol):
 
 
 @runtime_checkable
+class Meter(Protocol):
+    """Running totals of something that costs, kept across a resume: a logged chat model is one."""
+
+    def metrics(self) -> dict[str, float]: ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+@runtime_checkable
 class Loop(Protocol):
     """One of the few outer loops."""
 

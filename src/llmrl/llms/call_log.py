@@ -69,10 +69,13 @@ class LoggedChat:
         return list(results)
 
     def metrics(self) -> dict[str, float]:
-        """Totals: calls, failed_calls, latency (s) and, where known, prompt_tokens, completion_tokens, cost (USD)."""
+        """Totals: calls, failed_calls and, where known, prompt_tokens, completion_tokens, cost (USD).
+
+        Seconds waited are `time/llm_latency`: what the clock says is kept apart from what a run's seed decides.
+        """
         with self._lock:
             return {
-                f"llm/{name}": float(value)
+                f"{'time/llm_' if name == 'latency' else 'llm/'}{name}": float(value)
                 for name, value in self._totals.items()
                 if not self._unknown.get(name, False)
             }

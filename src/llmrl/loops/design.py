@@ -8,7 +8,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveInt
-from llmrl.core.protocols import Agent, Proposer, VecEnv
+from llmrl.core.protocols import Agent, Meter, Proposer, VecEnv
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.learners.rollout import Collector, Rollout
@@ -40,6 +40,7 @@ class DesignLoop:
         validate_episodes: episodes the objective is averaged over; rounded up to a multiple of the number of games.
         reset_agents: back to the original weights before every principal step.
         objective: mean or sum over agents of base returns; None is the environment's own.
+        meter: totals of the language model's calls, logged with every principal step; None if none is used.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class DesignLoop:
         validate_episodes: PositiveInt,
         reset_agents: bool,
         objective: Objective | None,
+        meter: Meter | None = None,
     ) -> None:
         if env.spec.horizon is None:
             raise ConfigError(
@@ -65,6 +67,7 @@ class DesignLoop:
         self.steps, self.adapt_rounds, self.reset_agents = steps, adapt_rounds, reset_agents
         self.validate_rounds = -(-validate_episodes // env.spec.n_envs)
         self.objective: Objective = objective or env.spec.objective
+        self.meter = meter
         self.collector = Collector(env, agent.policy, device)
         # The progress of the run, all of it in a checkpoint.
         self.step = 0
@@ -160,6 +163,7 @@ class DesignLoop:
             summaries={n: float(np.mean([e.summaries[n] for e in episodes])) for n in spec.metrics},
         )
         metrics = self.principal.tell(outcome)
+        metrics |= {} if self.meter is None else self.meter.metrics()
         metrics |= {f"principal/{name}": float(x) for name, x in zip(mechanism.names, self.vector, strict=True)}
         metrics |= summarize(episodes, "validation")
         metrics |= {f"adapt/{name}": x for name, x in self.adapting.items()}
@@ -217,6 +221,7 @@ class DesignLoop:
             "history": self.history,
             "agent": self.agent.state_dict(),
             "principal": self.principal.state_dict(),
+            "meter": None if self.meter is None else self.meter.state_dict(),
         }
 
     def _restore(self, run: Run) -> None:
@@ -227,3 +232,5 @@ class DesignLoop:
         self.adapting, self.history = state["adapting"], state["history"]
         self.agent.load_state_dict(state["agent"])
         self.principal.load_state_dict(state["principal"])
+        if self.meter is not None:
+            self.meter.load_state_dict(state["meter"])

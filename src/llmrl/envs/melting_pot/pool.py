@@ -117,9 +117,10 @@ class GamePool:
         except subprocess.TimeoutExpired:
             cause = "its process hangs"
         self.close()
+        game = f"game {slot} of {self._layout.n_envs} ({self._layout.substrate})"
         return EngineError(
-            f"game {slot} of {self._layout.n_envs} ({self._layout.substrate}) died ({cause}); what its process had to say is "
-            "above. Start the same command again: the run goes on from its newest checkpoint."
+            f"{game} died ({cause}); what its process had to say is above. "
+            "Start the same command again: the run goes on from its newest checkpoint."
         )
 
 

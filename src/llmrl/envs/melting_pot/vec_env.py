@@ -69,6 +69,8 @@ class MeltingPotEnv:
                 "use BracketedTax or env=cleanup"
             )
         channels = tuple(dict.fromkeys(observe if observe is not None else ["pixels"]))
+        if not channels:
+            raise ConfigError("observe is empty: players need something to see, e.g. observe=[pixels]")
         self._layout = Layout(substrate, rules, n_envs, n_agents, channels, render)
         self._mechanism = mechanism
         self._shown = mechanism is not None and show_mechanism
@@ -100,13 +102,10 @@ class MeltingPotEnv:
         if self._facts.dirt:
             metrics |= {"apples_regrown": "sum", "cells_cleaned": "sum", "cleaners": "sum", "dirt": "last"}
         if mechanism is not None:
+            metrics |= mechanism.metrics
+        if mechanism is not None and self._shown:
             low, high = float(mechanism.spec.low.min()), float(mechanism.spec.high.max())
             observation["mechanism"] = Channel((mechanism.spec.dim,), "float32", low, high)
-            metrics |= mechanism.metrics
-        if not observation:
-            raise ConfigError(
-                "observe is empty and there is no mechanism: players need a channel, e.g. observe=[pixels]"
-            )
         names = action_names(layout.substrate, layout.rules)
         return EnvSpec(
             name=layout.substrate,
@@ -183,8 +182,7 @@ class MeltingPotEnv:
         return Step(self._observation(), reward, base, np.zeros_like(self._ended), self._ended.copy(), info)
 
     def _census(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
-        """`layout.CENSUS` of all players, [4, n_envs, n_agents], and what is counted in the world, by name,
-        [n_envs]."""
+        """`layout.CENSUS` of all players, [4, n_envs, n_agents], and the counts in the world, by name, [n_envs]."""
         census = self._arrays["census"].astype(np.float32)
         split = len(CENSUS) * self.spec.n_agents
         players = census[:, :split].reshape(self.spec.n_envs, self.spec.n_agents, len(CENSUS))
@@ -212,17 +210,12 @@ class MeltingPotEnv:
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         """The whole world of game `index`, [168, 240, 3] for cleanup and [144, 192, 3] for harvest, uint8."""
         if "world" not in self._arrays:
-            why = (
-                "render=false: set env.render=true"
-                if not self._layout.render
-                else "no episode has begun: call reset() first"
-            )
+            why = "call reset() first" if self._layout.render else "set env.render=true"
             raise ConfigError(f"{self.spec.name} has no picture to show: {why}")
         return np.array(self._arrays["world"][index])
 
     def state_dict(self) -> State:
-        """How many episodes each game has begun, so that a resumed run does not replay seeds. A game cannot be
-        saved."""
+        """How many episodes each game has begun: a resumed run goes on with new seeds. A game cannot be saved."""
         return {"episodes": self._episodes.tolist(), "reseeded": self._reseeded}
 
     def load_state_dict(self, state: State) -> None:
