@@ -1,5 +1,6 @@
 """`llmrl-train` as a user runs it: help, plans, refusals, sweeps, third-party parts. Real processes."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -142,7 +143,7 @@ def test_every_option_is_commented_field_by_field(group):
     for name in options(group):
         lines = (Path(llmrl.conf.__file__).parent / group / f"{name}.yaml").read_text().splitlines()
         assert lines[0].startswith("# "), f"{group}/{name}.yaml"
-        for before, line in zip(lines, lines[1:], strict=False):
+        for before, line in itertools.pairwise(lines):
             key = line.split(":")[0].strip()
             is_field = line.strip() and not line.strip().startswith(("#", "-")) and ":" in line
             if is_field and key not in ("_target_", "defaults", "ppo", "mechanism", "env", "design", "learn"):

@@ -61,7 +61,7 @@ def test_learns_the_signal_game(signal_game, share):
 
 
 def test_first_update_is_the_gradient_of_the_stated_loss(signal_game):
-    """One minibatch, one epoch: ratio is 1, so the loss has a closed form; Adam's first step is lr * g / (|g| + eps)."""
+    """One minibatch, one epoch: the ratio is 1, so the loss is closed; Adam's first step is lr * g / (|g| + eps)."""
     env = signal_game(horizon=4)
     settings = {"epochs": 1, "minibatch_size": 10**6, "max_grad_norm": 1e9, "bootstrap_truncation": False}
     policy, ppo, collector = make(env, **settings)
@@ -133,7 +133,7 @@ def test_target_kl_stops_epochs(signal_game):
 
 def test_teacher_is_one_more_loss(signal_game):
     env = signal_game()
-    policy, ppo, collector = make(env, teacher=AlwaysZero(weight=50.0))
+    _, ppo, collector = make(env, teacher=AlwaysZero(weight=50.0))
     metrics = train(ppo, collector, 30)
     rollout = collector.collect(32, Seeds(9).torch("actions"), learn=False)
     assert (rollout.action == 0).float().mean() > 0.9 and metrics["teacher/loss"] < 0.3

@@ -39,7 +39,7 @@ def options(group: str) -> dict[str, dict[str, Any]]:
 
     folder = resources.files("llmrl.conf") / group
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
-    contents = {f.name.removesuffix(".yaml"): yaml.safe_load(f.read_text()) or {} for f in files}
+    contents: dict[str, dict[str, Any]] = {f.name.removesuffix(".yaml"): yaml.safe_load(f.read_text()) for f in files}
     return {name: content.get(group, content) for name, content in contents.items()}
 
 
