@@ -3,7 +3,10 @@
 import numpy as np
 
 from llmrl.core.records import Outcome
+from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec, MechanismSpec, Parameter
+from llmrl.envs.escape_room import EscapeRoom
+from llmrl.envs.mechanisms import BracketedTax, Incentives
 
 
 def spec(mechanism, name="toy", contexts=(), metrics=None, actions=("stay", "go"), n_agents=3, horizon=20, **kwargs):
@@ -47,13 +50,7 @@ def outcome(spec, vector, context=None, value=None, n=1):
 _MOVES = ("noop", "forward", "backward", "step_left", "step_right", "turn_left", "turn_right")
 
 CLEANUP = spec(
-    MechanismSpec(
-        "incentives",
-        tuple(
-            Parameter(name, 0.0, 3.0, "reward per step", f"paid for a step spent {act}")
-            for name, act in (("eat", "eating an apple"), ("clean", "cleaning dirt"), ("other", "doing anything else"))
-        ),
-    ),
+    Incentives().spec,
     name="cleanup",
     actions=(*_MOVES, "fire_zap", "fire_clean"),
     metrics={"apples_live": "last", "cells_cleaned": "sum"},
@@ -62,13 +59,7 @@ CLEANUP = spec(
 )
 
 HARVEST = spec(
-    MechanismSpec(
-        "tax",
-        tuple(
-            Parameter(f"rate_{k + 1}", 0.0, 1.0, "tax rate", f"rate for players who earned {span} apples in 11 steps")
-            for k, span in enumerate(("0 to under 3", "3 to under 5", "5 or more"))
-        ),
-    ),
+    BracketedTax().spec,
     name="harvest",
     actions=_MOVES,
     metrics={"apples_live": "last", "apples_eaten": "sum"},
@@ -76,21 +67,5 @@ HARVEST = spec(
     horizon=1000,
 )
 
-PLACES = ("lever_0", "lever_1", "lever_2", "door", "start")
-ESCAPE_ROOM = spec(
-    MechanismSpec(
-        "incentives",
-        tuple(
-            Parameter(p, 0.0, 5.0, "reward per step", f"incentive paid to each agent that is at {p} after moving")
-            for p in PLACES
-        ),
-    ),
-    name="escape_room",
-    actions=[f"go_to_{place}" for place in PLACES],
-    contexts=("lever_0_works", "lever_1_works", "lever_2_works"),
-    metrics={**{f"agents_at_{place}": "mean" for place in PLACES}, "incentives_paid": "sum"},
-    n_agents=5,
-    horizon=5,
-    objective="sum",
-)
+ESCAPE_ROOM = EscapeRoom(Seeds(0), n_envs=1).spec
 GENERIC = toy()

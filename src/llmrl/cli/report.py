@@ -39,12 +39,14 @@ def print_summary(run: Run) -> None:
     if history:
         names = list(history[0]["mechanism"])
         table = Table(title="Principal steps")
-        for column in ("step", *names, "context", "objective", "± s.e."):
+        contextual = [] if history[0]["context"] is None else ["context"]
+        for column in ("step", *names, *contextual, "objective", "± s.e."):
             table.add_column(column, justify="right")
         shown = history if len(history) <= 30 else [*history[:5], *history[-25:]]
         best = run.summary["best"]["step"]
         for row in shown:
-            cells = [str(row["step"]), *(f"{row['mechanism'][n]:.3g}" for n in names), row["context"] or "-"]
+            cells = [str(row["step"]), *(f"{row['mechanism'][n]:.3g}" for n in names)]
+            cells += [row[key] for key in contextual]
             error = row["standard_error"]
             cells += [f"{row['objective']:.3f}", "-" if error is None else f"{error:.3f}"]
             table.add_row(*cells, style="bold" if row["step"] == best else None)

@@ -153,7 +153,8 @@ class BracketedTax:
             0.0,
             1.0,
             "tax rate",
-            f"rate for players who earned {span} apples in the last {self.window + 1} steps",
+            f"players who earned {span} apples in the last {self.window + 1} steps pay {self.multiplier:g} times "
+            "this rate of an apple for each apple they eat",
         )
 
     def settle(self, events: Events, values: Floats) -> Settlement:
@@ -224,7 +225,12 @@ class Incentives:
     ) -> None:
         self.eat_reward, self.clean_reward = eat_reward, clean_reward
         self.exactly_one, self.pay_removed = clean_count == "exactly_one", pay_removed
-        acts = {"eat": "eating an apple", "clean": "cleaning dirt", "other": "doing anything else"}
+        cells = "exactly one dirty cell" if self.exactly_one else "at least one dirty cell"
+        acts = {
+            "eat": f"eating an apple, which is worth {eat_reward:g} before payments",
+            "clean": f"cleaning {cells}, which is worth {clean_reward:g} before payments",
+            "other": "doing anything else, which is worth 0 before payments",
+        }
         self.spec = MechanismSpec(
             "incentives",
             tuple(

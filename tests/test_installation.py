@@ -1,0 +1,60 @@
+"""The built wheel carries configs and prompts, and works in an environment of its own from any working directory."""
+
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import llmrl.conf
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.mark.slow
+def test_wheel_holds_every_config_and_prompt(wheel):
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    assert Path(llmrl.conf.__file__).parent == ROOT / "conf"
+    configs = {f"llmrl/conf/{path.relative_to(ROOT / 'conf').as_posix()}" for path in (ROOT / "conf").rglob("*.yaml")}
+    sources = {
+        path.relative_to(ROOT / "src").as_posix()
+        for path in (ROOT / "src" / "llmrl").rglob("*")
+        if path.suffix in (".py", ".j2", ".lua") or path.name == "py.typed"
+    }
+    assert len(configs) > 20 and not (configs | sources) - packed
+
+
+@pytest.mark.slow
+def test_wheel_works_in_a_fresh_environment(wheel, tmp_path):
+    """Dependencies are taken from this environment through a path file, llmrl itself only from the wheel."""
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)], check=True)
+    where = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    purelib = Path(subprocess.run([python, "-c", where], check=True, capture_output=True, text=True).stdout.strip())
+    (purelib / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    cwd = tmp_path / "somewhere" / "else"
+    cwd.mkdir(parents=True)
+    origin = subprocess.run(
+        [python, "-c", "import llmrl, llmrl.conf; print(llmrl.__file__, llmrl.conf.__file__)"],
+        cwd=cwd, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    assert origin.count(str(purelib)) == 2
+    overrides = ["env=escape_room", "principal=llm", "env.n_envs=2", "design.steps=1", "design.adapt_rounds=1"]
+    done = subprocess.run(
+        [tmp_path / "env" / "bin" / "llmrl-train", *overrides, "design.validate_episodes=2"],
+        cwd=cwd, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert list(cwd.rglob("summary.json"))
