@@ -61,7 +61,7 @@ def test_commands(tmp_path):
             if "<run>" in line:
                 name = re.search(r"outputs/(\w+)/", line)[1]
                 folder = max((tmp_path / "outputs" / name).iterdir(), key=lambda path: path.stat().st_mtime)
-                line = line.replace("<run>", f"'{folder.name}'")
+                line = line.replace("<run>", folder.name)
             line = line.replace("http://localhost:8000/v1", f"{server.url}")
             words = [word.rstrip("…") for word in shlex.split(line) if word != "…"]
             if words[0] == "tensorboard":

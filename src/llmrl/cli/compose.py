@@ -64,13 +64,14 @@ def build_llm(config: Config, folder: Path | None) -> ChatModel | None:
     return model if folder is None else LoggedChat(model, folder / "llm_calls.jsonl")
 
 
-def build_parts(config: Config, llm: ChatModel | None, render: bool | None = None) -> Parts:
+def build_parts(config: Config, llm: ChatModel | None, render: bool | None = None, play_only: bool = False) -> Parts:
     """All parts of a resolved config; refuses combinations that cannot work before any game starts.
 
     Args:
         config: resolved, plain containers.
         llm: from `build_llm`.
         render: overrides `env.render` where the environment has that option.
+        play_only: leave out the principal, whose language model might cost money; the agents stay as they were built.
     """
     seeds = Seeds(config["seed"])
     device = _device(config["hardware"])
@@ -92,9 +93,8 @@ def build_parts(config: Config, llm: ChatModel | None, render: bool | None = Non
         agent = builder.build(config["agent"], "agent")
         # A principal is told the objective it is judged on.
         offered["spec"] = replace(env.spec, objective=config["design"]["objective"] or env.spec.objective)
-        principal = Builder({**offered, "seeds": seeds.child("principal")}, trusted).build(
-            config["principal"], "principal"
-        )
+        builder = Builder({**offered, "seeds": seeds.child("principal")}, trusted)
+        principal = None if play_only else builder.build(config["principal"], "principal")
     except BaseException:
         env.close()
         raise

@@ -51,8 +51,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
     iteration, state = saved_state(args.run)
     config = yaml.safe_load((args.run / "config.yaml").read_text())
-    # The principal is not needed to play, and its language model might cost money.
-    parts = build_parts({**config, "principal": {"_target_": None}}, llm=None, render=args.video)
+    parts = build_parts(config, llm=None, render=args.video, play_only=True)
     try:
         parts.agent.load_state_dict(state["agent"])
         spec = parts.env.spec

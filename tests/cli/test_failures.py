@@ -1,0 +1,143 @@
+"""What goes wrong in the world: each failure is a clear message, loses nothing and exits non-zero. Real processes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from experiments import only_run_folder
+
+SMALL = (
+    "env=escape_room",
+    "env.n_envs=4",
+    "design.adapt_rounds=2",
+    "design.validate_episodes=4",
+    "checkpoint_seconds=0",
+)
+
+
+def command(*overrides):
+    return [sys.executable, "-m", "llmrl.cli.train", *overrides]
+
+
+def train(cwd, *overrides):
+    return subprocess.run(command(*overrides), cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+def state(folder: Path) -> str:
+    return json.loads((folder / "status.json").read_text())["state"]
+
+
+def interrupt(cwd, number, *overrides):
+    """Start a long run, signal it once it has saved a checkpoint, and return the ended process with its output."""
+    process = subprocess.Popen(command(*overrides), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started, deadline = time.time(), time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if new_checkpoint(cwd, started):
+            break
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def new_checkpoint(cwd, started) -> bool:
+    """Whether a checkpoint was written after `started`; files may vanish while we look."""
+    try:
+        return any(path.stat().st_mtime > started for path in cwd.rglob("checkpoint_*.pt"))
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def unfinished(tmp_path):
+    """A run folder that was stopped half-way."""
+    done = interrupt(tmp_path, signal.SIGTERM, *SMALL, "principal=ucb", "design.steps=3000")
+    assert done.returncode == 128 + signal.SIGTERM and "Repeat the same command to resume" in done.stderr
+    return only_run_folder(tmp_path / "outputs")
+
+
+def test_signals_stop_safely_and_say_how_to_go_on(tmp_path):
+    done = interrupt(tmp_path, signal.SIGINT, *SMALL, "principal=ucb", "design.steps=3000")
+    assert done.returncode == 128 + signal.SIGINT and "Repeat the same command to resume" in done.stderr
+    folder = only_run_folder(tmp_path / "outputs")
+    assert state(folder) == "stopped" and list((folder / "checkpoints").glob("*.pt"))
+
+
+def test_damaged_checkpoint_falls_back_to_the_one_before(unfinished, tmp_path):
+    newest = max((unfinished / "checkpoints").glob("*.pt"))
+    newest.write_bytes(newest.read_bytes()[:-100])
+    done = interrupt(tmp_path, signal.SIGTERM, *SMALL, "principal=ucb", "design.steps=3000")
+    assert newest.name in done.stdout + done.stderr and "resumed from iteration" in done.stdout + done.stderr
+
+
+def test_no_whole_checkpoint_left_is_an_error_that_says_what_to_do(unfinished, tmp_path):
+    for path in (unfinished / "checkpoints").glob("*.pt"):
+        path.write_bytes(path.read_bytes()[:-100])
+    rows = (unfinished / "metrics.jsonl").read_bytes()
+    done = train(tmp_path, *SMALL, "principal=ucb", "design.steps=3000")
+    assert done.returncode == 1 and "checkpoint" in done.stderr and "rerun=true" in done.stderr
+    assert (unfinished / "metrics.jsonl").read_bytes() == rows
+
+
+def test_checkpoint_of_another_config_is_refused(unfinished, tmp_path):
+    done = train(tmp_path, *SMALL, "principal=random", "design.steps=1")
+    assert done.returncode == 0, done.stderr
+    (other,) = (p for p in (tmp_path / "outputs").rglob("checkpoints") if p.parent != unfinished)
+    for path in (unfinished / "checkpoints").glob("*.pt"):
+        path.unlink()
+    shutil.copytree(other, unfinished / "checkpoints", dirs_exist_ok=True)
+    done = train(tmp_path, *SMALL, "principal=ucb", "design.steps=3000")
+    assert done.returncode == 1 and "config" in done.stderr
+    assert all(p.parent.name.rsplit("-", 1)[1] in done.stderr for p in (unfinished, other.parent))
+
+
+def test_language_model_server_down(tmp_path):
+    llm = ("principal=llm", "llm=openai_compatible", "llm.base_url=http://127.0.0.1:9/v1", "llm.model=m")
+    done = train(tmp_path, *SMALL, *llm)
+    assert done.returncode == 1 and "http://127.0.0.1:9/v1" in done.stderr and "Traceback" not in done.stderr
+    folder = only_run_folder(tmp_path / "outputs")
+    assert state(folder) == "failed" and (folder / "traceback.txt").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.meltingpot
+def test_engine_killed_in_mid_episode_and_resumed(tmp_path):
+    overrides = ("env=harvest", "principal=random", "env.n_envs=1", "env.horizon=300", "design.steps=2")
+    overrides += ("design.adapt_rounds=2", "design.validate_episodes=1", "checkpoint_seconds=0")
+    process = subprocess.Popen(
+        command(*overrides), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.rglob("checkpoint_*.pt")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for pid in descendants(process.pid):
+        os.kill(pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1 and "game 0" in err and "Traceback" not in err, err
+    folder = only_run_folder(tmp_path / "outputs")
+    assert state(folder) == "failed" and list((folder / "checkpoints").glob("*.pt"))
+    done = train(tmp_path, *overrides)
+    assert done.returncode == 0, done.stderr
+    assert "resumed from iteration" in done.stdout + done.stderr and state(folder) == "finished"
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes started by `pid`, directly or not."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:  # it ended while we looked
+            continue
+        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found = list(children.get(pid, []))
+    for child in found:
+        found += children.get(child, [])
+    return found
