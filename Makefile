@@ -39,8 +39,8 @@ bench: install  ## prints ratios measured side by side
 	$(BIN)/python benchmarks/escape_room.py
 	$(BIN)/python benchmarks/melting_pot.py
 
-docs: install  ## a site in docs/_build, links checked
+docs: install  ## a site in build/docs, links checked
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf build dist docs/_build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache

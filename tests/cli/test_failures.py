@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from experiments import only_run_folder
 
 SMALL = (

@@ -91,8 +91,13 @@ class Collector:
         self._buffers: dict[str, torch.Tensor] = {}
 
     def reset(self, seed: int) -> None:
-        """Start new episodes in all games from `seed`, forgetting those in progress."""
-        self._observation = self.env.reset(seed=seed)
+        """Start new episodes in all games from `seed`, forgetting those in progress.
+
+        An engine that no seed makes reproducible is seeded once, the first time: after that it keeps the games it has
+        built ahead, which another seed would throw away.
+        """
+        reseed = self.spec.deterministic or self._observation is None
+        self._observation = self.env.reset(seed=seed if reseed else None)
         self._ended[:] = False
         self._running = _Running.zeros(self.spec)
 
