@@ -17,9 +17,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 @pytest.fixture
 def signal_game():
     """A factory of the toy game."""
-    from signal_game.env import SignalGame
-
     from llmrl.core.seeding import Seeds
+    from signal_game.env import SignalGame
 
     def make(n_envs=4, n_agents=2, n_signals=3, horizon=8, seed=0):
         return SignalGame(Seeds(seed), n_envs, n_agents, n_signals, horizon)

@@ -7,8 +7,9 @@ import venv
 import zipfile
 from pathlib import Path
 
-import llmrl.conf
 import pytest
+
+import llmrl.conf
 
 ROOT = Path(__file__).parents[1]
 

@@ -4,8 +4,8 @@ import json
 
 import imageio.v3 as iio
 import pytest
-from experiments import only_run_folder, run
 
+from experiments import only_run_folder, run
 from llmrl.cli.evaluate import main as evaluate
 
 pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]

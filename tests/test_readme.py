@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from fake_openai_server import FakeOpenAIServer
 
 ROOT = Path(__file__).parents[1]

@@ -5,8 +5,8 @@ import random
 
 import pytest
 import torch
-from experiments import comparable_metrics, only_run_folder, silent_run
 
+from experiments import comparable_metrics, only_run_folder, silent_run
 from llmrl.run.run import saved_state
 
 KILLS = 10

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from experiments import only_run_folder
 
 SMALL = (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from experiments import only_run_folder
 
+from experiments import only_run_folder
 from llmrl.cli.compose import options
 
 THIRD_PARTY = Path(__file__).parents[1] / "third_party"

@@ -5,13 +5,13 @@ import dataclasses
 
 import pytest
 import torch
-from signal_game.parts import AlwaysZero
 
 from llmrl.core.seeding import Seeds
 from llmrl.learners.advantages import generalized_advantages
 from llmrl.learners.ppo import PPO, PPOSettings
 from llmrl.learners.rollout import Collector
 from llmrl.networks.actor_critic import ActorCritic, SocietyPolicy
+from signal_game.parts import AlwaysZero
 
 SETTINGS = PPOSettings(
     learning_rate=3e-3,

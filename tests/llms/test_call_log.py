@@ -7,8 +7,8 @@ import threading
 import time
 
 import pytest
-from fake_openai_server import FakeOpenAIServer
 
+from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.protocols import ChatModel
 from llmrl.core.records import ChatReply, ChatRequest

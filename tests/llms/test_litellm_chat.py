@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from fake_openai_server import FakeOpenAIServer
 
+from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.llms.litellm_chat import LiteLLMChat

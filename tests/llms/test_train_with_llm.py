@@ -3,9 +3,9 @@
 import json
 
 import pytest
+
 from experiments import only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
-
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.llms.call_log import read_calls

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
@@ -10,6 +9,7 @@ from llmrl.principals.egreedy import EpsilonGreedyPrincipal
 from llmrl.principals.grid import ActionGrid, largest_points
 from llmrl.principals.thompson import ThompsonPrincipal
 from llmrl.principals.ucb import UCBPrincipal
+from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
 
 
 class TestGrid:

@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 import numpy as np
-from societies import outcome, toy
 
 from llmrl.core.protocols import ChatModel, Proposer
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.principals.llm import LLMPrincipal
+from societies import outcome, toy
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_openai_server import FakeOpenAIServer
-from societies import CLEANUP, ESCAPE_ROOM, GENERIC, HARVEST, outcome, spec, toy
 
+from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.core.spaces import MechanismSpec, Parameter
@@ -15,6 +14,7 @@ from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.scripted import ScriptedChat
 from llmrl.llms.structured import InvalidReply
 from llmrl.principals.llm import LLMPrincipal
+from societies import CLEANUP, ESCAPE_ROOM, GENERIC, HARVEST, outcome, spec, toy
 
 GOLDEN = Path(__file__).parent / "golden"
 SOCIETIES = {"cleanup": CLEANUP, "harvest": HARVEST, "escape_room": ESCAPE_ROOM, "toy": GENERIC}

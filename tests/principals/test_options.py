@@ -5,12 +5,12 @@ from importlib.resources import files
 
 import pytest
 import yaml
-from societies import CLEANUP, ESCAPE_ROOM, outcome
 
 from llmrl.cli.build import Builder
 from llmrl.core.protocols import ChatModel, Proposer
 from llmrl.core.seeding import Seeds
 from llmrl.llms.scripted import ScriptedChat
+from societies import CLEANUP, ESCAPE_ROOM, outcome
 
 INJECTED = {"self", "spec", "seeds", "llm"}
 

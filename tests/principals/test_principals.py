@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from societies import CLEANUP, outcome, spec, toy
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Proposer
@@ -19,6 +18,7 @@ from llmrl.principals.llm import LLMPrincipal
 from llmrl.principals.random_ import RandomPrincipal
 from llmrl.principals.thompson import ThompsonPrincipal
 from llmrl.principals.ucb import UCBPrincipal
+from societies import CLEANUP, outcome, spec, toy
 
 MAKE = {
     "fixed": lambda spec, seeds: FixedPrincipal(spec),
