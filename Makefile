@@ -38,6 +38,7 @@ bench: install  ## prints ratios measured side by side
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/escape_room.py
 	$(BIN)/python benchmarks/melting_pot.py
+	$(BIN)/python benchmarks/training_episode.py
 
 docs: install  ## a site in build/docs, links checked
 	$(BIN)/mkdocs build --strict

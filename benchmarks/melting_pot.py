@@ -42,15 +42,18 @@ class Official:
         self._settings = {key.replace("$", "."): str(value) for key, value in flat.items()}
         self._root = importlib.import_module("dmlab2d.runfiles_helper").find()
         self._env: Any = None
+        self.timestep: Any = None
 
     def reset(self) -> None:
         lab = self._dmlab2d.Lab2d(self._root, {**self._settings, "env_seed": "1"})
         self._env = self._dmlab2d.Environment(lab, lab.observation_names(), seed=1)
-        self._env.reset()
+        self.timestep = self._env.reset()
 
     def step(self, action: np.ndarray) -> None:
         moves = self._module.ACTION_SET
-        self._env.step({f"{p}.{k}": v for p, a in enumerate(action[0], start=1) for k, v in moves[a].items()})
+        self.timestep = self._env.step(
+            {f"{p}.{k}": v for p, a in enumerate(action[0], start=1) for k, v in moves[a].items()}
+        )
 
 
 class Bare:
