@@ -1,13 +1,16 @@
 """The main job on the real engine, small: design run, evaluation table, videos, pre-training into governing."""
 
 import json
+from pathlib import Path
 
 import imageio.v3 as iio
 import pytest
 
+import llmrl.conf
 from experiments import only_run_folder, run
 from llmrl.cli.evaluate import main as evaluate
 
+PRESETS = Path(llmrl.conf.__file__).parent / "experiment" / "legislative"
 pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]
 SMALL = ("env.n_envs=2", "env.horizon=20", "design.steps=2", "design.adapt_rounds=1", "design.validate_episodes=2")
 
@@ -44,7 +47,7 @@ def test_pretrained_core_starts_a_governed_run(tmp_path):
     assert all(same[n] for n in same if ".core." in n) and not all(same.values())
 
 
-@pytest.mark.parametrize("preset", ["harvest_published", "cleanup_published", "escape_room_published"])
+@pytest.mark.parametrize("preset", sorted(path.stem for path in PRESETS.glob("*.yaml")))
 def test_presets_run(tmp_path, preset):
     small = ("env.horizon=5", "design.steps=1", "design.adapt_rounds=1", f"output_root={tmp_path}")
     assert run(f"experiment=legislative/{preset}", "principal=random", *small) is not None

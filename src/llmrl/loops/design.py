@@ -88,7 +88,7 @@ class DesignLoop:
             ("  adaptation", f"{self.adapt_rounds:,} rounds x {games} games, one update each"),
             ("  validation", f"{self.validate_rounds * games:,} episodes"),
             ("environment steps", f"{self.env_steps:,}"),
-            ("principal's questions", f"{self.steps:,} (an LLM principal may repair a reply with another call)"),
+            *([] if self.meter is None else [("LLM calls", f"{self.steps:,}, and one for every reply to be repaired")]),
         ]
 
     def run(self, run: Run) -> float:

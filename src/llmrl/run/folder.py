@@ -77,13 +77,18 @@ def split_overrides(overrides: Iterable[str]) -> dict[str, str]:
     return dict(sorted(split.items(), key=lambda item: ("." in item[0], item[0])))
 
 
-def readable(overrides: Iterable[str]) -> str:
+def readable(overrides: Iterable[str], name: str = "") -> str:
     """A folder-name-safe summary of the overrides, at most `MAX_READABLE` characters of `[A-Za-z0-9._=+,-]`.
+
+    `env=<name>` is left out where the folder above, `name`, already says it: TensorBoard cuts long names.
 
     >>> readable(["principal=ucb", "env=escape_room", "seed=1"])
     'env=escape_room,principal=ucb'
+    >>> readable(["principal=ucb", "env=escape_room", "seed=1"], name="escape_room")
+    'principal=ucb'
     """
-    text = ",".join(f"{key}={value}" for key, value in split_overrides(overrides).items())
+    chosen = {key: value for key, value in split_overrides(overrides).items() if (key, value) != ("env", name)}
+    text = ",".join(f"{key}={value}" for key, value in chosen.items())
     text = re.sub(r"[\s\[\]{}'\"]+", "", text)  # lists and quotes read well without their brackets
     text = re.sub(r"[^A-Za-z0-9._=+,-]+", "-", text)[:MAX_READABLE].strip("-.,")
     return text or "defaults"
@@ -104,7 +109,7 @@ def run_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Iter
     digest = config_hash(config)
     try:
         siblings = sorted(path for path in parent.glob(f"*-{digest}") if path.is_dir())
-        folder = (siblings[0] if siblings else parent / f"{readable(overrides)}-{digest}") / f"seed={seed}"
+        folder = (siblings[0] if siblings else parent / f"{readable(overrides, name)}-{digest}") / f"seed={seed}"
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(parent, error) from error
