@@ -1,1 +1,1 @@
-"""TODO."""
+"""Sweep folders to statistics. Reads files only; never imports torch."""

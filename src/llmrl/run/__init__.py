@@ -1,1 +1,1 @@
-"""TODO."""
+"""Everything around a loop: run folder, status, provenance, metrics, checkpoints, progress, signals."""
