@@ -42,7 +42,9 @@ def test_shell_completion_knows_options(tmp_path):
     ("overrides", "message"),
     [
         (("principal=ucbb",), "Available options in 'principal':"),
-        (("env=escape_room", "env.n_env=3"), "Key 'n_env' is not in struct"),
+        (("env=escape_room", "env.n_env=3"), "env has no option 'n_env'; it has: n_envs, n_agents"),
+        (("agent.ppo.clipp=3",), "Did you mean clip?"),
+        (("sede=1",), "Did you mean seed?"),
         (("env=escape_room", "+env.colour=red"), "env has no option 'colour'; it has: n_envs"),
         (("env=escape_room", "env.n_envs=many"), "env.n_envs='many': input should be a valid integer"),
         (("env=escape_room", "env.n_envs=0"), "env.n_envs=0: input should be greater than 0"),

@@ -78,8 +78,16 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
 
 
 def main() -> None:
-    """Console script."""
-    train()
+    """Console script. Hydra has printed why a composition failed; a mistyped field gets the list of valid ones too."""
+    try:
+        train()
+    except SystemExit as stop:
+        if stop.code == 1 and not isinstance(stop.__cause__, Exception):
+            from llmrl.cli.hints import missing_field
+
+            if hint := missing_field(sys.argv[1:]):
+                sys.stderr.write(f"\nllmrl-train: {hint}\n")
+        raise
 
 
 if __name__ == "__main__":
