@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
-EXTRAS := meltingpot,llm,plots,slurm,dev
+EXTRAS := llm,plots,slurm,dev
 
 .PHONY: install demo test test-fast lint format bench docs clean
 install: $(VENV)/.installed
@@ -12,7 +12,7 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --upgrade pip
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[$(EXTRAS)]'
-	$(BIN)/llmrl-install-meltingpot --constraint constraints.txt
+	$(BIN)/llmrl-install-meltingpot --optional --constraint constraints.txt
 	touch $@
 
 demo: install  ## the main job: a principal governs a society in Clean Up (scripted replies, no key needed)

@@ -14,6 +14,16 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(THIRD_PARTY), os.en
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(items):
+    """Tests of the engine are skipped where it cannot run; where it could run and is not installed, they fail."""
+    from llmrl.envs.melting_pot.install import unsupported
+
+    if reason := unsupported():
+        for item in items:
+            if item.get_closest_marker("meltingpot"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
 @pytest.fixture
 def signal_game():
     """A factory of the toy game."""

@@ -11,12 +11,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.mechanisms import BracketedTax, Incentives
-from llmrl.envs.melting_pot import install
 from llmrl.envs.pettingzoo_adapter import GymnasiumAdapter, parallel_env
-
-ENGINE = pytest.mark.skipif(
-    install.unsupported() is not None or bool(install.missing()), reason="the Melting Pot engine is not installed"
-)
 
 
 def melting_pot(substrate, mechanism, **options):
@@ -30,12 +25,12 @@ FACTORIES = [
     pytest.param(
         lambda: melting_pot("harvest", BracketedTax(), horizon=20),
         id="harvest",
-        marks=[pytest.mark.meltingpot, ENGINE],
+        marks=pytest.mark.meltingpot,
     ),
     pytest.param(
         lambda: melting_pot("cleanup", Incentives(), horizon=20, observe=["vector"]),
         id="cleanup",
-        marks=[pytest.mark.meltingpot, ENGINE],
+        marks=pytest.mark.meltingpot,
     ),
 ]
 
@@ -65,7 +60,6 @@ def test_parallel_env_passes_rewards_and_metrics_on():
 
 
 @pytest.mark.meltingpot
-@ENGINE
 def test_gymnasium_checks_a_society_of_one():
     env = GymnasiumAdapter(melting_pot("cleanup", Incentives(), n_agents=1, horizon=20, render=True), "rgb_array")
     try:

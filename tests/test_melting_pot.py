@@ -17,10 +17,7 @@ from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.melting_pot import install, rules
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 
-ENGINE = pytest.mark.skipif(
-    install.unsupported() is not None or bool(install.missing()), reason="the Melting Pot engine is not installed"
-)
-pytestmark = [pytest.mark.meltingpot, ENGINE]
+pytestmark = pytest.mark.meltingpot
 FORWARD, STEP_LEFT, STEP_RIGHT, ZAP = 1, 3, 4, 7
 
 
@@ -380,6 +377,7 @@ def test_unsupported_machines_are_told_what_still_works(monkeypatch):
     with pytest.raises(EngineError, match=r"Darwin on arm64.*env=escape_room"):
         install.check()
     assert install.main([]) == 1
+    assert install.main(["--optional"]) == 0
 
 
 def test_old_c_libraries_are_refused(monkeypatch):

@@ -163,8 +163,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--constraint", type=Path, metavar="FILE", help="pip constraints file, e.g. the project's lock file"
     )
+    parser.add_argument(
+        "--optional", action="store_true", help="on a machine that the engine does not support, say so and succeed"
+    )
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    if arguments.optional and (reason := unsupported()):
+        log.warning("Melting Pot is left out: %s. %s", reason, STILL_WORKS)
+        return 0
     try:
         done = install(arguments.constraint)
     except LlmrlError as error:
