@@ -25,6 +25,7 @@ class Parts:
     principal: Proposer | None
     teacher: Teacher | None
     llm: ChatModel | None
+    device: str
 
     def close(self) -> None:
         self.env.close()
@@ -98,7 +99,7 @@ def build_parts(config: Config, llm: ChatModel | None, render: bool | None = Non
     except BaseException:
         env.close()
         raise
-    return Parts(env, agent, principal, teacher, llm)
+    return Parts(env, agent, principal, teacher, llm, device)
 
 
 def build_loop(config: Config, parts: Parts) -> Loop:
@@ -110,7 +111,7 @@ def build_loop(config: Config, parts: Parts) -> Loop:
         "env": parts.env,
         "agent": parts.agent,
         "seeds": Seeds(config["seed"]).child("loop"),
-        "device": _device(config["hardware"]),
+        "device": parts.device,
     }
     if parts.principal is not None:
         injected["principal"] = parts.principal

@@ -59,7 +59,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         context = _context(args.context, state.get("history", []), spec)
         seeds = Seeds(args.seed).child("evaluate")
         env = Recorder(parts.env) if args.video else parts.env
-        collector = Collector(env, parts.agent.policy, "cpu" if config["hardware"]["device"] == "cpu" else "cuda")
+        collector = Collector(env, parts.agent.policy, parts.device)
         horizon = spec.horizon or 1000
         episodes: list[Episode] = []
         files: list[Path] = []
@@ -77,7 +77,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
             prepare("video")
             collector.collect(min(args.video_steps or horizon, horizon), seeds.torch("video"), learn=False)
             files = env.save(out / "videos", args.fps)
-            collector = Collector(parts.env, parts.agent.policy, str(collector.device))
+            collector = Collector(parts.env, parts.agent.policy, parts.device)
             env = parts.env
         i = 0
         while len(episodes) < args.episodes:

@@ -43,8 +43,8 @@ class Seeds:
         """A seed in [0, 2**31) for libraries that take an int."""
         return int(self.sequence(name).generate_state(1)[0] >> 1)
 
-    def torch(self, name: str | int, device: str = "cpu") -> torch.Generator:
-        """A torch generator for the stream `name`."""
+    def torch(self, name: str | int) -> torch.Generator:
+        """A torch generator for the stream `name`; always on the processor, so that devices draw alike."""
         import torch
 
-        return torch.Generator(device=device).manual_seed(self.integer(name))
+        return torch.Generator().manual_seed(self.integer(name))

@@ -11,8 +11,12 @@ def mask_logits(logits: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor
 
 
 def sample(logits: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    """Draw actions [...] from softmax(logits [..., n_actions]) by the Gumbel-max trick."""
-    uniform = torch.rand(logits.shape, generator=generator, device=logits.device, dtype=logits.dtype)
+    """Draw actions [...] from softmax(logits [..., n_actions]) by the Gumbel-max trick.
+
+    The noise is drawn where the generator lives (the processor) and moved, so a GPU draws what a processor would.
+    """
+    source = logits.device if generator is None else generator.device
+    uniform = torch.rand(logits.shape, generator=generator, device=source, dtype=logits.dtype).to(logits.device)
     gumbel = -torch.log(-torch.log(uniform.clamp(torch.finfo(logits.dtype).tiny, 1 - torch.finfo(logits.dtype).eps)))
     return (logits + gumbel).argmax(-1)
 

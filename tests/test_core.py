@@ -1,0 +1,71 @@
+"""Seed tree, mechanism bounds, categorical sampling."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import MechanismSpec, Parameter
+from llmrl.networks import categorical
+
+SPEC = MechanismSpec(
+    "tax",
+    (Parameter("low", 0.0, 1.0, "rate", "paid by the poor"), Parameter("high", -2.0, 3.0, "rate", "paid by the rich")),
+)
+
+
+@given(st.integers(0, 2**32), st.text(min_size=1), st.text(min_size=1))
+def test_streams_are_named_and_repeatable(seed, one, other):
+    assert Seeds(seed).integer(one) == Seeds(seed).integer(one)
+    assert Seeds(seed).child(one).integer(other) == Seeds(seed).child(one).integer(other)
+    if one != other:
+        first, second = (Seeds(seed).numpy(name).random(4) for name in (one, other))
+        assert (first != second).any()
+
+
+def test_children_do_not_collide_with_streams_of_the_parent():
+    seeds = Seeds(0)
+    drawn = [seeds.integer("a"), seeds.child("a").integer("a"), seeds.child("b").integer("a"), seeds.integer(0)]
+    drawn += [seeds.child(i).integer("a") for i in range(50)]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_negative_seed_is_refused():
+    with pytest.raises(ValueError, match="non-negative"):
+        Seeds(-1)
+
+
+@given(st.lists(st.floats(allow_nan=True, width=32), min_size=2, max_size=2))
+def test_check_accepts_exactly_what_is_inside_the_bounds(values):
+    inside = all(low <= v <= high for v, low, high in zip(values, SPEC.low, SPEC.high, strict=True))
+    if inside:
+        assert SPEC.check(values).tolist() == values
+    else:
+        with pytest.raises(ConfigError, match="is outside"):
+            SPEC.check(values)
+
+
+def test_check_names_the_parameter_its_bounds_and_unit():
+    with pytest.raises(ConfigError, match=r"high=4 is outside \[-2, 3\] \(rate\)"):
+        SPEC.check([0.5, 4])
+    with pytest.raises(ConfigError, match="takes 2 numbers"):
+        SPEC.check([[0.5], [0.5]])
+    with pytest.raises(ConfigError, match="takes 2 numbers"):
+        SPEC.check("lots")
+    assert SPEC.check([[0.5, 3], [1, -2]]).shape == (2, 2)
+
+
+def test_sampling_follows_the_distribution_and_the_mask():
+    logits = torch.log(torch.tensor([0.1, 0.2, 0.3, 0.4])).expand(40_000, 4)
+    drawn = categorical.sample(logits, Seeds(0).torch("x"))
+    shares = np.bincount(drawn.numpy(), minlength=4) / len(drawn)
+    np.testing.assert_allclose(shares, [0.1, 0.2, 0.3, 0.4], atol=0.01)
+    masked = categorical.mask_logits(logits, torch.tensor([True, False, True, False]))
+    shares = np.bincount(categorical.sample(masked, Seeds(0).torch("x")).numpy(), minlength=4) / len(drawn)
+    np.testing.assert_allclose(shares, [0.25, 0, 0.75, 0], atol=0.01)
+    log_prob, entropy = categorical.log_prob_entropy(masked[:1], torch.tensor([2]))
+    assert log_prob.exp().item() == pytest.approx(0.75, abs=1e-5)
+    assert entropy.item() == pytest.approx(-(0.25 * np.log(0.25) + 0.75 * np.log(0.75)), abs=1e-5)
