@@ -17,7 +17,7 @@ ALLOWED = {
     "learners": {"core", "networks"},
     "principals": {"core", "llms"},
     "agents": {"core", "networks", "learners", "run"},
-    "loops": {"core", "learners", "run"},
+    "loops": {"core", "learners", "run", "analysis"},
 }
 HEAVY = {
     "torch",

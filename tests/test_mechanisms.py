@@ -72,16 +72,6 @@ def test_tax_collected_counts_what_is_taken_before_it_is_shared():
     assert settlement.metrics["tax_collected"][0] == pytest.approx(0.8)
 
 
-def test_tax_state_goes_on_where_it_was():
-    tax, again = BracketedTax(), BracketedTax()
-    for _ in range(4):
-        tax.settle(events([[1, 0]]), RATES)
-    again.load_state_dict(tax.state_dict())
-    a, b = (t.settle(events([[1, 0]]), RATES).reward(RATES) for t in (tax, again))
-    np.testing.assert_array_equal(a, b)
-    assert b[0, 1] == pytest.approx(4 * 0.5 / 2)
-
-
 @pytest.mark.parametrize("edges", [[], [1, 3], [0, 3, 3], [0, 5, 3]])
 def test_impossible_brackets_are_refused(edges):
     with pytest.raises(ConfigError, match="start at 0 and increase"):

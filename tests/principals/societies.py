@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec, MechanismSpec, Parameter
@@ -40,6 +41,7 @@ def outcome(spec, vector, context=None, value=None, n=1):
         vector=np.asarray(vector),
         value=payoff,
         values=payoff + np.arange(n) - (n - 1) / 2,
+        standard_error=standard_error_of_mean(payoff + np.arange(n)),
         context=context,
         returns=np.full(spec.n_agents, payoff),
         trajectories={name: np.arange(20.0) for name in spec.metrics},

@@ -90,7 +90,10 @@ def numbers(run: Run) -> list[dict[str, Any]]:
 
 
 def test_folder_of_a_finished_run(tmp_path: Path) -> None:
-    run = train(tmp_path, llm="scripted (not a language model)", every=60)
+    def name_the_model(run: Run, iteration: int) -> None:
+        run.status.llm = "scripted (not a language model)"
+
+    run = train(tmp_path, hook=name_the_model, every=60)
     assert run.folder.parent.parent == tmp_path / "toys"
     assert {p.name for p in run.folder.iterdir() if "tfevents" not in p.name and not p.name.startswith("code-")} == {
         "config.yaml",

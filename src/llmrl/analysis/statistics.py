@@ -45,6 +45,11 @@ def standard_error(scores: np.ndarray) -> np.ndarray:
     return np.asarray(scores.std(axis=-1, ddof=1) / np.sqrt(n_runs))
 
 
+def standard_error_of_mean(scores: np.ndarray) -> float | None:
+    """`standard_error` of scores [n] as a number; None for one score, which cannot tell."""
+    return float(standard_error(scores)) if len(scores) > 1 else None
+
+
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
     """Mean of the middle half, [..., n_runs] -> [...]: floor(n_runs / 4) scores are dropped at either end.
 
@@ -113,13 +118,13 @@ def describe(scores: np.ndarray, seed: int = 0) -> dict[str, float | None]:
     interval = bootstrap_interval(scores, mean, seed=seed)
     row = {
         "mean": float(mean(scores)),
-        "standard_error": float(standard_error(scores)),
+        "standard_error": standard_error_of_mean(scores),
         "low": interval.low,
         "high": interval.high,
         "min": float(scores.min()),
         "max": float(scores.max()),
     }
-    return {name: value if np.isfinite(value) else None for name, value in row.items()}
+    return {name: value if value is not None and np.isfinite(value) else None for name, value in row.items()}
 
 
 def _members(groups: Sequence[object]) -> list[np.ndarray]:

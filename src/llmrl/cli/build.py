@@ -52,6 +52,8 @@ class Builder:
         for name, parameter in parameters.items():
             if name in given:
                 value = self._value(given[name], f"{where}.{name}")
+                if parameter.annotation is not inspect.Parameter.empty and name not in hints:
+                    raise TypeError(f"the type hint of {target.__qualname__}({name}) cannot be evaluated at run time")
                 arguments[name] = _check(value, hints.get(name, Any), f"{where}.{name}")
             elif name in self.injected:
                 arguments[name] = self.injected[name]
@@ -92,7 +94,7 @@ class Builder:
 def _hints(target: Any) -> dict[str, Any]:
     """Type hints of the constructor, evaluated; names that only exist for type checkers are left out.
 
-    Those belong to injected objects: everything the config can set is a plain type.
+    Those belong to injected objects; `build` insists on a hint for everything the config sets.
     """
     function = target.__init__ if inspect.isclass(target) else target
     namespace = vars(sys.modules[function.__module__])

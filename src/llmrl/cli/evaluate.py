@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,6 +46,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.envs.recorder import Recorder
     from llmrl.learners.rollout import Collector, Episode
     from llmrl.loops.welfare import episode_welfare
+    from llmrl.run.files import write_json
     from llmrl.run.run import saved_state
 
     iteration, state = saved_state(args.run)
@@ -109,7 +109,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         "per_episode": {name: values.tolist() for name, values in columns.items()},
         "videos": [str(f) for f in files],
     }
-    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    write_json(out / "results.json", results)
     rows = ["episode," + ",".join(columns)]
     rows += [f"{k}," + ",".join(f"{v[k]:.6g}" for v in columns.values()) for k in range(len(episodes))]
     (out / "episodes.csv").write_text("\n".join(rows) + "\n")

@@ -68,6 +68,7 @@ class Outcome:
         vector: the proposal that was evaluated, [d].
         value: the objective, mean over validation episodes.
         values: the objective of each validation episode, [m].
+        standard_error: of `value`; None where one episode cannot tell.
         context: index into `EnvSpec.contexts`, or None.
         returns: base return of each agent, mean over validation episodes, [n_agents].
         trajectories: `EnvSpec.metrics` entries at each step, mean over validation episodes, each [T].
@@ -77,6 +78,7 @@ class Outcome:
     vector: np.ndarray
     value: float
     values: np.ndarray
+    standard_error: float | None = None
     context: int | None = None
     returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
     trajectories: dict[str, np.ndarray] = field(default_factory=dict)

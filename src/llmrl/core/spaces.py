@@ -11,6 +11,8 @@ import numpy as np
 from llmrl.core.errors import ConfigError
 
 Aggregate = Literal["sum", "mean", "last"]
+Objective = Literal["mean", "sum"]
+"""How per-agent base returns make one number."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,6 @@ class EnvSpec:
     horizon: int | None
     mechanism: MechanismSpec | None = None
     contexts: tuple[str, ...] = ()
-    objective: Literal["mean", "sum"] = "mean"
+    objective: Objective = "mean"
     metrics: Mapping[str, Aggregate] = field(default_factory=dict)
     deterministic: bool = True

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt
-from llmrl.core.records import Array, State
+from llmrl.core.records import Array
 from llmrl.core.spaces import Aggregate, MechanismSpec, Parameter
 
 Floats = NDArray[np.float32]
@@ -83,10 +83,6 @@ class Mechanism(Protocol):
     def reset(self, mask: NDArray[np.bool_]) -> None:
         """Forget the past of the games where `mask` [n_envs] is true: they begin a new episode."""
         ...
-
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: State) -> None: ...
 
 
 def tax_exposure(
@@ -174,13 +170,6 @@ class BracketedTax:
         if self._past is not None:
             self._past[:, mask] = 0
 
-    def state_dict(self) -> State:
-        return {"past": self._past}
-
-    def load_state_dict(self, state: State) -> None:
-        past: Any = state["past"]
-        self._past = None if past is None else np.array(past, dtype=np.float32)
-
 
 def incentive_exposure(
     raw: Array, cleaned: Array, eat_reward: float, clean_reward: float, exactly_one: bool
@@ -254,9 +243,3 @@ class Incentives:
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
         """Nothing to forget: the pay of a step depends on that step alone."""
-
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Nothing to restore."""

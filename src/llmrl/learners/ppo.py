@@ -163,7 +163,7 @@ class PPO:
                 [p for p in network.parameters() if p.requires_grad],
                 lr=self.settings.learning_rate,
                 eps=self.settings.adam_eps,
-                fused=True,  # one kernel for all parameters: a sixth of an update of a small network otherwise
+                fused=True,  # one kernel for all parameters instead of several for each
             )
             for network, _ in self.policy.groups()
         ]

@@ -43,7 +43,6 @@ class Rollout:
         next_value: V of the state each step reached (0 where it terminated), [T, n_envs, n_agents].
         info: per-step environment metrics, each [T, n_envs] (NumPy).
         episodes: those that finished in these steps.
-        steps: environment steps taken (T x n_envs).
     """
 
     observation: dict[str, torch.Tensor]
@@ -57,7 +56,6 @@ class Rollout:
     next_value: torch.Tensor
     info: dict[str, np.ndarray]
     episodes: list[Episode]
-    steps: int
 
 
 @dataclass
@@ -178,7 +176,6 @@ class Collector:
             next_value=next_value,
             info=info,
             episodes=episodes,
-            steps=n_steps * self.spec.n_envs,
         )
 
     def state_dict(self) -> State:

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.core.protocols import Agent, Meter, Proposer, VecEnv
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Objective
 from llmrl.learners.rollout import Collector, Rollout
-from llmrl.loops.welfare import Objective, episode_welfare, summarize
+from llmrl.loops.welfare import episode_welfare, summarize
 
 if TYPE_CHECKING:
     from llmrl.run.progress import Progress
@@ -79,7 +81,7 @@ class DesignLoop:
     @property
     def env_steps(self) -> int:
         """Environment steps of the whole run, summed over games."""
-        return self.steps * (self.adapt_rounds + self.validate_rounds) * self.horizon * self.env.spec.n_envs
+        return self._env_steps_at(self.steps, 0)
 
     def plan(self) -> list[tuple[str, str]]:
         games = self.env.spec.n_envs
@@ -94,7 +96,7 @@ class DesignLoop:
     def run(self, run: Run) -> float:
         """Returns the objective averaged over the last fifth of the principal steps."""
         self._restore(run)
-        with run.progress(self.env_steps, "steps", "design", self._env_steps_done()) as progress:
+        with run.progress(self.env_steps, "steps", "design", self._env_steps_at(self.step, self.round)) as progress:
             while self.step < self.steps:
                 self._principal_step(run, progress)
         run.checkpoint(self._iteration(), self.state_dict())
@@ -157,6 +159,7 @@ class DesignLoop:
             vector=self.vector,
             value=float(values.mean()),
             values=values,
+            standard_error=standard_error_of_mean(values),
             context=context,
             returns=base.mean(0),
             trajectories={n: np.mean([r.info[n].mean(1) for r in rollouts], axis=0) for n in spec.metrics},
@@ -174,13 +177,13 @@ class DesignLoop:
             {
                 "step": self.step + 1,
                 "objective": outcome.value,
-                "standard_error": float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None,
+                "standard_error": outcome.standard_error,
                 "mechanism": dict(zip(mechanism.names, self.vector.tolist(), strict=True)),
                 "context": None if context is None else spec.contexts[context],
             }
         )
         metrics["principal/best_objective"] = max(row["objective"] for row in self.history)
-        run.metrics.log(self.step + 1, metrics, env_steps=self._env_steps_done(after_validation=True))
+        run.metrics.log(self.step + 1, metrics, env_steps=self._env_steps_at(self.step + 1, 0))
 
     def _log_round(self, run: Run, rollout: Rollout, losses: dict[str, float]) -> None:
         summary = summarize(rollout.episodes, "train")
@@ -190,7 +193,7 @@ class DesignLoop:
         every = -(-self.adapt_rounds // ROWS_PER_STEP)
         if self.round % every == 0:
             row = self.step * self.adapt_rounds + self.round + 1
-            run.metrics.log(row, {**summary, **losses}, env_steps=self._env_steps_done(rounds=self.round + 1))
+            run.metrics.log(row, {**summary, **losses}, env_steps=self._env_steps_at(self.step, self.round + 1))
 
     def _context(self) -> int | None:
         """The context of this principal step: drawn once, the same for all its episodes."""
@@ -200,12 +203,10 @@ class DesignLoop:
     def _seeds(self, phase: str, index: int) -> Seeds:
         return self.seeds.child("step").child(self.step).child(phase).child(index)
 
-    def _env_steps_done(self, rounds: int | None = None, after_validation: bool = False) -> int:
-        per_step = self.adapt_rounds + self.validate_rounds
-        done = self.step * per_step + (self.round if rounds is None else rounds)
-        if after_validation:
-            done = (self.step + 1) * per_step
-        return done * self.horizon * self.env.spec.n_envs
+    def _env_steps_at(self, step: int, round_: int) -> int:
+        """Environment steps taken, summed over games, when `round_` rounds of principal step `step` are over."""
+        rounds = step * (self.adapt_rounds + self.validate_rounds) + round_
+        return rounds * self.horizon * self.env.spec.n_envs
 
     def _iteration(self) -> int:
         """Places a run can be resumed from, counted: after a proposal's round, and between proposals."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
+from llmrl.core.spaces import Objective
 from llmrl.learners.rollout import Episode
-
-Objective = Literal["mean", "sum"]
 
 
 def episode_welfare(base_returns: np.ndarray, objective: Objective) -> np.ndarray:

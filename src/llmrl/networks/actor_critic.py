@@ -6,7 +6,7 @@ frozen core stores features instead of observations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -68,7 +68,7 @@ class ActorCritic(nn.Module):
         return self.core(flat)  # type: ignore[no-any-return]
 
     def heads(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [batch, n_actions] (masked) and values [batch]."""
+        """Logits [..., n_actions] (masked) and values [...] of features [..., F]."""
         return categorical.mask_logits(self.actor(features), mask), self.critic(features).squeeze(-1)
 
 
@@ -107,13 +107,9 @@ class SocietyPolicy(nn.Module):
     @torch.no_grad()
     def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
         """State values [n_envs, n_agents], without drawing actions."""
-        channels = self.with_player(observation)
-        n_envs = channels[PLAYER].shape[0]
-        columns = []
-        for member, agents in self.groups():
-            flat = {name: x[:, agents].flatten(0, 1) for name, x in channels.items()}
-            columns.append(member.critic(member.encode(flat)).view(n_envs, -1))
-        return torch.cat(columns, dim=1)
+        return torch.cat(
+            [network.critic(features).squeeze(-1) for network, features, _ in self._encoded(observation)], dim=1
+        )
 
     @torch.no_grad()
     def act(
@@ -123,17 +119,12 @@ class SocietyPolicy(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Act:
         """Sample actions [n_envs, n_agents] with their log-probabilities, values and (frozen core) features."""
-        channels = self.with_player(observation)
-        n_envs = channels[PLAYER].shape[0]
         logits, values, features = [], [], []
-        for member, agents in self.groups():
-            flat = {name: x[:, agents].flatten(0, 1) for name, x in channels.items()}
-            encoded = member.encode(flat)
-            member_logits, member_values = member.heads(encoded, flat.get("action_mask"))
-            n = agents.stop - agents.start
-            logits.append(member_logits.view(n_envs, n, -1))
-            values.append(member_values.view(n_envs, n))
-            features.append(encoded.view(n_envs, n, -1))
+        for network, encoded, mask in self._encoded(observation):
+            network_logits, network_values = network.heads(encoded, mask)
+            logits.append(network_logits)
+            values.append(network_values)
+            features.append(encoded)
         all_logits = torch.cat(logits, dim=1)
         action = categorical.sample(all_logits, generator)
         log_prob, _ = categorical.log_prob_entropy(all_logits, action)
@@ -144,3 +135,13 @@ class SocietyPolicy(nn.Module):
             features=torch.cat(features, dim=1) if self.core_frozen else None,
             state=state,
         )
+
+    def _encoded(
+        self, observation: dict[str, torch.Tensor]
+    ) -> Iterator[tuple[ActorCritic, torch.Tensor, torch.Tensor | None]]:
+        """For each network: features [n_envs, k, F] and action mask [n_envs, k, n_actions] of its k agents."""
+        channels = self.with_player(observation)
+        for network, agents in self.groups():
+            own = {name: x[:, agents] for name, x in channels.items()}
+            features = network.encode({name: x.flatten(0, 1) for name, x in own.items()})
+            yield network, features.view(*own[PLAYER].shape[:2], -1), own.get("action_mask")

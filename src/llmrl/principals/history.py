@@ -66,7 +66,6 @@ class History:
 
     def _record(self, outcome: Outcome) -> dict[str, Any]:
         """Plain numbers, strings and lists. Curves are kept of levels (entries whose last value counts) only."""
-        m = len(outcome.values)
         curves = {
             name: _sample(outcome.trajectories[name])
             for name, aggregate in self.spec.metrics.items()
@@ -77,8 +76,8 @@ class History:
             "context": None if outcome.context is None else self.spec.contexts[outcome.context],
             "vector": np.asarray(outcome.vector, dtype=np.float64).tolist(),
             "payoff": float(outcome.value),
-            "standard_error": float(np.std(outcome.values, ddof=1) / m**0.5) if m > 1 else None,
-            "episodes": m,
+            "standard_error": outcome.standard_error,
+            "episodes": len(outcome.values),
             "curves": curves,
             # A curve ends with the level its summary would repeat.
             "summaries": {name: float(value) for name, value in outcome.summaries.items() if name not in curves},

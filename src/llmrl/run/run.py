@@ -32,7 +32,7 @@ from llmrl.run.metrics import MetricLog
 from llmrl.run.progress import Progress
 from llmrl.run.provenance import write_provenance
 from llmrl.run.signals import StopFlag
-from llmrl.run.tensorboard import PATTERN, HyperParameters
+from llmrl.run.tensorboard import PATTERN
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +82,7 @@ class Run:
         *,
         resume: bool = True,
         rerun: bool = False,
-        llm: str = "",
-        hyperparameters: HyperParameters | None = None,
         checkpoint_every_s: float = 60.0,
-        keep_checkpoints: int = 2,
     ) -> Run:
         """Find or create the run's folder and take hold of it.
 
@@ -97,10 +94,7 @@ class Run:
             seed: the run's seed.
             resume: go on from the newest checkpoint of an unfinished run; False: start it anew.
             rerun: start anew even if the run is finished or cannot be resumed. Old content is moved aside.
-            llm: label of the language model behind the results.
-            hyperparameters: shown by TensorBoard instead of the overrides.
             checkpoint_every_s: how often `safe_point` saves, in seconds; 0: every time.
-            keep_checkpoints: how many of the newest checkpoints to keep, at least 1.
 
         Raises:
             RunFolderError: the folder cannot be written or is in use by another process.
@@ -118,13 +112,7 @@ class Run:
             return run
         run._ownership = owner.Ownership(run.folder, attempt=before.attempt + 1 if before else 1)
         try:
-            run._start(
-                overrides,
-                fresh=rerun or interrupted or not resume,
-                llm=llm,
-                hyperparameters=hyperparameters,
-                keep=keep_checkpoints,
-            )
+            run._start(overrides, fresh=rerun or interrupted or not resume)
         except BaseException as error:
             run._fail(error)
             run._release()
@@ -153,16 +141,14 @@ class Run:
         """Whether an earlier attempt has finished this run, so that there is nothing to do."""
         return self.state == "finished"
 
-    def _start(
-        self, overrides: list[str], fresh: bool, llm: str, hyperparameters: HyperParameters | None, keep: int
-    ) -> None:
+    def _start(self, overrides: list[str], fresh: bool) -> None:
         assert self._ownership is not None
         if fresh:
             _set_aside(self.folder)
-        self.status = status.Status(attempt=self._ownership.owner.attempt, llm=llm)
+        self.status = status.Status(attempt=self._ownership.owner.attempt)
         self._open_log()
         digest = config_hash(self.config)
-        self.checkpoints = CheckpointStore(self.folder / "checkpoints", keep, digest)
+        self.checkpoints = CheckpointStore(self.folder / "checkpoints", config_hash=digest)
         self.checkpoints.clean()
         _remove_leftovers(self.folder)
         newest = self.checkpoints.load_newest()
@@ -171,8 +157,7 @@ class Run:
             self.state = "resumed"
             self.iteration, self.restored = newest
             lines = self.restored.pop(_RUN_KEY)["metrics_lines"]
-        if hyperparameters is None:
-            hyperparameters = _hyperparameters(overrides, self.seed)
+        hyperparameters = _hyperparameters(overrides, self.seed)
         _save_config(self.folder / "config.yaml", self.config)
         write_provenance(self.folder, self.status.attempt)
         self.metrics = MetricLog(self.folder, hyperparameters, f"{self.folder.parent.name}/{self.folder.name}", lines)

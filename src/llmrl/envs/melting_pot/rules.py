@@ -1,8 +1,7 @@
 """The two substrates, and the named changes that make the rules of the published tax and incentive experiments.
 
 `upstream` are the rules of dm-meltingpot 2.4.1 as they are. `legislative` applies every change of `CHANGES` that
-concerns the
-substrate: what the code of "Large Legislative Models" (arXiv 2410.08345) plays on its own fork of Melting Pot.
+concerns the substrate: what the code of "Large Legislative Models" (arXiv 2410.08345) plays on its own fork.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Substrate:
         actions: names of the upstream actions, in their order.
         world_shape: [height, width, 3] of a picture of the whole world.
         groups: what is counted in the world at each step: metric name -> group of piece states.
-        apples: apple sites, `dirt`: river cells that can be dirty.
+        dirt: river cells that can be dirty; 0 where there is no river.
         floor: the prefab under a spawn cell; `spawn_cells`: (x, y) of each player's own cell under `legislative` rules.
     """
 
@@ -42,7 +41,6 @@ class Substrate:
     actions: tuple[str, ...]
     world_shape: tuple[int, int, int]
     groups: Mapping[str, str]
-    apples: int
     dirt: int
     floor: str
     spawn_cells: tuple[tuple[int, int], ...]
@@ -54,7 +52,6 @@ SUBSTRATES: Mapping[SubstrateName, Substrate] = {
         actions=(*_MOVES, "zap", "clean"),
         world_shape=(168, 240, 3),
         groups={"apples_live": "apples", "dirt": "dirt"},
-        apples=122,
         dirt=147,
         floor="sand",
         spawn_cells=((11, 9), (8, 10), (8, 8), (5, 9), (5, 11), (11, 11), (8, 12)),
@@ -64,7 +61,6 @@ SUBSTRATES: Mapping[SubstrateName, Substrate] = {
         actions=(*_MOVES, "zap"),
         world_shape=(144, 192, 3),
         groups={"apples_live": "apples"},
-        apples=64,
         dirt=0,
         floor="floor",
         spawn_cells=((17, 13), (14, 13), (7, 7), (16, 7), (11, 13), (8, 13), (5, 13)),
