@@ -19,7 +19,7 @@ def govern(tmp_path, values, *overrides):
 def test_good_incentives_reach_the_optimum(tmp_path):
     """Paid to work the lever, two agents do and three leave in every step: 5 * (3 * 10 - 2) = 140.
 
-    With a network each, as the paper's agents have; one shared network oscillates between conventions.
+    With a network each, as the paper's agents have; one shared network falls short of it.
     """
     objective, folder = govern(
         tmp_path, "[5,0,0,0,0]", "agent.share_parameters=false", "env.n_envs=64", "design.adapt_rounds=150"
@@ -33,7 +33,7 @@ PUBLISHED = ("env.n_envs=1", "agent.keep_optimizer=true", "agent.ppo.bootstrap_t
              "agent.ppo.minibatch_size=128", "design.adapt_rounds=2000", "design.validate_episodes=20")  # fmt: skip
 
 
-# Most seeds give these values (all five of five when the table of docs/mechanism_design.md was made); this one does.
+# Most seeds give these values (docs/mechanism_design.md has five), and this one does.
 @pytest.mark.parametrize(
     ("freeze", "divisor", "expected"),
     [("core", 255, -5.0), ("none", 1, 0.0)],
