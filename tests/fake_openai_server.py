@@ -3,44 +3,125 @@
 with FakeOpenAIServer(reply=lambda messages: "hello") as server:
     server.faults += ["429", "hang"]      # the next two chat requests
     OpenAICompatibleChat(base_url=server.url, ...)
+
+with FakeOpenAIServer(fault_rate=0.3) as server:   # three in ten, drawn from PASSING
 """
 
+import contextlib
+import hashlib
 import json
+import random
+import socket
+import struct
+import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
+from dataclasses import dataclass
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-FAULTS = (
+PASSING = (
     "429",
-    "429-after",
+    "429-after",  # Retry-After in seconds
+    "429-date",  # Retry-After as an HTTP date, of now
     "500",
     "503",
-    "401",
+    "529",
+    "500-echo",  # quotes the Authorization header
+    "reset",  # before the first byte
+    "reset-midway",
     "hang",
-    "reset",
+    "trickle",  # a byte now and then
+    "truncated",  # the header promises more than comes
+    "truncated-json",  # whole HTTP, half a JSON text
     "malformed",
-    "truncated",
     "no_choices",
-    "null_content",
+    "huge",
+)
+"""What another attempt may mend."""
+
+ODD = ("null_content", "wrong_schema", "wrong_usage", "echo")
+"""Answers in proper form, which a client must take as they are; `echo` quotes the Authorization header."""
+
+FINAL = ("400-echo", "401")
+"""What no other attempt will mend."""
+
+FAULTS = (*PASSING, *ODD, *FINAL)
+
+HUGE = 32 << 20
+"""Bytes of a huge answer."""
+
+WRONG_USAGE = (
+    {"prompt_tokens": "11", "completion_tokens": -7, "total_tokens": None},
+    {"prompt_tokens": 1.5, "completion_tokens": [7], "prompt_tokens_details": "none"},
+    ["prompt_tokens", 11],
+    "eleven",
 )
 
 
-class FakeOpenAIServer:
-    """Args: reply maps messages to the assistant's text; key, if given, is demanded; retry_after in seconds."""
+@dataclass
+class Exchange:
+    """A chat request: which question, what went wrong, when it was there and answered, whether a reply was sent whole.
 
-    def __init__(self, reply=lambda messages: "hello", key=None, retry_after="0.05", hang=30.0, model="fake-model"):
+    Times are of `time.monotonic`, which all processes of a machine share.
+    """
+
+    question: str
+    fault: str | None
+    start: float
+    end: float = float("inf")
+    delivered: bool = False
+
+
+def question_of(messages):
+    """What tells one question from another."""
+    return hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()
+
+
+class FakeOpenAIServer:
+    """A server on a port of its own.
+
+    Args:
+        reply: from messages to the assistant's text.
+        key: demanded, if given.
+        retry_after: seconds of `429-after`.
+        hang: longest time a hanging or trickling answer is kept up, seconds.
+        model: the one it lists.
+        delay: seconds every answer takes.
+        fault_rate: share of requests that go wrong, in a way drawn from `fault_kinds`, by `seed`. Faults in the queue
+            `faults` come first.
+
+    Attributes:
+        requests, times, exchanges: of all chat requests that had the key.
+        delivered: how often each question's answer was sent whole.
+        in_flight, most_in_flight: requests not answered yet.
+    """
+
+    def __init__(
+        self,
+        reply=lambda messages: "hello",
+        key=None,
+        retry_after="0.05",
+        hang=30.0,
+        model="fake-model",
+        delay=0.0,
+        fault_rate=0.0,
+        fault_kinds=PASSING,
+        seed=0,
+    ):
         self.reply, self.key, self.retry_after, self.hang, self.model = reply, key, retry_after, hang, model
+        self.delay, self.fault_rate, self.fault_kinds = delay, fault_rate, fault_kinds
         self.faults: deque[str] = deque()
         self.requests: list[dict] = []
         self.times: list[float] = []
+        self.exchanges: list[Exchange] = []
+        self.delivered: Counter[str] = Counter()
         self.in_flight, self.most_in_flight = 0, 0
-        self.delay = 0.0
+        self._rng = random.Random(seed)
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._http.daemon_threads = True
-        self._http.block_on_close = False
+        self.stopping = threading.Event()
+        self._http = _Server(("127.0.0.1", 0), self._handler())
 
     @property
     def url(self):
@@ -51,27 +132,47 @@ class FakeOpenAIServer:
         self._thread.start()
         return self
 
-    def __exit__(self, *exc):
-        self._stop.set()
+    def __exit__(self, kind, *exc):
+        """Ends every connection and thread, so that what is left over afterwards is the client's."""
+        self.stopping.set()
         self._http.shutdown()
+        self._http.end_connections()
         self._http.server_close()
         self._thread.join()
+        if kind is None and self._http.errors:
+            raise self._http.errors[0]
+
+    def forget(self):
+        """Count from zero again."""
+        with self._lock:
+            for log in (self.requests, self.times, self.exchanges, self.delivered):
+                log.clear()
 
     def _begin(self, body):
+        question = question_of(body["messages"])
         with self._lock:
+            fault = self.faults.popleft() if self.faults else None
+            if fault is None and self._rng.random() < self.fault_rate:
+                fault = self._rng.choice(self.fault_kinds)
+            assert fault is None or fault in FAULTS, fault
+            exchange = Exchange(question, fault, time.monotonic())
             self.requests.append(body)
-            self.times.append(time.monotonic())
+            self.times.append(exchange.start)
+            self.exchanges.append(exchange)
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
-            return self.faults.popleft() if self.faults else None
+            return exchange
 
-    def _end(self):
+    def _end(self, exchange):
         with self._lock:
+            exchange.end = time.monotonic()
             self.in_flight -= 1
+            self.delivered[exchange.question] += exchange.delivered
 
     def _handler(fake):  # noqa: N805
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
 
             def log_message(self, *args):
                 pass
@@ -88,14 +189,12 @@ class FakeOpenAIServer:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 if self._refused():
                     return
-                fault = fake._begin(body)
+                exchange = fake._begin(body)
                 try:
-                    time.sleep(fake.delay)
-                    self._answer(body, fault)
-                except BrokenPipeError:
-                    pass  # the client stopped waiting
+                    fake.stopping.wait(fake.delay)
+                    self._answer(body, exchange)
                 finally:
-                    fake._end()
+                    fake._end(exchange)
 
             def _refused(self):
                 given = self.headers.get("Authorization")
@@ -107,44 +206,87 @@ class FakeOpenAIServer:
                 )
                 return True
 
-            def _answer(self, body, fault):
-                if fault in ("429", "429-after"):
-                    headers = {"Retry-After": fake.retry_after} if fault == "429-after" else {}
-                    self._send(429, {"error": {"message": "slow down"}}, headers)
-                elif fault in ("500", "503", "401"):
-                    self._send(int(fault), {"error": {"message": f"fault {fault}"}})
+            def _answer(self, body, exchange):
+                fault = exchange.fault or ""
+                if fault[:1].isdigit():
+                    self._refuse(fault)
                 elif fault == "hang":
-                    fake._stop.wait(fake.hang)
+                    fake.stopping.wait(fake.hang)
                     self.close_connection = True
                 elif fault == "reset":
-                    self.close_connection = True
-                    self.connection.close()
+                    self._reset()
                 elif fault == "malformed":
                     self._send_bytes(200, b"<html>this is not JSON</html>")
                 elif fault == "no_choices":
                     self._send(200, {"choices": [], "usage": {}})
+                elif fault == "huge":
+                    self._send_huge()
                 else:
-                    self._send_completion(body, fault)
+                    self._send_completion(body, exchange)
 
-            def _send_completion(self, body, fault):
-                text = None if fault == "null_content" else fake.reply(body["messages"])
+            def _refuse(self, fault):
+                status, _, detail = fault.partition("-")
+                headers = {"after": {"Retry-After": fake.retry_after}, "date": {"Retry-After": formatdate(usegmt=True)}}
+                quoted = f", your header was {self.headers.get('Authorization')}" if detail == "echo" else ""
+                self._send(int(status), {"error": {"message": f"fault {fault}{quoted}"}}, headers.get(detail))
+
+            def _reset(self):
+                """Close at once and without the usual farewell."""
+                self.close_connection = True
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.rfile.close()
+                self.connection.close()
+
+            def _send_huge(self):
+                self._send_bytes(200, b'{"choices": [{"message": {"content": "', promised=HUGE)
+                chunk = b"x" * (1 << 16)
+                for _ in range(HUGE // len(chunk)):
+                    self.wfile.write(chunk)
+
+            def _send_completion(self, body, exchange):
+                fault = exchange.fault
+                text = (
+                    {
+                        "null_content": None,
+                        "wrong_schema": '{"reasoning": ["no", "such"], "numbers": {"a": "b"}}',
+                        "echo": f"You sent me {self.headers.get('Authorization')}, did you not?",
+                    }[fault]
+                    if fault in ODD and fault != "wrong_usage"
+                    else fake.reply(body["messages"])
+                )
+                usage = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
+                if fault == "wrong_usage":
+                    usage = WRONG_USAGE[int(exchange.question[:4], 16) % len(WRONG_USAGE)]
+                choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
                 answer = {
                     "id": "chatcmpl-1",
                     "object": "chat.completion",
                     "created": 1,
                     "model": body["model"],
-                    "choices": [
-                        {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-                    ],
-                    "usage": {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18},
+                    "choices": [choice],
+                    "usage": usage,
                 }
                 data = json.dumps(answer).encode()
+                half = data[: len(data) // 2]
                 if fault == "truncated":
-                    # The header promises more than is sent before the connection closes.
                     self.close_connection = True
-                    self._send_bytes(200, data[: len(data) // 2], promised=len(data))
+                    self._send_bytes(200, half, promised=len(data))
+                elif fault == "truncated-json":
+                    self._send_bytes(200, half)
+                elif fault == "reset-midway":
+                    self._send_bytes(200, half, promised=len(data))
+                    self._reset()
+                elif fault == "trickle":
+                    self.close_connection = True
+                    self._send_bytes(200, b"", promised=len(data))
+                    end = time.monotonic() + fake.hang
+                    for i in range(len(data)):
+                        self.wfile.write(data[i : i + 1])
+                        if fake.stopping.wait(0.02) or time.monotonic() > end:
+                            break
                 else:
                     self._send_bytes(200, data)
+                    exchange.delivered = True
 
             def _send(self, status, answer, headers=None):
                 self._send_bytes(status, json.dumps(answer).encode(), headers=headers)
@@ -155,7 +297,41 @@ class FakeOpenAIServer:
                 self.send_header("Content-Length", str(len(data) if promised is None else promised))
                 for name, value in (headers or {}).items():
                     self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(data)
+                # In one packet with the headers, so that a small answer waits for no acknowledgement.
+                self._headers_buffer.append(b"\r\n" + data)
+                self.flush_headers()
 
         return Handler
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False  # so that closing waits for them
+    request_queue_size = 128
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.errors: list[BaseException] = []
+        self._open: set[socket.socket] = set()
+        self._guard = threading.Lock()
+
+    def process_request(self, request, client_address):
+        with self._guard:
+            self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request):
+        with self._guard:
+            self._open.discard(request)
+        super().shutdown_request(request)
+
+    def end_connections(self):
+        with self._guard:
+            for request in self._open:
+                with contextlib.suppress(OSError):  # the other end was faster
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request, client_address):
+        error = sys.exc_info()[1]
+        # A client that gives up waiting, or was killed, is what this server is for.
+        if not isinstance(error, ConnectionError):
+            self.errors.append(error)

@@ -75,7 +75,9 @@ def test_commands(tmp_path):
             if words[0] == "llmrl-evaluate":
                 words += ["--video-steps", "3"]
             done = run(words, tmp_path)
-            if "llm=gpt4o" in words:
+            if "llm=gpt4o" in words and "dry_run=true" in words:
+                assert done.returncode == 0 and "about $" in done.stdout, f"{line}\n{done.stderr}"
+            elif "llm=gpt4o" in words:
                 assert done.returncode != 0 and "OPENAI_API_KEY" in done.stderr, line
             else:
                 assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"

@@ -53,6 +53,20 @@ def test_shell_completion_knows_options(tmp_path):
         (("env=escape_room", "env.mechanism=false", "principal=ucb"), "use env=cleanup, escape_room, harvest"),
         (("env=escape_room", "principal=llm", "llm=none"), "choose one of llm="),
         (("env=escape_room", "principal=llm", "llm=gpt4o"), "OPENAI_API_KEY"),
+        (("env=escape_room", "principal=llm", "llm=replay"), "llm.calls has no default; add llm.calls=<value>"),
+        (("env=escape_room", "principal=llm", "llm=replay", "llm.calls=/nowhere"), "holds no llm_calls.jsonl"),
+        (
+            ("env=escape_room", "principal=llm", "llm=local_scorer_causal"),
+            "the chosen principal needs a language model that chats",
+        ),
+        (("env=escape_room", "principal=llm", "llm.cache=of"), "input should be 'off', 'read', 'readwrite' or 'only'"),
+        (("env=escape_room", "principal=llm", "llm.budget.calls=-1"), "llm.budget.calls=-1: input should be greater"),
+        (("env=escape_room", "principal=llm", "llm.empty=0.6", "llm.refusal=0.6"), "add up to more than 1"),
+        (
+            ("env=escape_room", "principal=llm", "llm=openai_compatible", "llm.budget.usd=1"),
+            "llm.budget.usd=1 cannot be held",
+        ),
+        (("env=escape_room", "principal=llm", "prompts=/nowhere"), "prompts=/nowhere is no folder"),
         (("env=escape_room", "hardware=gpu"), "use hardware=cpu"),
         (("env=escape_room", "agent.init_from=/nowhere"), "/nowhere is not a run folder"),
         (("env=escape_room", "env._target_=os.getcwd"), "outside the trusted modules"),
@@ -106,6 +120,7 @@ def test_sweep_of_principals_and_seeds(tmp_path):
     for folder in folders:
         status = json.loads((folder / "status.json").read_text())
         assert status["state"] == "finished" and list(folder.glob("events.out.tfevents*"))
+        assert ("llm=scripted" in folder.parent.name) == ("principal=llm" in folder.parent.name)
         assert (status["llm"] == "scripted (not a language model)") == ("principal=llm" in folder.parent.name)
     again = train(*command, cwd=tmp_path)
     assert again.returncode == 0 and again.stdout.count("Already finished") == 9
@@ -148,7 +163,7 @@ def test_every_option_is_commented_field_by_field(group):
         for before, line in itertools.pairwise(lines):
             key = line.split(":")[0].strip()
             is_field = line.strip() and not line.strip().startswith(("#", "-")) and ":" in line
-            if is_field and key not in ("_target_", "defaults", "ppo", "mechanism", "env", "design", "learn"):
+            if is_field and key not in ("_target_", "defaults", "ppo", "mechanism", "env", "design", "learn", "limits"):
                 assert "#" in line or before.strip().startswith("#"), f"{group}/{name}.yaml: {line}"
 
 
@@ -158,5 +173,6 @@ def test_every_option_builds_or_says_what_is_missing(tmp_path):
 
     for group in ("env", "agent", "principal", "teacher", "llm", "hardware"):
         for name in options(group):
-            config = compose(f"{group}={name}")
+            unset = [key for key, value in options(group)[name].items() if value == "???"]
+            config = compose(f"{group}={name}", *(f"{group}.{key}=given" for key in unset))
             assert set(config[group]) == set(yaml.safe_load(yaml.safe_dump(config[group])))

@@ -8,20 +8,18 @@ import pytest
 
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import LLMError
-from llmrl.core.records import ChatRequest
+from llmrl.llms.client import ChatClient
 from llmrl.llms.litellm_chat import LiteLLMChat
+from llmrl.llms.retry import Retry
+from models import ask
 
 KEY = "sk-canary-91c2"
 installed = pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="litellm is an optional package")
 
 
-def ask(text="hi", **kwargs):
-    return ChatRequest(({"role": "user", "content": text},), **kwargs)
-
-
 def chat(server, **kwargs):
-    options = {"api_base": server.url, "retries": 1, "timeout": 5.0, "temperature": 0.2, **kwargs}
-    return LiteLLMChat("gpt-4o-mini", "OPENAI_API_KEY", **options)
+    options = {"api_base": server.url, "timeout": 5.0, "temperature": 0.2, **kwargs}
+    return ChatClient(LiteLLMChat("gpt-4o-mini", "OPENAI_API_KEY", **options), retry=Retry(1, first_delay=0.01))
 
 
 @pytest.fixture
@@ -76,3 +74,22 @@ def test_a_refused_key_is_an_error_without_the_key(key, caplog, capfd):
         chat(server).chat([ask()])
     captured = capfd.readouterr()
     assert KEY not in str(error.value) + caplog.text + captured.out + captured.err
+
+
+@installed
+@pytest.mark.slow
+def test_reasoning_models_are_asked_in_their_own_terms(key):
+    """No temperature, and a limit that counts thinking."""
+    with FakeOpenAIServer(lambda messages: "fine", model="o4-mini") as server:
+        model = LiteLLMChat(
+            "o4-mini",
+            "OPENAI_API_KEY",
+            api_base=server.url,
+            reasoning_effort="low",
+            temperature=None,
+            max_tokens=900,
+        )
+        [reply] = ChatClient(model).chat([ask()])
+    [sent] = server.requests
+    assert reply.text == "fine" and sent["reasoning_effort"] == "low" and "temperature" not in sent
+    assert sent["max_completion_tokens"] == 900 and "max_tokens" not in sent

@@ -1,31 +1,20 @@
 import socket
-import time
 
 import pytest
 
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.records import ChatRequest
-from llmrl.llms import retry
-from llmrl.llms.hosted import BatchError
+from llmrl.llms.client import ChatClient
+from llmrl.llms.limits import Limits
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
+from llmrl.llms.retry import Retry
+from models import ask, connected
 
 KEY = "sk-canary-7f3a9d"
 
 
-def ask(text="hi", **kwargs):
-    return ChatRequest(({"role": "user", "content": text},), **kwargs)
-
-
-def chat(server, **kwargs):
-    return OpenAICompatibleChat(server.url, "fake-model", **{"retries": 3, "timeout": 5.0, **kwargs})
-
-
-@pytest.fixture(autouse=True)
-def quick_backoff(monkeypatch):
-    """Only the first wait is shortened; what is waited for, and why, stays as it is."""
-    original = retry.with_retries
-    monkeypatch.setattr("llmrl.llms.hosted.with_retries", lambda call, n: original(call, n, first_delay=0.01))
+def chat(server, retries=3, limits=None, **provider):
+    return connected(server, retries, provider, limits=limits)
 
 
 def test_one_reply_with_tokens_and_cost():
@@ -114,7 +103,9 @@ def test_a_refused_key_is_named_never_shown(monkeypatch, caplog):
             model.chat([ask()])
     assert server.requests == []
     assert "[key]" in str(asked.value)
-    assert KEY not in str(checked.value) + str(asked.value) + caplog.text + repr(model.identity) + repr(vars(model))
+    assert KEY not in str(checked.value) + str(asked.value) + caplog.text + repr(model.provider.identity) + repr(
+        vars(model.provider)
+    )
 
 
 def test_a_key_is_sent(monkeypatch):
@@ -135,7 +126,7 @@ def test_server_down_names_the_address():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        model = OpenAICompatibleChat(url, "m", retries=1)
+        model = ChatClient(OpenAICompatibleChat(url, "m"), retry=Retry(1, first_delay=0.01))
         with pytest.raises(LLMError, match=f"no answer from the chat server at {url}"):
             model.check()
         with pytest.raises(LLMError, match="tried 2 times"):
@@ -158,56 +149,24 @@ def test_bad_address(url):
 def test_batches_keep_their_order_and_respect_the_limit():
     with FakeOpenAIServer(lambda messages: messages[0]["content"]) as server:
         server.delay = 0.05
-        replies = chat(server, concurrency=3).chat([ask(str(i)) for i in range(10)])
+        replies = chat(server, limits=Limits(3)).chat([ask(str(i)) for i in range(10)])
     assert [reply.text for reply in replies] == [str(i) for i in range(10)]
     assert 1 < server.most_in_flight <= 3
 
 
-def test_a_batch_with_a_failure_keeps_the_other_replies():
-    with FakeOpenAIServer() as server:
-        server.faults += ["401"]
-        with pytest.raises(BatchError, match="1 of 4 requests failed") as error:
-            chat(server, concurrency=1).chat([ask(str(i)) for i in range(4)])
-    assert isinstance(error.value.results[0], LLMError)
-    assert [reply.text for reply in error.value.results[1:]] == ["hello"] * 3
-
-
 def test_empty_batch():
-    assert OpenAICompatibleChat("http://localhost:1/v1", "m").chat([]) == []
+    assert ChatClient(OpenAICompatibleChat("http://localhost:1/v1", "m")).chat([]) == []
 
 
-def test_wait_grows_and_is_bounded():
-    waits = []
-
-    def fail():
-        raise retry.TransientError("down")
-
-    with pytest.raises(LLMError, match="tried 9 times"):
-        retry.with_retries(fail, 8, sleep=waits.append)
-    for n, wait in enumerate(waits):
-        longest = min(2.0**n, retry.LONGEST_DELAY)
-        assert longest / 2 <= wait <= longest
-    assert len(waits) == 8
+def test_a_failing_list_of_models_is_a_warning(caplog):
+    """Some servers answer questions but cannot list what they serve."""
+    with FakeOpenAIServer() as server:
+        server.models_status = 500
+        OpenAICompatibleChat(server.url, "fake-model").check()
+    assert "gave 500" in caplog.text
 
 
-def test_retry_after_forms():
-    from datetime import UTC, datetime
-
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    assert retry.parse_retry_after("1.5") == 1.5
-    assert retry.parse_retry_after("Thu, 01 Jan 2026 00:00:30 GMT", now) == 30.0
-    assert retry.parse_retry_after("Wed, 31 Dec 2025 00:00:00 GMT", now) == 0.0
-    for nothing in (None, "", "soon", "nan", "inf"):
-        assert retry.parse_retry_after(nothing) is None
-
-
-def test_other_errors_are_not_tried_again():
-    calls = []
-
-    def fail():
-        calls.append(time.monotonic())
-        raise LLMError("no")
-
-    with pytest.raises(LLMError, match=r"^no$"):
-        retry.with_retries(fail, 5)
-    assert len(calls) == 1
+def test_reasons_to_stop_and_cached_tokens_are_kept():
+    with FakeOpenAIServer() as server:
+        [reply] = chat(server).chat([ask()])
+    assert reply.finish == "stop" and reply.cached_tokens is None

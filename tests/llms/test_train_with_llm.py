@@ -7,9 +7,8 @@ import pytest
 from experiments import only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import LLMError
-from llmrl.core.records import ChatRequest
-from llmrl.llms.call_log import read_calls
-from llmrl.llms.scripted import ScriptedChat
+from llmrl.llms import scripted_principal
+from llmrl.llms.ledger import read_calls
 
 KEY = "sk-canary-1234"
 RUN = ("env=escape_room", "principal=llm", "design.steps=5", "design.adapt_rounds=1", "design.validate_episodes=1")
@@ -17,11 +16,11 @@ RUN = ("env=escape_room", "principal=llm", "design.steps=5", "design.adapt_round
 
 def legislator():
     """Sensible replies, of which every fourth cannot be read."""
-    scripted, calls = ScriptedChat(), []
+    calls = []
 
     def reply(messages):
         calls.append(messages)
-        readable = scripted.chat([ChatRequest(tuple(messages))])[0].text
+        readable = scripted_principal.reply(messages[0]["content"])
         return "No idea, perhaps $5?" if len(calls) % 4 == 2 else readable
 
     return reply
@@ -37,12 +36,16 @@ def test_a_run_survives_its_server(tmp_path, monkeypatch):
             f"llm.base_url={server.url}",
             "llm.model=fake-model",
             "llm.api_key_env=MY_KEY",
+            "llm.retry.first_delay=0.01",
             f"output_root={tmp_path}",
         )
     folder = only_run_folder(tmp_path)
-    calls = read_calls(folder / "llm_calls.jsonl")
+    calls = list(read_calls(folder / "llm_calls.jsonl"))
     # Replies 1 (cut off on the way) to 8, of which 2 and 6 cannot be read: five proposals and two repairs.
     assert len(calls) == 7 and all(call["prompt_tokens"] == 11 and call["cost"] is None for call in calls)
+    assert [call["valid"] for call in calls] == [False, True, True, True, False, True, True]
+    assert {call["prompt"] for call in calls} == {"principal/escape_room"}
+    assert [call["attempts"] for call in calls] == [3, 1, 1, 1, 1, 1, 1]
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert [last[f"llm/{name}"] for name in ("invalid_replies", "repairs", "fallbacks")] == [2, 2, 0]
     for path in tmp_path.rglob("*"):

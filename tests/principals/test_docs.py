@@ -8,6 +8,7 @@ import numpy as np
 from llmrl.core.protocols import ChatModel, Proposer
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
+from llmrl.llms.client import ChatClient
 from llmrl.principals.llm import LLMPrincipal
 from societies import outcome, toy
 
@@ -35,7 +36,7 @@ def test_principal_of_ones_own():
 
 
 def test_chat_model_of_ones_own():
-    parrot = example("llms.md")["Parrot"]()
+    parrot = ChatClient(example("llms.md")["Parrot"]())
     assert isinstance(parrot, ChatModel)
     [reply] = parrot.chat([ChatRequest(({"role": "user", "content": "$1, 2$"},))])
     assert LLMPrincipal(toy(), parrot).parse(reply.text).tolist() == [1, 2]

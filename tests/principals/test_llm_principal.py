@@ -9,11 +9,9 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.core.spaces import MechanismSpec, Parameter
-from llmrl.llms import prompts
-from llmrl.llms.openai_compatible import OpenAICompatibleChat
-from llmrl.llms.scripted import ScriptedChat
 from llmrl.llms.structured import InvalidReply
 from llmrl.principals.llm import LLMPrincipal
+from models import connected, scripted
 from societies import CLEANUP, ESCAPE_ROOM, GENERIC, HARVEST, outcome, spec, toy
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -22,7 +20,7 @@ SOCIETIES = {"cleanup": CLEANUP, "harvest": HARVEST, "escape_room": ESCAPE_ROOM,
 
 def told(society, vectors, n=2, **kwargs):
     """A principal that was told some outcomes, in contexts 0, 1, 2, 0, ... where there are any."""
-    principal = LLMPrincipal(society, ScriptedChat(), **kwargs)
+    principal = LLMPrincipal(society, scripted(), **kwargs)
     for i, vector in enumerate(vectors):
         context = i % len(society.contexts) if society.contexts else None
         principal.tell(outcome(society, np.array(vector, dtype=float), context, n=n))
@@ -36,7 +34,7 @@ def test_prompts_are_as_reviewed(name, moment):
     society = SOCIETIES[name]
     d = society.mechanism.dim
     vectors = [] if moment == "first" else [np.full(d, 0.25), np.linspace(0, 1, d), np.full(d, 1 / 3), np.zeros(d)]
-    prompt = told(society, vectors).render(society.contexts[0] if society.contexts else None)
+    prompt = told(society, vectors).question(society.contexts[0] if society.contexts else None).text
     path = GOLDEN / f"{name}_{moment}.txt"
     if os.environ.get("LLMRL_UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
@@ -47,16 +45,16 @@ def test_prompts_are_as_reviewed(name, moment):
 @pytest.mark.parametrize("name", SOCIETIES)
 def test_every_number_is_explained(name):
     society = SOCIETIES[name]
-    prompt = told(society, []).render(society.contexts[0] if society.contexts else None)
+    prompt = told(society, []).question(society.contexts[0] if society.contexts else None).text
     for p in society.mechanism.parameters:
         assert f"- {p.name}: from {p.low:g} to {p.high:g} ({p.unit}): {p.description}" in prompt
         assert f'"{p.name}": <number>' in prompt
 
 
 def test_payoffs_keep_their_fractions():
-    principal = LLMPrincipal(CLEANUP, ScriptedChat())
+    principal = LLMPrincipal(CLEANUP, scripted())
     principal.tell(outcome(CLEANUP, np.array([1 / 3, 0.0, 3.0]), value=-0.4375))
-    assert "Generation 1: eat=0.3333, clean=0, other=3 -> payoff -0.4375;" in principal.render(None)
+    assert "Generation 1: eat=0.3333, clean=0, other=3 -> payoff -0.4375;" in principal.question(None).text
 
 
 class TestHistory:
@@ -64,7 +62,7 @@ class TestHistory:
 
     def generations(self, society=None, context=None, **kwargs):
         principal = told(society or toy(), self.VECTORS, **kwargs)
-        lines = [line for line in principal.render(context).splitlines() if line.startswith("Generation ")]
+        lines = [line for line in principal.question(context).text.splitlines() if line.startswith("Generation ")]
         return [int(line.split()[1].rstrip(":")) for line in lines]
 
     def test_all_last_best(self):
@@ -78,13 +76,13 @@ class TestHistory:
         assert self.generations(society, "a", history="last", window=1) == [5, 6]
 
     def test_selection_is_announced_only_when_something_is_left_out(self):
-        assert "Shown are the 2 newest" in told(toy(), self.VECTORS, history="last", window=2).render(None)
-        assert "Shown are" not in told(toy(), self.VECTORS, history="last", window=6).render(None)
+        assert "Shown are the 2 newest" in told(toy(), self.VECTORS, history="last", window=2).question(None).text
+        assert "Shown are" not in told(toy(), self.VECTORS, history="last", window=6).question(None).text
 
     def test_observations_can_be_left_out(self):
         line = "level at 25/50/75/100 % of the episode: 4, 9, 14, 19; moves: 19; base reward of each agent:"
-        assert line in told(toy(), self.VECTORS).render(None)
-        bare = told(toy(), self.VECTORS, observations=False).render(None)
+        assert line in told(toy(), self.VECTORS).question(None).text
+        bare = told(toy(), self.VECTORS, observations=False).question(None).text
         assert "moves" not in bare and "base reward of each agent" not in bare and "payoff" in bare
 
     def test_short_episodes(self):
@@ -92,7 +90,7 @@ class TestHistory:
         result = outcome(toy(), np.zeros(2))
         result.trajectories["level"] = np.array([5.0, 7.0])
         principal.tell(result)
-        assert "level at 25/50/75/100 % of the episode: 5, 5, 7, 7" in principal.render(None)
+        assert "level at 25/50/75/100 % of the episode: 5, 5, 7, 7" in principal.question(None).text
 
 
 class TestParsing:
@@ -125,8 +123,8 @@ class TestParsing:
     def test_names_need_not_be_identifiers(self):
         names = ("rate 1", "class", "model_dump", "_x")
         society = spec(MechanismSpec("odd", tuple(Parameter(n, 0.0, 1.0, "u", "d") for n in names)))
-        principal = LLMPrincipal(society, ScriptedChat())
-        assert list(principal.schema["properties"]) == ["reasoning", *names]
+        principal = LLMPrincipal(society, scripted())
+        assert list(principal.asker.schema["properties"]) == ["reasoning", *names]
         assert principal.parse(json.dumps(dict.fromkeys(names, 0.5))).tolist() == [0.5] * 4
 
 
@@ -136,8 +134,7 @@ class TestConversation:
     GOOD = '{"reasoning": "", "x0": 1.0, "x1": 2.0}'
 
     def principal(self, server, **kwargs):
-        model = OpenAICompatibleChat(server.url, "fake-model", retries=0, timeout=5.0)
-        return LLMPrincipal(toy(), model, **kwargs)
+        return LLMPrincipal(toy(), connected(server), **kwargs)
 
     def counters(self, principal):
         metrics = principal.tell(outcome(toy(), np.zeros(2)))
@@ -192,17 +189,8 @@ class TestConversation:
 
 
 def test_fallback_is_per_context():
-    class Mute:
-        label = "mute"
-
-        def check(self):
-            pass
-
-        def chat(self, requests):
-            return [type("Reply", (), {"text": "..."})() for _ in requests]
-
     society = toy(contexts=("a", "b"))
-    principal = LLMPrincipal(society, Mute())
+    principal = LLMPrincipal(society, scripted(empty=1.0))
     principal.tell(outcome(society, np.array([2.0, 2.0]), context=0))
     assert principal.ask(0).tolist() == [2.0, 2.0]
     assert principal.ask(1).tolist() == [1.0, 1.0]
@@ -212,27 +200,16 @@ def test_refusals():
     with pytest.raises(ConfigError, match=r"llm=none is none.*gpt4o.*scripted"):
         LLMPrincipal(toy(), None)
     with pytest.raises(ConfigError, match=r"principal\.prompt=haiku does not exist; there are .*cleanup.*generic"):
-        LLMPrincipal(toy(), ScriptedChat(), prompt="haiku")
+        LLMPrincipal(toy(), scripted(), prompt="haiku")
     with pytest.raises(ConfigError, match="'reasoning'"):
-        LLMPrincipal(spec(MechanismSpec("m", (Parameter("reasoning", 0, 1, "u", "d"),))), ScriptedChat())
-
-
-def test_a_missing_variable_is_an_error():
-    with pytest.raises(prompts.jinja2.UndefinedError):
-        prompts.render("principal/generic", name="x")
-
-
-def test_templates_cannot_reach_python():
-    environment = prompts._environment()
-    with pytest.raises(prompts.jinja2.exceptions.SecurityError):
-        environment.from_string("{{ x.__class__.__mro__ }}").render(x=1)
+        LLMPrincipal(spec(MechanismSpec("m", (Parameter("reasoning", 0, 1, "u", "d"),))), scripted())
 
 
 class TestScripted:
     @pytest.mark.parametrize("name", SOCIETIES)
     def test_reads_bounds_and_best_from_the_prompt(self, name):
         society = SOCIETIES[name]
-        principal = LLMPrincipal(society, ScriptedChat())
+        principal = LLMPrincipal(society, scripted())
         payoffs = []
         for i in range(40):
             context = i % len(society.contexts) if society.contexts else None
@@ -240,11 +217,13 @@ class TestScripted:
             result = outcome(society, vector, context)
             principal.tell(result)
             payoffs.append(result.value)
-        assert principal.counters == {"invalid_replies": 0, "repairs": 0, "fallbacks": 0}
+        assert principal.asker.counters == dict.fromkeys(
+            ("invalid_replies", "repairs", "fallbacks", "trimmed_prompts"), 0
+        )
         assert np.mean(payoffs[-10:]) > np.mean(payoffs[:10])
 
     def test_starts_with_a_spread(self):
-        principal = LLMPrincipal(CLEANUP, ScriptedChat())
+        principal = LLMPrincipal(CLEANUP, scripted())
         asked = []
         for _ in range(5):
             asked.append(principal.ask().tolist())
@@ -253,11 +232,11 @@ class TestScripted:
 
     def test_bounds_need_not_be_round(self):
         society = toy(low=-1 / 3, high=2 / 3)
-        principal = LLMPrincipal(society, ScriptedChat())
+        principal = LLMPrincipal(society, scripted())
         for _ in range(30):
             principal.tell(outcome(society, principal.ask()))
-        assert principal.counters["invalid_replies"] == 0
+        assert principal.asker.counters["invalid_replies"] == 0
 
     def test_other_questions_are_refused(self):
         with pytest.raises(LLMError, match="no rule for this question"):
-            ScriptedChat().chat([ChatRequest(({"role": "user", "content": "What is love?"},))])
+            scripted().chat([ChatRequest(({"role": "user", "content": "What is love?"},))])

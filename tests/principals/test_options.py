@@ -7,12 +7,16 @@ import pytest
 import yaml
 
 from llmrl.cli.build import Builder
-from llmrl.core.protocols import ChatModel, Proposer
+from llmrl.cli.compose import POLICIES
+from llmrl.core.protocols import Proposer, Scorer
 from llmrl.core.seeding import Seeds
-from llmrl.llms.scripted import ScriptedChat
+from llmrl.llms.client import ChatClient
+from llmrl.llms.ledger import FILE_NAME, Ledger
+from llmrl.llms.provider import Provider
+from models import Echo, ask, scripted
 from societies import CLEANUP, ESCAPE_ROOM, outcome
 
-INJECTED = {"self", "spec", "seeds", "llm"}
+INJECTED = {"self", "spec", "seeds", "llm", "device", "prompt_folder"}
 
 
 def options(group):
@@ -26,7 +30,7 @@ PRINCIPALS, LLMS = options("principal"), options("llm")
 
 
 def builder(spec):
-    return Builder({"spec": spec, "seeds": Seeds(0), "llm": ScriptedChat()})
+    return Builder({"spec": spec, "seeds": Seeds(0), "llm": scripted(), "device": "cpu"})
 
 
 @pytest.mark.parametrize("spec", [CLEANUP, ESCAPE_ROOM], ids=lambda spec: spec.name)
@@ -41,8 +45,12 @@ def test_principals(name, spec):
 
 
 @pytest.mark.parametrize("name", sorted(set(LLMS) - {"none"}))
-def test_llms(name):
-    assert isinstance(builder(CLEANUP).build(LLMS[name], "llm"), ChatModel)
+def test_llms(name, tmp_path):
+    ChatClient(Echo(), ledger=Ledger(tmp_path / FILE_NAME)).chat([ask()])
+    given = {"calls": str(tmp_path)} if name == "replay" else {}
+    node = {key: value for key, value in {**LLMS[name], **given}.items() if key not in POLICIES}
+    model = builder(CLEANUP).build(node, "llm")
+    assert isinstance(model, Scorer if name.startswith("local_scorer") else Provider)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +62,8 @@ def test_every_argument_is_in_the_file_and_commented(group, name):
     text = (files("llmrl.conf") / group / f"{name}.yaml").read_text()
     fields = yaml.safe_load(text)
     if fields["_target_"] is not None:
-        target = builder(CLEANUP)._locate(fields["_target_"], group)
-        assert set(fields) - {"_target_"} == set(inspect.signature(target.__init__).parameters) - INJECTED
+        target = builder(CLEANUP).locate(fields["_target_"], group)
+        assert set(fields) - {"_target_", *POLICIES} == set(inspect.signature(target.__init__).parameters) - INJECTED
     assert text.startswith("# ")
     for line in text.splitlines():
-        assert line.startswith(("#", "_target_")) or "  # " in line or " # " in line, line
+        assert line.startswith(("#", "_target_", "limits:")) or "  # " in line or " # " in line, line

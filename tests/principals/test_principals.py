@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Proposer
 from llmrl.core.seeding import Seeds
-from llmrl.llms.scripted import ScriptedChat
 from llmrl.principals.egreedy import EpsilonGreedyPrincipal
 from llmrl.principals.fixed import FixedPrincipal
 from llmrl.principals.llm import LLMPrincipal
 from llmrl.principals.random_ import RandomPrincipal
 from llmrl.principals.thompson import ThompsonPrincipal
 from llmrl.principals.ucb import UCBPrincipal
+from models import scripted
 from societies import CLEANUP, outcome, spec, toy
 
 MAKE = {
@@ -27,7 +27,7 @@ MAKE = {
     "egreedy": lambda spec, seeds: EpsilonGreedyPrincipal(spec, seeds, points=5, epsilon=0.3),
     "ucb": lambda spec, seeds: UCBPrincipal(spec, seeds, points=3),
     "thompson": lambda spec, seeds: ThompsonPrincipal(spec, seeds, points=5, prior_rate=1.0),
-    "llm": lambda spec, seeds: LLMPrincipal(spec, ScriptedChat()),
+    "llm": lambda spec, seeds: LLMPrincipal(spec, scripted()),
 }
 CONTEXTS = {"plain": (), "contextual": ("calm", "storm")}
 
@@ -155,5 +155,5 @@ def test_random_covers_the_box_or_the_grid():
 def test_scripted_says_once_what_it_is(caplog):
     society = toy()
     with caplog.at_level(logging.WARNING):
-        play(LLMPrincipal(society, ScriptedChat()), society, None, 3)
+        play(LLMPrincipal(society, scripted()), society, None, 3)
     assert caplog.text.count("not a language model") == 1

@@ -40,7 +40,7 @@ class Builder:
         """
         if node.get("_target_") is None:
             return None
-        target = self._locate(node["_target_"], where)
+        target = self.locate(node["_target_"], where)
         parameters = inspect.signature(target).parameters
         hints = _hints(target)
         given = {name: value for name, value in node.items() if name != "_target_"}
@@ -65,7 +65,7 @@ class Builder:
         """Whether the part declares the injected parameter `name`."""
         if node.get("_target_") is None:
             return False
-        return name in inspect.signature(self._locate(node["_target_"], where)).parameters
+        return name in inspect.signature(self.locate(node["_target_"], where)).parameters
 
     def _value(self, value: Any, where: str) -> Any:
         if isinstance(value, Mapping):
@@ -76,7 +76,12 @@ class Builder:
             return [self._value(x, f"{where}[{i}]") for i, x in enumerate(value)]
         return value
 
-    def _locate(self, target: str, where: str) -> Any:
+    def locate(self, target: str, where: str) -> Any:
+        """The class or function that `_target_` names.
+
+        Raises:
+            ConfigError: it is outside the trusted modules, or cannot be imported.
+        """
         from hydra.errors import InstantiationException
         from hydra.utils import instantiate
 

@@ -10,25 +10,32 @@ from typing import Any
 
 from llmrl.cli.build import Builder
 from llmrl.core.errors import ConfigError
-from llmrl.core.protocols import Agent, ChatModel, Loop, Meter, Proposer, Teacher, VecEnv
+from llmrl.core.protocols import Agent, ChatModel, Loop, Meter, Proposer, Scorer, Teacher, VecEnv
 from llmrl.core.seeding import Seeds
+from llmrl.llms.client import ChatClient
+from llmrl.llms.provider import Provider
 
 Config = Mapping[str, Any]
+
+POLICIES = ("cache", "cache_dir", "share_replies", "failures", "retry", "limits", "budget")
+"""Keys of the config's `llm` that say how a model is asked; the others say which it is."""
 
 
 @dataclass
 class Parts:
-    """What one experiment is made of; `llm` is None when no part asks for one."""
+    """What one experiment is made of; `llm` is None when no part asks for a model."""
 
     env: VecEnv
     agent: Agent
     principal: Proposer | None
     teacher: Teacher | None
-    llm: ChatModel | None
+    llm: ChatModel | Scorer | None
     device: str
 
     def close(self) -> None:
         self.env.close()
+        if isinstance(self.llm, ChatClient):
+            self.llm.close()
 
 
 def options(group: str) -> dict[str, dict[str, Any]]:
@@ -44,28 +51,86 @@ def options(group: str) -> dict[str, dict[str, Any]]:
     return {name: content.get(group, content) for name, content in contents.items()}
 
 
-def build_llm(config: Config, folder: Path | None) -> ChatModel | None:
-    """The chat model, if a part asks for it, checked for a key or a server; logging its calls into `folder`.
+def build_llm(config: Config, folder: Path | None, check: bool = True) -> ChatClient | Scorer | None:
+    """The language model, if a part asks for one; its calls are logged into `folder`.
+
+    A part asks for a chat model with a parameter `llm`, and for one that scores texts with a parameter `scorer`.
+
+    Args:
+        config: resolved, plain containers.
+        folder: of the run; None: calls are logged nowhere.
+        check: find out at once whether the model could ever answer.
 
     Raises:
-        ConfigError: a part needs a model and none was chosen.
+        ConfigError: a part needs a model and none was chosen, or one of the other kind.
         LLMError: the model could never answer (missing key, server down).
     """
-    from llmrl.llms.call_log import LoggedChat
-
     builder = Builder(trusted=config["trusted_modules"])
-    users = [group for group in ("principal", "agent", "teacher") if builder.needs(config[group], "llm", group)]
-    if not users:
+    users = {kind: _users(config, kind, builder) for kind in ("llm", "scorer")}
+    if users["llm"] and users["scorer"]:
+        raise ConfigError(
+            f"{users['llm'][0]} asks for a chat model and {users['scorer'][0]} for one that scores texts, and llm= "
+            "chooses one model; change one of the two parts"
+        )
+    kind = "llm" if users["llm"] else "scorer"
+    if not users[kind]:
         return None
-    model: ChatModel | None = builder.build(config["llm"], "llm")
-    if model is None:
-        works = [name for name, option in options("llm").items() if option.get("_target_")]
-        raise ConfigError(f"the chosen {users[0]} needs a language model; choose one of llm={', '.join(works)}")
-    model.check()
-    return model if folder is None else LoggedChat(model, folder / "llm_calls.jsonl")
+    _check_kind(config["llm"], kind, users[kind][0], builder)
+    return build_model(config, folder, check)
 
 
-def build_parts(config: Config, llm: ChatModel | None, render: bool | None = None, play_only: bool = False) -> Parts:
+def asks_for_llm(config: Config) -> bool:
+    """Whether any part of the experiment uses the model that `llm=` chooses."""
+    builder = Builder(trusted=config["trusted_modules"])
+    return any(_users(config, kind, builder) for kind in ("llm", "scorer"))
+
+
+def build_model(config: Config, folder: Path | None, check: bool = True) -> ChatClient | Scorer | None:
+    """The model that the config's `llm` describes, whoever may ask it; else as `build_llm`."""
+    trusted = config["trusted_modules"]
+    node = {name: value for name, value in config["llm"].items() if name not in POLICIES}
+    injected: dict[str, Any] = {"seeds": Seeds(config["seed"]).child("llm")}
+    if Builder(trusted=trusted).needs(node, "device", "llm"):
+        injected["device"] = _device(config["hardware"])
+    model: Provider | Scorer | None = Builder(injected, trusted).build(node, "llm")
+    if isinstance(model, Provider):
+        policies = {name: config["llm"][name] for name in POLICIES}
+        connect = {"_target_": "llmrl.llms.client.connect", **policies}
+        model = Builder({"provider": model, "folder": folder, "seed": config["seed"]}, trusted).build(connect, "llm")
+    assert model is None or isinstance(model, ChatClient | Scorer)
+    if model is not None and check:
+        model.check()
+    return model
+
+
+def _users(config: Config, kind: str, builder: Builder) -> list[str]:
+    """The groups whose chosen part has a parameter `kind`."""
+    return [group for group in ("principal", "agent", "teacher") if builder.needs(config[group], kind, group)]
+
+
+def _check_kind(node: Config, kind: str, user: str, builder: Builder) -> None:
+    """Raise ConfigError unless the option `node` of llm= is of the kind a part asks for; nothing is built."""
+
+    def fits(option: Config, builder: Builder) -> bool:
+        if option.get("_target_") is None:
+            return False
+        target = builder.locate(option["_target_"], "llm")
+        return issubclass(target, Provider) if kind == "llm" else hasattr(target, "score")
+
+    if fits(node, builder):
+        return
+    works = ", ".join(name for name, option in options("llm").items() if fits(option, Builder()))
+    chosen = node.get("_target_")
+    if chosen is None:
+        raise ConfigError(f"the chosen {user} needs a language model; choose one of llm={works}")
+    wanted = "chats" if kind == "llm" else "scores texts with weights of its own"
+    why = "only scores texts" if kind == "llm" else "gives replies and no log-probabilities"
+    raise ConfigError(f"the chosen {user} needs a language model that {wanted}, and {chosen} {why}; use llm={works}")
+
+
+def build_parts(
+    config: Config, llm: ChatClient | Scorer | None, render: bool | None = None, play_only: bool = False
+) -> Parts:
     """All parts of a resolved config; refuses combinations that cannot work before any game starts.
 
     Args:
@@ -83,7 +148,14 @@ def build_parts(config: Config, llm: ChatModel | None, render: bool | None = Non
     env: VecEnv = Builder({"seeds": seeds.child("env")}, trusted).build(env_node, "env")
     try:
         governed = config["principal"].get("_target_") is not None
-        offered = {"spec": env.spec, "device": device, "llm": llm, "governed": governed}
+        offered = {
+            "spec": env.spec,
+            "device": device,
+            "llm": llm if isinstance(llm, ChatModel) else None,
+            "scorer": llm if isinstance(llm, Scorer) else None,
+            "governed": governed,
+            "prompt_folder": None if config["prompts"] is None else Path(config["prompts"]).expanduser(),
+        }
         if governed and env.spec.mechanism is None:
             raise ConfigError(_no_mechanism(env.spec.name))
         teacher = Builder({**offered, "seeds": seeds.child("teacher")}, trusted).build(config["teacher"], "teacher")
@@ -111,10 +183,10 @@ def build_loop(config: Config, parts: Parts) -> Loop:
         "agent": parts.agent,
         "seeds": Seeds(config["seed"]).child("loop"),
         "device": parts.device,
+        "meter": parts.llm if isinstance(parts.llm, Meter) else None,
     }
     if parts.principal is not None:
         injected["principal"] = parts.principal
-        injected["meter"] = parts.llm if isinstance(parts.llm, Meter) else None
         kind, loop = "design", DesignLoop
     else:
         kind, loop = "learn", LearnLoop  # type: ignore[assignment]

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmrl.cli.compose import Parts
+from llmrl.core.errors import LLMError
 from llmrl.core.protocols import Loop
+from llmrl.core.records import CallEstimate
+from llmrl.llms.client import ChatClient
 
 
 def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str, str]]:
@@ -29,8 +32,43 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     agent = parts.agent.describe()
     rows.append(("agent", ", ".join(f"{k}: {v:,}" if isinstance(v, int) else f"{k}: {v}" for k, v in agent.items())))
     rows.append(("principal", "none" if parts.principal is None else type(parts.principal).__name__))
-    rows.append(("llm", "not used" if parts.llm is None else parts.llm.label))
+    rows += _llm(parts)
     rows.append(("loop", type(loop).__name__))
     rows += loop.plan()
+    estimate = loop.estimate()
+    if isinstance(parts.llm, ChatClient) and estimate is not None:
+        rows += calls(estimate, parts.llm)
     rows.append(("hardware", f"{config['hardware']['device']}, threads {config['hardware']['threads'] or 'default'}"))
     return rows
+
+
+def calls(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
+    """What the calls of a run would come to, if nothing is in the cache: expected, and at most."""
+    provider, longest = client.provider, client.provider.max_tokens
+    more = estimate.most_calls - estimate.calls
+    rows = [
+        ("LLM calls", f"{estimate.calls:,}" + (f", at most {estimate.most_calls:,} with repairs" if more else "")),
+        ("  prompt tokens", f"about {estimate.prompt_tokens:,}"),
+        ("  reply tokens", f"about {estimate.completion_tokens:,}"),
+    ]
+    expected = provider.cost(estimate.prompt_tokens, estimate.completion_tokens)
+    if expected is None:
+        return [*rows, ("  cost", "unknown: set llm.input_price and llm.output_price (US dollars per million tokens)")]
+    cost = f"about ${expected:,.4g}"
+    if longest is not None:
+        # Every reply as long as allowed, every one repaired, each repair showing the prompt and the reply again.
+        prompts = estimate.prompt_tokens * estimate.most_calls // max(estimate.calls, 1) + more * longest
+        cost += f", at most ${provider.cost(prompts, estimate.most_calls * longest) or 0.0:,.4g}"
+    budget = client.budget.usd
+    return [*rows, ("  cost", cost), *([] if budget is None else [("  budget", f"${budget:,.4g}")])]
+
+
+def _llm(parts: Parts) -> list[tuple[str, str]]:
+    """Which model, and whether it could answer: a plan can be made without its key."""
+    if parts.llm is None:
+        return [("llm", "not used")]
+    try:
+        parts.llm.check()
+    except LLMError as error:
+        return [("llm", parts.llm.label), ("  but", str(error))]
+    return [("llm", parts.llm.label)]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from llmrl.core.protocols import ChatModel, Meter, Scorer
+
 if TYPE_CHECKING:
     from llmrl.run.run import Run
 
@@ -20,10 +22,7 @@ def _console() -> Console:
 
 def print_plan(rows: Sequence[tuple[str, str]]) -> None:
     """The plan of a dry run."""
-    table = Table(title="Plan (dry_run=true: everything was built, nothing was run)", show_header=False, min_width=70)
-    for name, value in rows:
-        table.add_row(name, value)
-    _console().print(table)
+    print_rows("Plan (dry_run=true: everything was built, nothing was run)", rows)
 
 
 def print_skipped(run: Run) -> None:
@@ -58,6 +57,37 @@ def print_summary(run: Run) -> None:
     console.print(table)
     console.print(f"Curves: tensorboard --logdir {run.folder.parent.parent}")
     console.print(f"Video and table of episodes: llmrl-evaluate '{run.folder}' --video")
+
+
+def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:
+    """Rows of the summary that say whose words the results rest on, and what they cost."""
+    if llm is None:
+        return {}
+    totals = llm.metrics() if isinstance(llm, Meter) else {}
+    shown = {
+        "llm_calls": totals.get("llm/calls"),
+        "llm_calls_paid": totals.get("spent/llm_calls"),
+        "llm_usd_paid": totals.get("spent/llm_cost"),
+    }
+    return {"llm": llm.label, **{name: value for name, value in shown.items() if value is not None}}
+
+
+def print_rows(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """A table of names and values."""
+    table = Table(title=title, show_header=False, min_width=70)
+    for name, value in rows:
+        table.add_row(name, value)
+    _console().print(table)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table whose first two columns are texts and whose others are numbers."""
+    table = Table(title=title)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < 2 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    _console().print(table)
 
 
 def print_evaluation(results: dict[str, Any]) -> None:

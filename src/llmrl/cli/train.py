@@ -12,21 +12,38 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 
 EXIT_FAILED = 1
+EXIT_BUDGET = 3
+"""The run's budget for language models is used up; with a larger one the same command goes on."""
 
 
 @hydra.main(config_path="pkg://llmrl.conf", config_name="train", version_base="1.3")
 def train(config: DictConfig) -> float | None:
     """The task Hydra calls for every job; returns what a sweeper optimises."""
-    from llmrl.core.errors import LlmrlError
+    from llmrl.core.errors import BudgetExhausted, LlmrlError
     from llmrl.run.run import Stopped
 
-    overrides = list(HydraConfig.get().overrides.task)
-    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    assert isinstance(plain, dict)
+    hydra_config = HydraConfig.get()
+    overrides = list(hydra_config.overrides.task)
     try:
-        return run_experiment({str(k): v for k, v in plain.items()}, overrides)
+        container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        sys.stderr.write(f"\nllmrl-train: {error.full_key} has no default; add {error.full_key}=<value>\n")
+        raise SystemExit(EXIT_FAILED) from error
+    assert isinstance(container, dict)
+    plain = {str(key): value for key, value in container.items()}
+    try:
+        from llmrl.cli.compose import asks_for_llm
+
+        if asks_for_llm(plain) and not any(override.startswith("llm=") for override in overrides):
+            # Which model is behind results belongs into the run's name, chosen or not: it may be none at all.
+            overrides.append(f"llm={hydra_config.runtime.choices['llm']}")
+        return run_experiment(plain, overrides)
+    except BudgetExhausted as error:
+        sys.stderr.write(f"\nllmrl-train: {error}\n")
+        raise SystemExit(EXIT_BUDGET) from error
     except LlmrlError as error:
         sys.stderr.write(f"\nllmrl-train: {error}\n")
         raise SystemExit(EXIT_FAILED) from error
@@ -41,13 +58,18 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
     Returns the loop's result; None after a dry run.
     """
     from llmrl.cli.compose import build_llm, build_loop, build_parts
-    from llmrl.cli.report import print_plan, print_skipped, print_summary
+    from llmrl.cli.report import llm_summary, print_plan, print_skipped, print_summary
     from llmrl.run.run import Run
 
+    if config["prompts"] is not None:
+        from llmrl.llms.prompts import folder_digest
+
+        # Other words are another experiment, wherever they are kept.
+        config = {**config, "prompts_digest": folder_digest(Path(config["prompts"]).expanduser())}
     if config["dry_run"]:
         from llmrl.cli.plan import plan
 
-        parts = build_parts(config, build_llm(config, None))
+        parts = build_parts(config, build_llm(config, None, check=False))
         try:
             print_plan(plan(config, parts, build_loop(config, parts)))
         finally:
@@ -71,6 +93,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
         parts = build_parts(config, llm)
         try:
             run.result = build_loop(config, parts).run(run)
+            run.summary |= llm_summary(llm)
         finally:
             parts.close()
     print_summary(run)

@@ -20,6 +20,10 @@ class LLMError(LlmrlError):
     """A language model could not be reached or refused to serve (missing key, outage, quota)."""
 
 
+class BudgetExhausted(LLMError):  # noqa: N818  (the user's own limit was reached; nothing went wrong)
+    """One more call could exceed what the run may spend on language models."""
+
+
 class CheckpointError(LlmrlError):
     """A checkpoint is missing, damaged, or belongs to another configuration."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from llmrl.core.records import Act, Array, ChatReply, ChatRequest, Observation, Outcome, State, Step
+from llmrl.core.records import Act, Array, CallEstimate, ChatReply, ChatRequest, Observation, Outcome, State, Step
 from llmrl.core.spaces import EnvSpec
 
 if TYPE_CHECKING:
@@ -136,10 +136,38 @@ class ChatModel(Protocol):
     label: str
     """What readers of results should see, e.g. `gpt-4o (litellm)` or `scripted (not a language model)`."""
 
-    def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]: ...
+    def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
+        """Raises LLMError if a request failed for good, BudgetExhausted if it may not be paid for any more."""
+        ...
 
     def check(self) -> None:
         """Raise LLMError before a run starts if it could never answer (missing key, unreachable server)."""
+        ...
+
+    def fits(self, messages: Sequence[Mapping[str, str]]) -> bool:
+        """Whether `messages` and a reply fit into the model's context window; true where that is not known."""
+        ...
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Tells how likely given texts are as the continuation of a prompt: what a policy over text actions needs.
+
+    Only models whose weights are at hand can do it; hosted chat models give no such numbers.
+    """
+
+    label: str
+    """What readers of results should see, e.g. `google/flan-t5-small (local scorer)`."""
+
+    def score(self, prompts: Sequence[str], candidates: Sequence[str] | Sequence[Sequence[str]]) -> torch.Tensor:
+        """log p(candidate | prompt), [n_prompts, n_candidates] float32, with gradients where torch records them.
+
+        `candidates` are the same for all prompts, or a list for each prompt; shorter lists are padded with -inf.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise LLMError before a run starts if it could never answer (missing package, no such weights)."""
         ...
 
 
@@ -155,6 +183,15 @@ class Meter(Protocol):
 
 
 @runtime_checkable
+class Estimating(Protocol):
+    """A part that knows before a run what it will ask of a chat model."""
+
+    def estimate(self, steps: int) -> CallEstimate:
+        """For `steps` proposals."""
+        ...
+
+
+@runtime_checkable
 class Loop(Protocol):
     """One of the few outer loops."""
 
@@ -164,4 +201,8 @@ class Loop(Protocol):
 
     def plan(self) -> list[tuple[str, str]]:
         """What `run` would cost: rows (what, how much)."""
+        ...
+
+    def estimate(self) -> CallEstimate | None:
+        """What `run` would ask of a chat model; None where that is nothing, or cannot be known."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -93,23 +94,58 @@ class ChatRequest:
         messages: `{"role": "system"|"user"|"assistant", "content": str}` in order.
         schema: JSON schema the reply should satisfy; None for free text.
         purpose: short label for the call log, e.g. `principal`.
+        prompt: name of the prompt file the question was made from, and
+        prompt_hash: a hash of what that file says; both for the call log.
+        repeat: 0 where this question is asked for the first time, 1 for an independent second answer to it, ...
+        fault: says what is wrong with a reply, "" if nothing is; for the call log. None where anything goes.
     """
 
     messages: tuple[dict[str, str], ...]
     schema: dict[str, Any] | None = None
     purpose: str = ""
+    prompt: str = ""
+    prompt_hash: str = ""
+    repeat: int = 0
+    fault: Callable[[str], str] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class ChatReply:
     """The text a model gave and what it took.
 
-    `prompt_tokens`, `completion_tokens` and `cost` (US dollars) are None where the provider does not tell:
-    unknown is never zero.
+    Attributes:
+        text: the reply; empty if the model refused or the call failed.
+        prompt_tokens, completion_tokens: as the provider counts them; `cached_tokens` of the prompt's came out of the
+            provider's own cache. None where it does not tell: unknown is never zero.
+        cost: US dollars, None where a price or a count is unknown.
+        latency: seconds until the reply was there, waits and retries included.
+        finish: why the model stopped, in the provider's words (`stop`, `length`, `content_filter`, ...); "" unknown.
+        attempts: requests that were sent for it; 0 if it comes from our cache.
+        error: why there is no reply, where the client was told to go on without; else "".
     """
 
     text: str
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    cached_tokens: int | None = None
     cost: float | None = None
     latency: float = 0.0
+    finish: str = ""
+    attempts: int = 1
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class CallEstimate:
+    """What a part expects to ask of a chat model over a whole run.
+
+    Attributes:
+        calls: requests if every reply is valid; `most_calls` if every reply needs all its repair turns.
+        prompt_tokens: of `calls` requests, by estimate.
+        completion_tokens: of `calls` replies, by estimate.
+    """
+
+    calls: int
+    most_calls: int
+    prompt_tokens: int
+    completion_tokens: int

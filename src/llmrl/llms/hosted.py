@@ -1,50 +1,33 @@
-"""What every model behind a network has in common: key, price, retries, bounded concurrency."""
+"""What every model behind a network has in common: a key that stays secret, a time-out, structured output."""
 
 from __future__ import annotations
 
 import os
-import time
-from abc import ABC, abstractmethod
+import re
+from abc import abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.retry import with_retries
+from llmrl.llms.provider import Provider
+
+LONGEST_MESSAGE = 500
+"""Characters of a provider's error text that are passed on."""
 
 
-class BatchError(LLMError):
-    """Some requests of a batch failed.
-
-    Attributes:
-        results: for each request its reply or its error, in order, so that nothing that was paid for is lost.
-    """
-
-    def __init__(self, results: Sequence[ChatReply | LLMError]) -> None:
-        self.results = list(results)
-        errors = [r for r in self.results if isinstance(r, LLMError)]
-        more = f" ({len(errors)} of {len(self.results)} requests failed)" if len(self.results) > 1 else ""
-        super().__init__(f"{errors[0]}{more}")
-
-
-class HostedChat(ABC):
-    """Base of chat models reached over a network. Subclasses make one attempt at one request; this does the rest.
+class HostedProvider(Provider):
+    """Base of chat models reached over a network; subclasses write `_attempt`.
 
     Args:
         model: name the provider knows the model by.
         api_key_env: environment variable that holds the key; None where no key is needed.
         structured: ask the provider to hold replies to the request's JSON schema.
         temperature: sampling temperature; None leaves it to the provider (some models accept no other).
-        max_tokens: longest reply, in tokens; None leaves it to the provider.
-        timeout: seconds of silence after which an attempt is given up.
-        retries: further attempts after a passing failure (rate limit, outage, time-out).
-        concurrency: requests of a batch in flight at once.
-        input_price, output_price: US dollars per million tokens; None is unknown, and makes costs unknown, never zero.
-    """
+        timeout: seconds after which an attempt is given up.
 
-    label: str
+    The others are those of `Provider`.
+    """
 
     def __init__(
         self,
@@ -54,19 +37,23 @@ class HostedChat(ABC):
         temperature: float | None,
         max_tokens: int | None,
         timeout: float,
-        retries: int,
-        concurrency: int,
+        context_window: int | None,
         input_price: float | None,
+        cached_input_price: float | None,
         output_price: float | None,
     ) -> None:
+        super().__init__(
+            max_tokens=max_tokens,
+            context_window=context_window,
+            input_price=input_price,
+            cached_input_price=cached_input_price,
+            output_price=output_price,
+        )
         self.model, self.api_key_env, self.structured = model, api_key_env, structured
-        self.temperature, self.max_tokens, self.timeout = temperature, max_tokens, timeout
-        self.retries, self.concurrency = retries, concurrency
-        self.input_price, self.output_price = input_price, output_price
+        self.temperature, self.timeout = temperature, timeout
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything about the model that can change an answer; no key, no time-out, no price."""
         return {
             "model": self.model,
             "structured": self.structured,
@@ -75,74 +62,39 @@ class HostedChat(ABC):
         }
 
     def check(self) -> None:
-        """Raises LLMError, naming the environment variable, if a key is needed and not set."""
-        if self.api_key_env is not None and not self._key():
+        """Raises LLMError, naming the environment variable, if a key is needed and not set, or is none."""
+        key = self._key()
+        if key is not None and not re.fullmatch("[!-~]+", key):
+            # Libraries quote a header that they cannot send, in a form that would not be recognised as the key.
+            raise LLMError(f"the key in {self.api_key_env} holds blanks or signs that no key has")
+        if self.api_key_env is not None and key is None:
             raise LLMError(
                 f"{self.label} needs a key in the environment variable {self.api_key_env}, which is not set. "
                 f"Set it (export {self.api_key_env}=...), or choose a model that needs no key: llm=ollama, "
-                "llm=openai_compatible, or llm=scripted (not a language model)."
+                "llm=openai_compatible, llm=local_chat, or llm=scripted (not a language model)."
             )
 
-    def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Replies in the order of `requests`, at most `concurrency` in flight.
-
-        Raises:
-            BatchError: if any request failed for good; it carries the replies of the others.
-        """
-        if not requests:
-            return []
-        if len(requests) == 1:
-            # In this thread, so that Ctrl-C ends a long wait at once.
-            results = [self._answer(requests[0])]
-        else:
-            with ThreadPoolExecutor(min(self.concurrency, len(requests)), thread_name_prefix="llm") as pool:
-                results = list(pool.map(self._answer, requests))
-        replies = [result for result in results if isinstance(result, ChatReply)]
-        if len(replies) < len(results):
-            raise BatchError(results) from None
-        return replies
+    def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
+        return [self._attempt(request) for request in requests]
 
     @abstractmethod
-    def _complete(self, request: ChatRequest) -> ChatReply:
-        """One attempt at one request; latency and cost are filled in by the caller.
-
-        Raises:
-            TransientError: a failure worth another attempt.
-            LLMError: any other failure. Its text goes to logs and files: pass provider texts through `_redact`.
-        """
-
-    def _answer(self, request: ChatRequest) -> ChatReply | LLMError:
-        start = time.perf_counter()
-        try:
-            reply = with_retries(lambda: self._complete(request), self.retries)
-        except LLMError as error:
-            return error
-        return replace(
-            reply,
-            latency=time.perf_counter() - start,
-            cost=self._cost(reply.prompt_tokens, reply.completion_tokens),
-        )
-
-    def _cost(self, prompt_tokens: int | None, completion_tokens: int | None) -> float | None:
-        """US dollars, or None where a price or a count is unknown."""
-        known = (prompt_tokens, completion_tokens, self.input_price, self.output_price)
-        if any(value is None for value in known):
-            return None
-        assert prompt_tokens is not None and completion_tokens is not None
-        assert self.input_price is not None and self.output_price is not None
-        return (prompt_tokens * self.input_price + completion_tokens * self.output_price) / 1e6
+    def _attempt(self, request: ChatRequest) -> ChatReply:
+        """One attempt at one request; raises as `complete` does. Pass a provider's texts through `_redact`."""
 
     def _key(self) -> str | None:
         """The key, read at the moment it is needed and kept nowhere."""
-        return os.environ.get(self.api_key_env) if self.api_key_env else None
+        # A line break at the end is what a key read from a file often has.
+        return os.environ.get(self.api_key_env, "").strip() or None if self.api_key_env else None
 
     def _redact(self, text: object) -> str:
         """`text` on one line, shortened, without the key: providers like to repeat it in their error messages."""
+        line = self._redact_key(" ".join(str(text).split()))
+        return line if len(line) <= LONGEST_MESSAGE else line[:LONGEST_MESSAGE] + " ..."
+
+    def _redact_key(self, text: str) -> str:
+        """Replies too: they are written to files, and what stands between us and a provider may echo a header."""
         key = self._key()
-        line = " ".join(str(text).split())
-        if key:
-            line = line.replace(key, "[key]")
-        return line if len(line) <= 500 else line[:500] + " ..."
+        return text.replace(key, "[key]") if key else text
 
     def _response_format(self, request: ChatRequest) -> dict[str, Any] | None:
         """OpenAI's `response_format` for the request's schema; None for free text."""

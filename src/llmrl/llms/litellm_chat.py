@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import Any
+from typing import Any, Literal
 
 from llmrl.core.errors import LLMError
-from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.hosted import HostedChat, token_count
+from llmrl.llms.hosted import HostedProvider, token_count
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
 
+Effort = Literal["none", "minimal", "low", "medium", "high"]
 
-class LiteLLMChat(HostedChat):
+
+class LiteLLMChat(HostedProvider):
     """Chat with any model litellm knows, by its litellm name (`gpt-4o`, `anthropic/...`, `gemini/...`). No streaming.
 
     Prices come from the option file and not from litellm's table, which does not know every model.
 
     Args:
         api_base: another address for the provider's API; None is the provider's own.
+        reasoning_effort: how long a reasoning model thinks before it answers; None leaves it to the provider, and must
+            for models that do not reason.
 
-    The others are those of `HostedChat`.
+    The others are those of `HostedProvider`.
     """
 
     def __init__(
@@ -30,12 +34,13 @@ class LiteLLMChat(HostedChat):
         api_key_env: str | None,
         api_base: str | None = None,
         structured: bool = True,
+        reasoning_effort: Effort | None = None,
         temperature: NonNegativeFloat | None = 1.0,
         max_tokens: PositiveInt | None = None,
         timeout: PositiveFloat = 120.0,
-        retries: NonNegativeInt = 5,
-        concurrency: PositiveInt = 8,
+        context_window: PositiveInt | None = None,
         input_price: NonNegativeFloat | None = None,
+        cached_input_price: NonNegativeFloat | None = None,
         output_price: NonNegativeFloat | None = None,
     ) -> None:
         super().__init__(
@@ -45,17 +50,17 @@ class LiteLLMChat(HostedChat):
             temperature,
             max_tokens,
             timeout,
-            retries,
-            concurrency,
+            context_window,
             input_price,
+            cached_input_price,
             output_price,
         )
-        self.api_base = api_base
+        self.api_base, self.reasoning_effort = api_base, reasoning_effort
         self.label = f"{model} (litellm)"
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {**super().identity, "api_base": self.api_base}
+        return {**super().identity, "api_base": self.api_base, "reasoning_effort": self.reasoning_effort}
 
     def check(self) -> None:
         """Raises LLMError if litellm is not installed or the key is not set. Costs nothing: no request is made."""
@@ -66,13 +71,14 @@ class LiteLLMChat(HostedChat):
             )
         super().check()
 
-    def _complete(self, request: ChatRequest) -> ChatReply:
+    def _attempt(self, request: ChatRequest) -> ChatReply:
         litellm = _import_litellm()
         options = {
             "api_key": self._key(),
             "api_base": self.api_base,
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
+            "reasoning_effort": self.reasoning_effort,
             "response_format": self._response_format(request),
         }
         try:
@@ -86,15 +92,19 @@ class LiteLLMChat(HostedChat):
                 stream=False,
                 **{name: value for name, value in options.items() if value is not None},
             )
-            text = answer.choices[0].message.content
+            choice = answer.choices[0]
+            text = choice.message.content
         except Exception as error:  # noqa: BLE001
             # litellm raises classes of many providers' libraries. `from None`: their tracebacks may quote the key.
             raise self._translate(error) from None
         usage = getattr(answer, "usage", None)
+        details = getattr(usage, "prompt_tokens_details", None)
         return ChatReply(
-            str(text or ""),
-            token_count(getattr(usage, "prompt_tokens", None)),
-            token_count(getattr(usage, "completion_tokens", None)),
+            self._redact_key(str(text or "")),
+            prompt_tokens=token_count(getattr(usage, "prompt_tokens", None)),
+            completion_tokens=token_count(getattr(usage, "completion_tokens", None)),
+            cached_tokens=token_count(getattr(details, "cached_tokens", None)),
+            finish=str(getattr(choice, "finish_reason", None) or ""),
         )
 
     def _translate(self, error: Exception) -> LLMError:

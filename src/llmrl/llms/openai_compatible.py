@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.hosted import HostedChat, token_count
+from llmrl.llms.hosted import HostedProvider, token_count
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
 
 logger = logging.getLogger(__name__)
 
+LARGEST_ANSWER = 8 << 20
+"""Bytes of an answer after which it is given up; the longest replies of today's models are a tenth of that."""
 
-class OpenAICompatibleChat(HostedChat):
+
+class OpenAICompatibleChat(HostedProvider):
     """Chat over HTTP with the server at `base_url`. No streaming, no client library.
 
     Args:
         base_url: address of the API including its version, e.g. `http://localhost:8000/v1`.
         model: name the server knows the model by.
 
-    The others are those of `HostedChat`.
+    The others are those of `HostedProvider`.
 
     Raises:
         ConfigError: base_url is no http(s) address, or holds a user name or password.
@@ -39,9 +44,9 @@ class OpenAICompatibleChat(HostedChat):
         temperature: NonNegativeFloat | None = 1.0,
         max_tokens: PositiveInt | None = None,
         timeout: PositiveFloat = 120.0,
-        retries: NonNegativeInt = 5,
-        concurrency: PositiveInt = 8,
+        context_window: PositiveInt | None = None,
         input_price: NonNegativeFloat | None = None,
+        cached_input_price: NonNegativeFloat | None = None,
         output_price: NonNegativeFloat | None = None,
     ) -> None:
         super().__init__(
@@ -51,9 +56,9 @@ class OpenAICompatibleChat(HostedChat):
             temperature,
             max_tokens,
             timeout,
-            retries,
-            concurrency,
+            context_window,
             input_price,
+            cached_input_price,
             output_price,
         )
         parts = urlsplit(base_url)
@@ -65,7 +70,8 @@ class OpenAICompatibleChat(HostedChat):
             )
         self.base_url = base_url.rstrip("/")
         self.label = f"{model} at {self.base_url}"
-        self._client = httpx.Client(timeout=timeout, limits=httpx.Limits(max_connections=concurrency))
+        # How many connections there are follows from the requests the client lets through at once.
+        self._client = httpx.Client(timeout=timeout, limits=httpx.Limits(max_connections=None))
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -85,9 +91,8 @@ class OpenAICompatibleChat(HostedChat):
         if response.status_code in (401, 403):
             raise LLMError(f"{self.base_url} refuses the request (HTTP {response.status_code}). {self._key_hint()}")
         if response.status_code >= 500:
-            raise LLMError(
-                f"the chat server at {self.base_url} is up but failing: GET {url} gave {response.status_code}"
-            )
+            # Some servers fail to list what they serve (an empty folder of models) and chat all the same.
+            logger.warning("the chat server at %s is up, but GET %s gave %d", self.base_url, url, response.status_code)
         self._look_for_model(response)
 
     def _look_for_model(self, response: httpx.Response) -> None:
@@ -101,7 +106,10 @@ class OpenAICompatibleChat(HostedChat):
                 "%s does not list the model %s; it lists %s", self.base_url, self.model, ", ".join(names[:20])
             )
 
-    def _complete(self, request: ChatRequest) -> ChatReply:
+    def close(self) -> None:
+        self._client.close()
+
+    def _attempt(self, request: ChatRequest) -> ChatReply:
         body: dict[str, Any] = {"model": self.model, "messages": list(request.messages), "stream": False}
         if self.temperature is not None:
             body["temperature"] = self.temperature
@@ -112,37 +120,57 @@ class OpenAICompatibleChat(HostedChat):
             body["response_format"] = response_format
         url = f"{self.base_url}/chat/completions"
         try:
-            response = self._client.post(url, json=body, headers=self._headers())
+            status, headers, content = self._post(url, body)
         except httpx.TimeoutException:
             raise TransientError(f"no reply from {url} within {self.timeout:g} s") from None
         except httpx.HTTPError as error:
             raise TransientError(f"{url}: {self._redact(error) or type(error).__name__}") from None
-        self._raise_for_status(response, url)
-        return self._reply(response, url)
+        text = content.decode("utf-8", errors="replace")
+        self._raise_for_status(status, headers, text, url)
+        return self._reply(text, url)
 
-    def _raise_for_status(self, response: httpx.Response, url: str) -> None:
-        status = response.status_code
+    def _post(self, url: str, body: dict[str, Any]) -> tuple[int, httpx.Headers, bytes]:
+        """Status, headers and content of the answer, which may take `timeout` in all and `LARGEST_ANSWER` bytes."""
+        deadline = time.monotonic() + self.timeout
+        # Pieces and not one growing buffer: after one of many MiB the C library returns no freed memory of that size.
+        pieces: list[bytes] = []
+        size = 0
+        with self._client.stream("POST", url, json=body, headers=self._headers()) as response:
+            for piece in response.iter_bytes():
+                pieces.append(piece)
+                size += len(piece)
+                if size > LARGEST_ANSWER:
+                    raise TransientError(f"{url} sent more than {LARGEST_ANSWER >> 20} MiB, which is no chat reply")
+                if time.monotonic() > deadline:
+                    raise httpx.ReadTimeout("the answer trickles in")
+            return response.status_code, response.headers, b"".join(pieces)
+
+    def _raise_for_status(self, status: int, headers: httpx.Headers, text: str, url: str) -> None:
         if status < 300:
             return
-        message = f"{url} gave HTTP {status}: {self._redact(response.text) or '(empty answer)'}"
+        message = f"{url} gave HTTP {status}: {self._redact(text) or '(empty answer)'}"
         if status in RETRIABLE_STATUS:
-            raise TransientError(message, parse_retry_after(response.headers.get("retry-after")))
+            raise TransientError(message, parse_retry_after(headers.get("retry-after")))
         if status in (401, 403):
             raise LLMError(f"{message}. {self._key_hint()}")
         raise LLMError(message)
 
-    def _reply(self, response: httpx.Response, url: str) -> ChatReply:
+    def _reply(self, text: str, url: str) -> ChatReply:
         """A damaged answer is an outage like any other: it is asked for again."""
         try:
-            answer = response.json()
-            text = answer["choices"][0]["message"].get("content")
-            usage = answer.get("usage") or {}
+            answer = json.loads(text)
+            choice = answer["choices"][0]
+            usage = _mapping(answer.get("usage"))
             # A refusal or an empty reply has no content; whoever asked decides what that means.
             return ChatReply(
-                str(text or ""), token_count(usage.get("prompt_tokens")), token_count(usage.get("completion_tokens"))
+                self._redact_key(str(choice["message"].get("content") or "")),
+                prompt_tokens=token_count(usage.get("prompt_tokens")),
+                completion_tokens=token_count(usage.get("completion_tokens")),
+                cached_tokens=token_count(_mapping(usage.get("prompt_tokens_details")).get("cached_tokens")),
+                finish=self._redact(choice.get("finish_reason") or ""),
             )
-        except (ValueError, LookupError, TypeError, AttributeError):
-            raise TransientError(f"{url} gave no chat completion but {self._redact(response.text[:200])!r}") from None
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise TransientError(f"{url} gave no chat completion but {self._redact(text)[:200]!r}") from None
 
     def _headers(self) -> dict[str, str]:
         key = self._key()
@@ -152,3 +180,8 @@ class OpenAICompatibleChat(HostedChat):
         if self.api_key_env is None:
             return "If it needs a key, put it in an environment variable and name that variable in llm.api_key_env."
         return f"Is the key in {self.api_key_env} the right one?"
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    """Counts that are missing or of a strange form are no reason to throw a paid reply away."""
+    return value if isinstance(value, dict) else {}

@@ -1,47 +1,122 @@
-"""Prompts are files, `prompts/<family>/<name>.j2`, beside this module."""
+"""Prompts are files, `prompts/<name>.j2` beside the code that asks, which a user's own folder may replace."""
 
 from __future__ import annotations
 
-from functools import cache
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import jinja2
+from jinja2 import meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-PROMPTS = Path(__file__).parent / "prompts"
+from llmrl.core.errors import ConfigError
+
+OURS = "ours"
+"""Prefix under which a user's prompt reaches the one it replaces: `{% extends "ours/cleanup.j2" %}`."""
 
 
-def render(name: str, /, **variables: object) -> str:
-    """The prompt `name`, e.g. `principal/cleanup`, with its variables filled in.
+@dataclass(frozen=True)
+class Prompt:
+    """A rendered prompt, the `name` of its file and a `hash` of what the file, and those it is made of, say."""
+
+    text: str
+    name: str = ""
+    hash: str = ""
+
+
+class Prompts:
+    """The prompts of one family.
 
     Templates run sandboxed: they can neither change what they are given nor reach Python's internals.
     A variable the template names and the caller does not give is an error, not an empty string.
 
+    Args:
+        family: e.g. `principal`; prompts are recorded as `<family>/<name>`.
+        folder: where they are.
+        own: a user's folder; `<own>/<family>/<name>.j2` comes before ours, or adds to them. None: there is none.
+
     Raises:
-        jinja2.UndefinedError: a variable is missing.
-        jinja2.TemplateNotFound: there is no such prompt.
+        ConfigError: `own` is no folder.
     """
-    return _environment().get_template(f"{name}.j2").render(**variables).strip() + "\n"
+
+    def __init__(self, family: str, folder: Path, own: Path | None = None) -> None:
+        self.family, self.folder = family, folder
+        if own is not None and not own.is_dir():
+            raise ConfigError(f"prompts={own} is no folder; put your own prompts into {own}/{family}/<name>.j2")
+        self.own = None if own is None else own / family
+
+    @property
+    def names(self) -> list[str]:
+        """What can be rendered; files that start with `_` are parts."""
+        folders = [self.folder] if self.own is None else [self.folder, self.own]
+        return sorted({f.stem for folder in folders for f in folder.glob("*.j2") if not f.stem.startswith("_")})
+
+    def render(self, name: str, /, **variables: object) -> Prompt:
+        """The prompt `name` with its variables filled in.
+
+        Raises:
+            ConfigError: it does not exist, is no valid template, or uses a variable there is none of.
+        """
+        try:
+            text = self._environment.get_template(f"{name}.j2").render(**variables).strip() + "\n"
+        except jinja2.TemplateNotFound as error:
+            raise ConfigError(
+                f"the prompt {self.family}/{error.name} does not exist; there are {', '.join(self.names)}"
+            ) from error
+        except jinja2.UndefinedError as error:
+            known = ", ".join(sorted(variables))
+            raise ConfigError(f"the prompt {self.family}/{name}: {error}; it is given {known}") from error
+        except jinja2.TemplateSyntaxError as error:
+            place = f"{error.filename or name}, line {error.lineno}"
+            raise ConfigError(f"the prompt {self.family}/{name} ({place}): {error.message}") from error
+        except jinja2.exceptions.SecurityError as error:
+            raise ConfigError(f"the prompt {self.family}/{name} does what prompts may not: {error}") from error
+        return Prompt(text, f"{self.family}/{name}", self.hash(name))
+
+    def hash(self, name: str) -> str:
+        """12 hexadecimal digits of the SHA-256 of the prompt's file and of all files it extends or includes."""
+        digest = hashlib.sha256()
+        for part, source in sorted(self._sources(f"{name}.j2").items()):
+            digest.update(f"{part}\0{source}\0".encode())
+        return digest.hexdigest()[:12]
+
+    def _sources(self, file: str) -> dict[str, str]:
+        assert self._environment.loader is not None
+        found: dict[str, str] = {}
+        waiting = [file]
+        while waiting:
+            part = waiting.pop()
+            source, _, _ = self._environment.loader.get_source(self._environment, part)
+            found[part] = source
+            named = meta.find_referenced_templates(self._environment.parse(source))
+            waiting += [other for other in named if other is not None and other not in found]
+        return found
+
+    @cached_property
+    def _environment(self) -> jinja2.Environment:
+        ours = jinja2.FileSystemLoader(self.folder)
+        own = [] if self.own is None else [jinja2.FileSystemLoader(self.own)]
+        environment = ImmutableSandboxedEnvironment(
+            loader=jinja2.ChoiceLoader([*own, ours, jinja2.PrefixLoader({OURS: ours})]),
+            undefined=jinja2.StrictUndefined,
+            autoescape=False,  # prompts are plain text, not HTML
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters["num"] = format_number
+        environment.filters["exact"] = lambda value: repr(float(value)).removesuffix(".0")
+        environment.filters["nums"] = lambda values: ", ".join(format_number(value) for value in values)
+        return environment
 
 
-def names(family: str) -> list[str]:
-    """The prompts of a family that can be rendered, e.g. `principal` -> cleanup, generic, ...; parts start with `_`."""
-    return sorted(path.stem for path in (PROMPTS / family).glob("*.j2") if not path.stem.startswith("_"))
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(
-        loader=jinja2.FileSystemLoader(PROMPTS),
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # prompts are plain text, not HTML
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["num"] = format_number
-    environment.filters["exact"] = lambda value: repr(float(value)).removesuffix(".0")
-    environment.filters["nums"] = lambda values: ", ".join(format_number(value) for value in values)
-    return environment
+def folder_digest(own: Path) -> str:
+    """12 hexadecimal digits that change with any prompt in a user's folder."""
+    digest = hashlib.sha256()
+    for path in sorted(own.rglob("*.j2")):
+        digest.update(f"{path.relative_to(own).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def format_number(value: float) -> str:

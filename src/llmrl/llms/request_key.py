@@ -4,34 +4,64 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from llmrl.core.protocols import ChatModel
-from llmrl.core.records import ChatRequest
+import numpy as np
+
+from llmrl.core.records import ChatRequest, State
 
 
-def request_key(identity: Mapping[str, Any], request: ChatRequest, repeat: int = 0) -> str:
-    """SHA-256, in hex, of model identity, messages, schema and repeat index.
+def request_key(identity: Mapping[str, Any], request: ChatRequest, stream: int | None = None) -> str:
+    """SHA-256, in hex, of model identity, messages, schema, repeat index and stream.
 
-    Left out is what serves only readers (`purpose`) and what changes how, but not what, is asked (timeouts, prices).
+    Left out is what serves only readers (`purpose`, names of prompts) and what changes how, but not what, is asked
+    (time-outs, limits, prices).
 
     Args:
         identity: what the model is: its name, server and sampling parameters, as JSON-compatible values.
         request: the question.
-        repeat: 0 for the first time a question is asked, 1 for an independent second answer to the same question, ...
+        stream: whose sample of the model's answers this is: a run's seed, or None if all runs share one.
     """
     content = {
         "model": dict(identity),
         "messages": list(request.messages),
         "schema": request.schema,
-        "repeat": repeat,
+        "repeat": request.repeat,
+        "stream": stream,
     }
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def identity_of(model: ChatModel) -> dict[str, Any]:
-    """What `model` says of itself in an attribute `identity`; its label where it has none."""
-    identity = getattr(model, "identity", None)
-    return dict(identity) if isinstance(identity, Mapping) else {"label": model.label}
+class Repeats:
+    """Numbers the repetitions of a question within a run.
+
+    A model asked the same twice gives two independent answers; with the cache in between it must still do so. The
+    counts are part of the run's state, so that a resumed run asks again for the very answers it has had.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def number(self, requests: Sequence[ChatRequest]) -> list[ChatRequest]:
+        """`requests` with `repeat` raised by the times each was asked before."""
+        numbered = []
+        for request in requests:
+            # 60 bits of the address tell questions apart and fit a checkpoint's integers.
+            question = int(request_key({}, request)[:15], 16)
+            numbered.append(replace(request, repeat=request.repeat + self._counts[question]))
+            self._counts[question] += 1
+        return numbered
+
+    def state_dict(self) -> State:
+        return {
+            "questions": np.fromiter(self._counts.keys(), dtype=np.int64, count=len(self._counts)),
+            "counts": np.fromiter(self._counts.values(), dtype=np.int64, count=len(self._counts)),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        pairs = zip(state["questions"].tolist(), state["counts"].tolist(), strict=True)
+        self._counts = Counter(dict(pairs))

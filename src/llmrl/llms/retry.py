@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 from llmrl.core.errors import LLMError
+from llmrl.core.limits import NonNegativeFloat, NonNegativeInt
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-FIRST_DELAY = 1.0
-"""Seconds before the second attempt; doubled for each further one."""
-LONGEST_DELAY = 60.0
-"""Seconds the backoff never exceeds."""
-LONGEST_RETRY_AFTER = 600.0
-"""Seconds a server may ask us to wait; a longer wish (a daily quota) is an error the user should see."""
 
 RETRIABLE_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """HTTP status codes that say 'later', as opposed to 'never'."""
@@ -52,7 +45,7 @@ def parse_retry_after(value: str | None, now: datetime | None = None) -> float |
     except ValueError:
         try:
             date = parsedate_to_datetime(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         if date.tzinfo is None:
             date = date.replace(tzinfo=UTC)
@@ -61,31 +54,46 @@ def parse_retry_after(value: str | None, now: datetime | None = None) -> float |
     return max(0.0, seconds) if seconds < float("inf") else None
 
 
-def with_retries(
-    call: Callable[[], T],
-    retries: int,
-    first_delay: float = FIRST_DELAY,
-    sleep: Callable[[float], None] = time.sleep,
-) -> T:
-    """`call()`, tried again up to `retries` times when it raises TransientError.
+class Retry:
+    """How often, and after what wait, a failed attempt is repeated.
 
-    Wait n = 0, 1, ... is drawn uniformly from [1/2, 1] x min(first_delay 2^n, 60 s), and is at least what the server
-    asked for.
+    Wait n = 0, 1, ... is drawn uniformly from [1/2, 1] x min(first_delay 2^n, longest_delay), and is at least what the
+    server asked for.
 
-    Raises:
-        LLMError: at once for every other failure; after the last attempt; if the server asks for over ten minutes.
+    Args:
+        retries: further attempts after the first.
+        first_delay, longest_delay: seconds.
+        longest_retry_after: seconds a server may ask to wait; a longer wish (a daily quota) is an error at once.
     """
-    for attempt in range(retries + 1):
-        try:
-            return call()
-        except TransientError as error:
-            if attempt == retries:
-                tries = "once" if retries == 0 else f"{retries + 1} times"
-                raise LLMError(f"{error} (tried {tries})") from None
-            if error.retry_after is not None and error.retry_after > LONGEST_RETRY_AFTER:
-                raise LLMError(f"{error} (the server asks to wait {error.retry_after:.0f} s)") from None
-            delay = min(first_delay * 2**attempt, LONGEST_DELAY) * _jitter.uniform(0.5, 1.0)
-            delay = max(delay, error.retry_after or 0.0)
-            logger.warning("%s; attempt %d of %d in %.1f s", error, attempt + 2, retries + 1, delay)
-            sleep(delay)
-    raise AssertionError("unreachable: the loop returns or raises")
+
+    def __init__(
+        self,
+        retries: NonNegativeInt = 5,
+        first_delay: NonNegativeFloat = 1.0,
+        longest_delay: NonNegativeFloat = 60.0,
+        longest_retry_after: NonNegativeFloat = 600.0,
+    ) -> None:
+        self.retries, self.first_delay, self.longest_delay = retries, first_delay, longest_delay
+        self.longest_retry_after = longest_retry_after
+
+    def __call__(self, attempt: Callable[[], T], wait: Callable[[float], None]) -> tuple[T, int]:
+        """What `attempt()` returned, and how many attempts it took; in between `wait(seconds)` is called.
+
+        Raises:
+            LLMError: at once for every failure that is not a TransientError; after the last attempt.
+        """
+        for number in range(1, self.retries + 2):
+            try:
+                return attempt(), number
+            except TransientError as error:
+                if number > self.retries:
+                    tries = "once" if self.retries == 0 else f"{number} times"
+                    raise LLMError(f"{error} (tried {tries})") from None
+                asked = error.retry_after or 0.0
+                if asked > self.longest_retry_after:
+                    raise LLMError(f"{error} (the server asks to wait {asked:.0f} s)") from None
+                delay = min(self.first_delay * 2 ** (number - 1), self.longest_delay) * _jitter.uniform(0.5, 1.0)
+                delay = max(delay, asked)
+                logger.warning("%s; attempt %d of %d in %.1f s", error, number + 1, self.retries + 1, delay)
+                wait(delay)
+        raise AssertionError("unreachable: the loop returns or raises")

@@ -1,52 +1,140 @@
-"""A stand-in for a language model: offline, free, and the same reply to the same prompt every time."""
+"""A stand-in for a language model: offline, free, and the same reply to the same question every time."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from llmrl.core.errors import LLMError
+import numpy as np
+
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.limits import UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.core.seeding import Seeds
 from llmrl.llms import scripted_principal
+from llmrl.llms.provider import Provider, estimate_tokens
 
 logger = logging.getLogger(__name__)
 
-REPLIERS: tuple[Callable[[str], str | None], ...] = (scripted_principal.reply,)
-"""One per task: from the first user message to a reply in the format it asks for; None if it is another task's."""
+Replier = Callable[[str], str | None]
+"""From the first user message to a reply in the format it asks for; None if it belongs to another task."""
 
 
-class ScriptedChat:
+def _check_reply(prompt: str) -> str | None:
+    """To the question of `llmrl-llm check`."""
+    return '{"number": 7}' if prompt.startswith("This is a connection test.") else None
+
+
+REPLIERS: dict[str, Replier] = {"principal": scripted_principal.reply, "connection test": _check_reply}
+"""One per task."""
+
+REFUSAL = "I'm sorry, but I can't help with that request."
+
+
+class ScriptedChat(Provider):
     """Replies computed from the text of the prompt alone, by simple rules.
 
     It is asked with the same prompts and its replies go through the same parsing as a real model's, so it shows that
     the machinery works. It says nothing about what language models can do; its label says so wherever results show it.
+
+    A share of the replies can be spoilt, to see how an experiment bears it. Which ones is decided by the question, its
+    repeat index and the run's seed.
+
+    Args:
+        malformed, out_of_range, empty, truncated, refusal: shares of replies spoilt in that way.
+        seeds: decide which.
+
+    Raises:
+        ConfigError: the shares add up to more than 1.
     """
 
     label = "scripted (not a language model)"
-    identity = {"model": "scripted"}
+    parallel = False
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        seeds: Seeds,
+        malformed: UnitInterval = 0.0,
+        out_of_range: UnitInterval = 0.0,
+        empty: UnitInterval = 0.0,
+        truncated: UnitInterval = 0.0,
+        refusal: UnitInterval = 0.0,
+    ) -> None:
+        super().__init__(input_price=0.0, output_price=0.0)
+        self._seeds = seeds.child("faults")
+        self._shares = {
+            "malformed": malformed,
+            "out_of_range": out_of_range,
+            "empty": empty,
+            "truncated": truncated,
+            "refusal": refusal,
+        }
+        if sum(self._shares.values()) > 1 + 1e-9:
+            raise ConfigError(f"the shares of spoilt replies of llm=scripted add up to more than 1: {self._shares}")
         self._warned = False
 
-    def check(self) -> None:
-        """Never fails: there is nothing to reach."""
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"model": "scripted", **{name: share for name, share in self._shares.items() if share}}
 
-    def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Raises LLMError for a prompt of a task that no replier knows."""
+    def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
+        """Raises LLMError for a question of a task that no replier knows."""
         if not self._warned:
             logger.warning(
                 "llm=scripted replies by fixed rules: it is not a language model, and neither are its results"
             )
             self._warned = True
-        return [ChatReply(self._answer(request), cost=0.0) for request in requests]
+        return [self._reply(request) for request in requests]
 
-    def _answer(self, request: ChatRequest) -> str:
-        prompt = next(message["content"] for message in request.messages if message["role"] == "user")
-        for replier in REPLIERS:
-            reply = replier(prompt)
-            if reply is not None:
-                return reply
-        raise LLMError(
-            f"llm=scripted has no rule for this question (purpose {request.purpose!r}); it only knows how to be a "
-            "principal. Choose a language model, e.g. llm=openai_compatible or llm=gpt4o."
+    def _reply(self, request: ChatRequest) -> ChatReply:
+        text = _answer(request)
+        fault = self._fault(request)
+        text = _SPOIL[fault](text) if fault else text
+        # Counted by estimate: there is no tokenizer, but the sums of an experiment should be of the right order.
+        return ChatReply(
+            text,
+            prompt_tokens=self.count_tokens(request.messages),
+            completion_tokens=estimate_tokens(text),
+            finish="length" if fault == "truncated" else "stop",
         )
+
+    def _fault(self, request: ChatRequest) -> str:
+        """How this reply is spoilt; "" mostly."""
+        if not any(self._shares.values()):
+            return ""
+        said = "\0".join(message["content"] for message in request.messages)
+        digest = hashlib.sha256(f"{request.repeat}\0{said}".encode()).digest()
+        draw = self._seeds.numpy(int.from_bytes(digest[:4], "big")).random()
+        for name, edge in zip(self._shares, np.cumsum(list(self._shares.values())), strict=True):
+            if draw < edge:
+                return name
+        return ""
+
+
+def _answer(request: ChatRequest) -> str:
+    prompt = next(message["content"] for message in request.messages if message["role"] == "user")
+    for replier in REPLIERS.values():
+        reply = replier(prompt)
+        if reply is not None:
+            return reply
+    raise LLMError(
+        f"llm=scripted has no rule for this question (purpose {request.purpose!r}); it only knows how to be a "
+        f"{', '.join(REPLIERS)}. Choose a language model, e.g. llm=openai_compatible or llm=gpt4o."
+    )
+
+
+def _out_of_range(text: str) -> str:
+    """Every number that stands alone becomes a hundred thousand times as large, and one more."""
+    return re.sub(r"-?\d+(\.\d+)?(?=\s*[,}\]\n$])", lambda match: repr(float(match.group()) * 1e5 + 1e5), text)
+
+
+_SPOIL: dict[str, Callable[[str], str]] = {
+    "malformed": lambda text: "Sure! Here is what I would do: " + re.sub(r"[{}$\"]", "", text),
+    "out_of_range": _out_of_range,
+    "empty": lambda text: "",
+    "truncated": lambda text: text[: len(text) // 2],
+    "refusal": lambda text: REFUSAL,
+}

@@ -9,8 +9,8 @@ import numpy as np
 from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveInt
-from llmrl.core.protocols import Agent, Meter, Proposer, VecEnv
-from llmrl.core.records import Outcome, State
+from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, VecEnv
+from llmrl.core.records import CallEstimate, Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Objective
 from llmrl.learners.rollout import Collector, Rollout
@@ -90,8 +90,10 @@ class DesignLoop:
             ("  adaptation", f"{self.adapt_rounds:,} rounds x {games} games, one update each"),
             ("  validation", f"{self.validate_rounds * games:,} episodes"),
             ("environment steps", f"{self.env_steps:,}"),
-            *([] if self.meter is None else [("LLM calls", f"{self.steps:,}, and one for every reply to be repaired")]),
         ]
+
+    def estimate(self) -> CallEstimate | None:
+        return self.principal.estimate(self.steps) if isinstance(self.principal, Estimating) else None
 
     def run(self, run: Run) -> float:
         """Returns the objective averaged over the last fifth of the principal steps."""
@@ -116,7 +118,8 @@ class DesignLoop:
     def _principal_step(self, run: Run, progress: Progress) -> None:
         context = self._context()
         if self.vector is None:
-            self.vector = self.principal.ask(context)
+            with run.saved_if_refused(self._iteration(), self.state_dict):
+                self.vector = self.principal.ask(context)
             self.adapting = {}
             if self.reset_agents:
                 self.agent.reset()

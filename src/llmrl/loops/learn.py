@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrl.core.limits import NonNegativeInt, PositiveInt
-from llmrl.core.protocols import Agent, VecEnv
+from llmrl.core.protocols import Agent, Meter, VecEnv
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.learners.rollout import Collector, Episode
@@ -28,6 +28,7 @@ class LearnLoop:
         rollout_steps: steps of every game per update; None is the horizon, i.e. whole episodes.
         evaluate_every: updates between evaluations; 0 evaluates only at the end.
         evaluate_episodes: episodes per evaluation (at least; all games play).
+        meter: totals of a language model's calls, logged with every update; None if none is used.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class LearnLoop:
         rollout_steps: PositiveInt | None,
         evaluate_every: NonNegativeInt,
         evaluate_episodes: PositiveInt,
+        meter: Meter | None = None,
     ) -> None:
         self.env, self.agent, self.seeds = env, agent, seeds
         self.collector = Collector(env, agent.policy, device)
         self.rollout_steps = rollout_steps or env.spec.horizon or 256
         self.updates = -(-env_steps // (self.rollout_steps * env.spec.n_envs)) if agent.learns else 0
         self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
+        self.meter = meter
         self.iteration = 0
 
     def plan(self) -> list[tuple[str, str]]:
@@ -54,6 +57,9 @@ class LearnLoop:
             ("  updates", f"{self.updates:,} of {self.rollout_steps:,} steps x {self.env.spec.n_envs} games"),
             ("environment steps", f"{steps:,}"),
         ]
+
+    def estimate(self) -> None:
+        """Which calls an agent or a teacher makes depends on what happens in the games."""
 
     def run(self, run: Run) -> float:
         """Train, then evaluate; returns the final base return of an agent (mean over agents and episodes)."""
@@ -71,6 +77,7 @@ class LearnLoop:
                 metrics = self.agent.update(rollout, seeds.torch("minibatches"))
                 self.iteration += 1
                 metrics |= summarize(rollout.episodes, "train")
+                metrics |= {} if self.meter is None else self.meter.metrics()
                 if self.evaluate_every and self.iteration % self.evaluate_every == 0:
                     metrics |= self.evaluate()
                 run.metrics.log(self.iteration, metrics, env_steps=self.iteration * per_update)
@@ -97,7 +104,11 @@ class LearnLoop:
 
     def state_dict(self) -> State:
         """Everything a resumed run needs to go on exactly (on engines that can be restored)."""
-        return {"agent": self.agent.state_dict(), "collector": self.collector.state_dict()}
+        return {
+            "agent": self.agent.state_dict(),
+            "collector": self.collector.state_dict(),
+            "meter": None if self.meter is None else self.meter.state_dict(),
+        }
 
     def _restore(self, run: Run) -> None:
         self.iteration = run.iteration
@@ -105,3 +116,5 @@ class LearnLoop:
         if run.restored is not None:
             self.agent.load_state_dict(run.restored["agent"])
             self.collector.load_state_dict(run.restored["collector"])
+            if self.meter is not None:
+                self.meter.load_state_dict(run.restored["meter"])

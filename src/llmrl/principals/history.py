@@ -40,6 +40,18 @@ class History:
             shown += by_payoff[:window] if policy == "best" else own[-window:]
         return sorted(shown, key=lambda record: int(record["generation"]))
 
+    def trim(self, records: list[dict[str, Any]], policy: Policy, n: int) -> list[dict[str, Any]]:
+        """The `n` records worth most to a reader who cannot take all, oldest first.
+
+        The newest ones for `last` and the best for `best`; for `all` the best half of them, and the newest of the rest.
+        """
+        by_payoff = sorted(records, key=lambda record: -record["payoff"])
+        n_best = {"all": -(-n // 2), "best": n, "last": 0}[policy]
+        kept = {record["generation"] for record in by_payoff[:n_best]}
+        rest = [record["generation"] for record in records if record["generation"] not in kept]
+        kept |= set(rest[len(rest) - (n - len(kept)) :])
+        return [record for record in records if record["generation"] in kept]
+
     def in_context(self, context: str | None) -> list[dict[str, Any]]:
         return [record for record in self.records if record["context"] == context]
 

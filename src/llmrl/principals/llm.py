@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.core.protocols import ChatModel
-from llmrl.core.records import ChatRequest, Outcome, State
+from llmrl.core.records import CallEstimate, Outcome, State
 from llmrl.core.spaces import EnvSpec, MechanismSpec
-from llmrl.llms import prompts
+from llmrl.llms.asking import Asker
+from llmrl.llms.prompts import Prompt, Prompts
+from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.structured import InvalidReply, json_schema, parse_dollar, parse_json
 from llmrl.principals.governed import mechanism_of, row_of
 from llmrl.principals.history import History, Policy
@@ -21,8 +24,12 @@ from llmrl.principals.history import History, Policy
 logger = logging.getLogger(__name__)
 
 FAMILY = "principal"
-QUOTED_REPLY = 4000
-"""Characters of an invalid reply that are shown back to the model."""
+FOLDER = Path(__file__).with_name("prompts")
+
+REPLY_TOKENS = 150
+"""Tokens of a typical reply, three sentences and a few numbers, that estimates of cost count with."""
+PAYOFF_SHOWN = 123.456
+"""What estimates put where a history will hold a number that is not known yet."""
 
 
 class LLMPrincipal:
@@ -35,10 +42,14 @@ class LLMPrincipal:
     An invalid or out-of-bounds reply is shown back with what is wrong, up to `repair_turns` times; then the best vector
     of this context so far is proposed again (the middle of the bounds if there is none), and counted.
 
+    If the whole history does not fit into the model's context window, the question holds the records that
+    `History.trim` keeps, and says so.
+
     Args:
         spec: the environment.
         llm: the chat model.
-        prompt: name of the prompt, one of `prompts/principal/`; None takes the environment's own, or `generic`.
+        prompt_folder: a user's own prompts; None: there are none.
+        prompt: name of the prompt, one of `prompts/`; None takes the environment's own, or `generic`.
         history: which proposals are shown: `all`, or the `last` or `best` ones of each context.
         window: how many, for `last` and `best`.
         observations: show what happened in the game beside each payoff.
@@ -53,6 +64,7 @@ class LLMPrincipal:
         self,
         spec: EnvSpec,
         llm: ChatModel | None,
+        prompt_folder: Path | None = None,
         prompt: str | None = None,
         history: Policy = "all",
         window: PositiveInt = 50,
@@ -66,60 +78,74 @@ class LLMPrincipal:
                 "(each with a key in the environment), ollama, openai_compatible, or scripted (offline, fixed rules)."
             )
         self.spec, self.llm = spec, llm
-        self.prompt = _prompt_name(spec, prompt)
+        self.prompts = Prompts(FAMILY, FOLDER, prompt_folder)
+        self.prompt = self._prompt_name(prompt)
         self.policy, self.window = history, window
         self.observations, self.repair_turns = observations, repair_turns
         self.history = History(spec)
         self.reply_model = _reply_model(self.mechanism)
-        self.schema = json_schema(self.reply_model)
-        self.counters = {"invalid_replies": 0, "repairs": 0, "fallbacks": 0}
+        schema = json_schema(self.reply_model)
+        self.asker = Asker(llm, FAMILY, self.parse, self._repair, schema, repair_turns)
 
     def ask(self, context: int | None = None) -> np.ndarray:
         row = row_of(self.spec, context)
         name = self.spec.contexts[row] if self.spec.contexts else None
-        messages = [{"role": "user", "content": self.render(name)}]
-        for turn in range(self.repair_turns + 1):
-            request = ChatRequest(tuple(messages), schema=self.schema, purpose=FAMILY)
-            [reply] = self.llm.chat([request])
-            try:
-                vector = self.parse(reply.text)
-            except InvalidReply as fault:
-                logger.warning("invalid reply of %s: %s", self.llm.label, fault)
-                self.counters["invalid_replies"] += 1
-                messages += self._repair(reply.text, str(fault))
-            else:
-                self.counters["repairs"] += turn > 0
-                return vector
-        self.counters["fallbacks"] += 1
+        [vector] = self.asker.ask([self.question(name)])
+        if vector is not None:
+            return vector
         best = self.history.best(name)
         vector = (self.mechanism.low + self.mechanism.high) / 2 if best is None else best
         logger.warning("no valid reply in generation %d; proposing %s", len(self.history.records) + 1, vector.tolist())
         return vector
 
     def tell(self, outcome: Outcome) -> dict[str, float]:
-        """Metrics, all counted since the start of the run: llm/invalid_replies, llm/repairs, llm/fallbacks."""
+        """Metrics: those of `Asker`, counted since the start of the run."""
         self.history.add(outcome)
-        return {f"llm/{name}": float(count) for name, count in self.counters.items()}
+        return self.asker.metrics()
+
+    def estimate(self, steps: int) -> CallEstimate:
+        """What `steps` proposals may take, from the prompts they would be asked with."""
+        future = LLMPrincipal(
+            self.spec, self.llm, None, None, self.policy, self.window, self.observations, self.repair_turns
+        )
+        future.prompts, future.prompt = self.prompts, self.prompt
+        # The prompt grows about evenly between these moments.
+        moments = sorted({0, 1, *(steps * i // 8 for i in range(9))} & set(range(steps)))
+        tokens = []
+        for moment in moments:
+            while len(future.history.records) < moment:
+                future.history.add(self._typical_outcome(len(future.history.records)))
+            row = 0 if self.spec.contexts else None
+            tokens.append(estimate_tokens(future.question(None if row is None else self.spec.contexts[row]).text))
+        prompt_tokens = int(np.interp(np.arange(steps), moments, tokens).sum())
+        return CallEstimate(steps, steps * (1 + self.repair_turns), prompt_tokens, steps * REPLY_TOKENS)
 
     def state_dict(self) -> State:
-        return {"history": self.history.state_dict(), "counters": dict(self.counters)}
+        return {"history": self.history.state_dict(), "asker": self.asker.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         self.history.load_state_dict(state["history"])
-        self.counters = dict(state["counters"])
+        self.asker.load_state_dict(state["asker"])
 
-    def render(self, context: str | None) -> str:
+    def question(self, context: str | None) -> Prompt:
         """The question for the next generation."""
+        selected = self.history.select(self.policy, self.window)
+        return self.asker.fit(lambda n: self._render(context, selected, n), len(selected))
+
+    def _render(self, context: str | None, selected: list[dict[str, Any]], n: int) -> Prompt:
+        """With `n` of the `selected` records."""
         records = self.history.records
-        shown = self.history.select(self.policy, self.window)
         selection = None
-        if len(shown) < len(records):
+        if n < len(selected):
+            which = {"all": "the best and the newest", "best": "the best", "last": "the newest"}[self.policy]
+            selection = f"There is room for {n} of the {len(records)} proposals: {which} of them are shown."
+        elif n < len(records):
             which = "newest" if self.policy == "last" else "best"
             selection = (
                 f"Shown are the {self.window} {which} proposals{' of each context' if self.spec.contexts else ''}."
             )
-        return prompts.render(
-            f"{FAMILY}/{self.prompt}",
+        return self.prompts.render(
+            self.prompt,
             name=self.spec.name,
             n_agents=self.spec.n_agents,
             horizon=self.spec.horizon,
@@ -132,7 +158,7 @@ class LLMPrincipal:
             generation=len(records) + 1,
             made=len(records),
             made_here=len(self.history.in_context(context)),
-            history=[self._line(record) for record in shown],
+            history=[self._line(record) for record in self.history.trim(selected, self.policy, n)],
             measures=self.history.measures() if self.observations else [],
             selection=selection,
         )
@@ -159,11 +185,8 @@ class LLMPrincipal:
         except ConfigError as error:
             raise InvalidReply(str(error)) from None
 
-    def _repair(self, text: str, fault: str) -> list[dict[str, str]]:
-        # Some providers refuse an empty turn.
-        quoted = text[:QUOTED_REPLY].strip() or "(empty reply)"
-        question = prompts.render(f"{FAMILY}/_repair", fault=fault, parameters=self.mechanism.parameters)
-        return [{"role": "assistant", "content": quoted}, {"role": "user", "content": question}]
+    def _repair(self, fault: str) -> Prompt:
+        return self.prompts.render("_repair", fault=fault, parameters=self.mechanism.parameters)
 
     def _line(self, record: dict[str, Any]) -> dict[str, Any]:
         """A record as the history template takes it."""
@@ -175,16 +198,29 @@ class LLMPrincipal:
         }
         return line if self.observations else {**line, "curves": [], "summaries": [], "returns": []}
 
+    def _prompt_name(self, prompt: str | None) -> str:
+        known = self.prompts.names
+        if prompt is None:
+            return self.spec.name if self.spec.name in known else "generic"
+        if prompt not in known:
+            raise ConfigError(
+                f"principal.prompt={prompt} does not exist; there are {', '.join(known)}, or null for env's own"
+            )
+        return prompt
 
-def _prompt_name(spec: EnvSpec, prompt: str | None) -> str:
-    known = prompts.names(FAMILY)
-    if prompt is None:
-        return spec.name if spec.name in known else "generic"
-    if prompt not in known:
-        raise ConfigError(
-            f"principal.prompt={prompt} does not exist; there are {', '.join(known)}, or null for env's own"
+    def _typical_outcome(self, generation: int) -> Outcome:
+        """An outcome with as many numbers as a real one, for estimates."""
+        steps = np.full(self.spec.horizon or 1000, PAYOFF_SHOWN)
+        return Outcome(
+            vector=self.mechanism.low + (self.mechanism.high - self.mechanism.low) * 0.12345,
+            value=PAYOFF_SHOWN,
+            values=np.full(2, PAYOFF_SHOWN),
+            standard_error=PAYOFF_SHOWN,
+            context=generation % len(self.spec.contexts) if self.spec.contexts else None,
+            returns=np.full(self.spec.n_agents, PAYOFF_SHOWN),
+            trajectories=dict.fromkeys(self.spec.metrics, steps),
+            summaries=dict.fromkeys(self.spec.metrics, PAYOFF_SHOWN),
         )
-    return prompt
 
 
 def _field(i: int) -> str:

@@ -26,8 +26,17 @@ EXCLUDED: tuple[str, ...] = (
     "rerun",
     "dry_run",
     "hydra",  # the launcher's own settings
+    "prompts",  # where they are; what they say is in `prompts_digest`
+    # How a language model is asked, not what it is or what it answers.
+    "llm.cache",
+    "llm.cache_dir",
+    "llm.failures",
+    "llm.retry",
+    "llm.limits",
+    "llm.budget",
+    "llm.timeout",
 )
-"""Top-level config keys that are left out of the hash and of the readable part."""
+"""Config keys that are left out of the hash and of the readable part, with all that is in them."""
 
 HASH_LENGTH = 8
 MAX_READABLE = 100
@@ -42,9 +51,18 @@ def config_hash(config: Mapping[str, Any]) -> str:
     Raises:
         TypeError: a value is not plain data (mapping, list, string, number, boolean or None).
     """
-    kept = {str(key): value for key, value in config.items() if str(key) not in EXCLUDED}
-    text = json.dumps(_canonical(kept, "config"), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(_canonical(_kept(config), "config"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+
+
+def _kept(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`config` without the `EXCLUDED` keys."""
+    kept = {}
+    for key, value in config.items():
+        path = f"{prefix}{key}"
+        if path not in EXCLUDED:
+            kept[str(key)] = _kept(value, f"{path}.") if isinstance(value, Mapping) else value
+    return kept
 
 
 def _canonical(value: Any, where: str) -> Any:
@@ -72,9 +90,16 @@ def split_overrides(overrides: Iterable[str]) -> dict[str, str]:
         key, _, value = override.partition("=")
         removed = key.startswith("~")
         key = key.lstrip("+~")
-        if re.split(r"[.@/]", key, maxsplit=1)[0] not in EXCLUDED:
+        if not _is_excluded(key):
             split[key] = "none" if removed else value.strip("'\"")
     return dict(sorted(split.items(), key=lambda item: ("." in item[0], item[0])))
+
+
+def _is_excluded(key: str) -> bool:
+    """Whether an override's key, such as `llm.budget.usd` or `hydra/launcher`, is one of `EXCLUDED` or inside one."""
+    return re.split(r"[@/]", key, maxsplit=1)[0] in EXCLUDED or any(
+        key == excluded or key.startswith(f"{excluded}.") for excluded in EXCLUDED
+    )
 
 
 def readable(overrides: Iterable[str], name: str = "") -> str:

@@ -44,10 +44,15 @@ _SECRETS = (
     re.compile(r"()\b((?:sk|pk|hf|gsk|ghp|xox[a-z])[-_][A-Za-z0-9_-]{16,}|AIza[A-Za-z0-9_-]{30,}|AKIA[A-Z0-9]{16})\b"),
 )
 _FLAG = re.compile(rf"^--?[\w-]*{_NAME}[\w-]*$", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+_SHORTEST_SECRET = 8
 
 
 def redact(text: str) -> str:
-    """`text` with everything that looks like a key or password replaced by `<redacted>`."""
+    """`text` with `<redacted>` for all that looks like a key or password, and for those in the environment."""
+    for name, value in os.environ.items():
+        if _SECRET_VARIABLE.search(name) and len(value) >= _SHORTEST_SECRET:
+            text = text.replace(value, "<redacted>")
     for pattern in _SECRETS:
         text = pattern.sub(r"\1<redacted>", text)
     return text

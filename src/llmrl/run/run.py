@@ -17,12 +17,13 @@ import logging
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from llmrl.core.errors import CheckpointError, RunFolderError
+from llmrl.core.errors import BudgetExhausted, CheckpointError, LLMError, RunFolderError
 from llmrl.core.records import State
 from llmrl.run import owner, status
 from llmrl.run.checkpoints import CheckpointStore
@@ -218,6 +219,18 @@ class Run:
         if self.stop.signal is not None:
             raise Stopped(self.folder, self.stop.signal)
 
+    @contextmanager
+    def saved_if_refused(self, iteration: int, state: Callable[[], State]) -> Iterator[None]:
+        """For a block that asks a language model where the loop could be resumed from: if the model cannot be reached
+        or the budget is used up, the state before the block is saved, whatever the block had changed by then.
+        """
+        before = state()
+        try:
+            yield
+        except LLMError:
+            self.checkpoint(iteration, before)
+            raise
+
     def progress(self, total: float | None, unit: str, description: str, done: float = 0) -> Progress:
         """A progress display (context manager) that keeps `status.json` up to date."""
 
@@ -253,6 +266,8 @@ class Run:
             self.status.state = "stopped" if error.signal == signal.SIGINT else "preempted"
         elif isinstance(error, KeyboardInterrupt):
             self.status.state = "stopped"
+        elif isinstance(error, BudgetExhausted):
+            self.status.state = "budget_exhausted"
         else:
             self.status.state = "failed"
         lines = traceback.format_exception(error)

@@ -15,8 +15,8 @@ from llmrl.run.files import write_json
 from llmrl.run.owner import job_id
 
 FILE_NAME = "status.json"
-STATES = ("running", "finished", "failed", "stopped", "preempted")
-RunState = Literal["running", "finished", "failed", "stopped", "preempted"]
+STATES = ("running", "finished", "failed", "stopped", "preempted", "budget_exhausted")
+RunState = Literal["running", "finished", "failed", "stopped", "preempted", "budget_exhausted"]
 
 
 @dataclass
@@ -36,6 +36,7 @@ class Status:
 
     Attributes:
         state: `running` also after a `kill -9`; whether the process still exists is told by `owner.json`.
+            `budget_exhausted`: stopped before a call to a language model that could have cost more than allowed.
         attempt: 1 for the first start, one more for each resume or rerun.
         host, pid, job_id: where the latest attempt runs or ran; `job_id` is empty outside a scheduler.
         llm: label of the language model behind the results; empty where there is none.

@@ -1,0 +1,72 @@
+"""What the language models of a folder of runs were asked, and what it took: totals of the call logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from llmrl.llms.ledger import FILE_NAME, read_calls
+
+
+@dataclass
+class CallTotals:
+    """Sums over call logs.
+
+    Attributes:
+        models: labels of the models that were asked.
+        calls: replies, from a provider or from the cache; `cached` of them from the cache.
+        failed: calls that ended without a reply.
+        judged: replies that had to have a form; `invalid` of them had not.
+        prompt_tokens, completion_tokens: of all replies; None as soon as one is not known.
+        cost: US dollars of the replies that were paid for; None as soon as one is not known.
+    """
+
+    models: tuple[str, ...] = ()
+    calls: int = 0
+    cached: int = 0
+    failed: int = 0
+    judged: int = 0
+    invalid: int = 0
+    prompt_tokens: int | None = 0
+    completion_tokens: int | None = 0
+    cost: float | None = 0.0
+
+    def add(self, call: dict[str, Any]) -> None:
+        """Count one line of a log."""
+        if call.get("model") not in self.models:
+            self.models = (*self.models, str(call.get("model")))
+        if "error" in call:
+            self.failed += 1
+            return
+        self.calls += 1
+        self.cached += bool(call.get("cached"))
+        self.judged += call.get("valid") is not None
+        self.invalid += call.get("valid") is False
+        self.prompt_tokens = _plus(self.prompt_tokens, call.get("prompt_tokens"))
+        self.completion_tokens = _plus(self.completion_tokens, call.get("completion_tokens"))
+        self.cost = _plus(self.cost, 0.0 if call.get("cached") else call.get("cost"))
+
+    def plus(self, other: CallTotals) -> CallTotals:
+        """The sum of two totals."""
+        total = CallTotals(tuple(dict.fromkeys((*self.models, *other.models))))
+        for field in fields(CallTotals)[1:]:
+            setattr(total, field.name, _plus(getattr(self, field.name), getattr(other, field.name)))
+        return total
+
+
+def call_totals(folder: Path) -> dict[Path, CallTotals]:
+    """Totals of every run in and under `folder`, by run folder; runs that asked nothing are left out."""
+    totals: dict[Path, CallTotals] = {}
+    for log in sorted(folder.rglob(FILE_NAME)):
+        # What a rerun has moved aside is an earlier run's.
+        if any(part.startswith("backup_") for part in log.relative_to(folder).parts):
+            continue
+        total = totals[log.parent] = CallTotals()
+        for call in read_calls(log):
+            total.add(call)
+    return {run: total for run, total in totals.items() if total.calls or total.failed}
+
+
+def _plus(a: Any, b: Any) -> Any:
+    return None if a is None or b is None else a + b

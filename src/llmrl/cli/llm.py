@@ -1,0 +1,195 @@
+"""`llmrl-llm`: is a language model there, and what have runs asked of theirs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmrl.core.protocols import Scorer
+    from llmrl.llms.client import ChatClient
+
+PROBE = "check"
+"""Purpose of the test question."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(prog="llmrl-llm", description=__doc__)
+    commands = p.add_subparsers(dest="command", required=True)
+    check = commands.add_parser(
+        "check",
+        help="send one tiny request (costs well under a cent) and print what came back",
+        description="Send one tiny request: llmrl-llm check llm=gpt4o",
+    )
+    check.add_argument("overrides", nargs="+", help="as for llmrl-train: llm=<option>, and its fields llm.<field>=...")
+    check.add_argument("--config-dir", type=Path, default=None, help="folder with options of your own")
+    totals = commands.add_parser("totals", help="calls, tokens and money of all runs in a folder")
+    totals.add_argument("folder", type=Path, help="outputs, a sweep, or one run")
+    return p
+
+
+def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tuple[str, str]]:
+    """Ask the model that `overrides` choose one question; rows (what, value).
+
+    Raises:
+        LlmrlError: it did not answer, and why.
+    """
+    from llmrl.cli.compose import build_model
+    from llmrl.core.errors import ConfigError
+    from llmrl.llms.client import ChatClient
+
+    config = _compose(overrides, config_dir)
+    model = build_model(config, None)
+    if model is None:
+        raise ConfigError("llm=none is no model; choose one with llm=<option>")
+    return _check_chat(model) if isinstance(model, ChatClient) else _check_scorer(model)
+
+
+def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
+    import time
+    from dataclasses import replace
+
+    from pydantic import BaseModel
+
+    from llmrl.core.errors import LLMError
+    from llmrl.core.records import ChatRequest
+    from llmrl.llms.prompts import Prompts
+    from llmrl.llms.structured import InvalidReply, json_schema, parse_json
+
+    class Probe(BaseModel):
+        number: int
+
+    client.cache = None  # an answer from a file would tell nothing about the model
+    prompt = Prompts("cli", Path(__file__).with_name("prompts")).render("check")
+    message = {"role": "user", "content": prompt.text}
+    request = ChatRequest((message,), json_schema(Probe), PROBE, prompt.name, prompt.hash)
+    asked = bool(getattr(client.provider, "structured", False))
+    refusal = ""
+    start = time.perf_counter()
+    try:
+        [reply] = client.chat([request])
+    except LLMError as error:
+        # A server that knows no schemas refuses the request as a whole.
+        if not asked or not re.search(r"HTTP 4\d\d|BadRequest", str(error)):
+            raise
+        refusal = str(error)
+        [reply] = client.chat([replace(request, schema=None)])
+    seconds = time.perf_counter() - start
+    try:
+        parse_json(reply.text, Probe)
+        form = "a reply of the form asked for"
+    except InvalidReply as fault:
+        form = f"{fault}; such replies are shown to the model once to be repaired, then replaced and counted"
+    if refusal:
+        structured = f"refused, set llm.structured=false: {refusal}"
+    elif asked:
+        structured = "accepted"
+    else:
+        structured = "not asked for: the format is described in the prompt only"
+    provider = client.provider
+    return [
+        ("model", client.label),
+        ("reply", repr(reply.text[:200]) + (f" (finish: {reply.finish})" if reply.finish else "")),
+        ("form", form),
+        ("structured output", structured),
+        ("latency", f"{seconds:.2f} s"),
+        ("tokens", f"{_known(reply.prompt_tokens)} in, {_known(reply.completion_tokens)} out"),
+        ("cost", "unknown: no prices or no token counts" if reply.cost is None else f"${reply.cost:.6f}"),
+        ("context window", "unknown" if provider.context_window is None else f"{provider.context_window:,} tokens"),
+    ]
+
+
+def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:
+    import time
+
+    candidates = ["blue", "green", "made of cheese"]
+    start = time.perf_counter()
+    [scores] = scorer.score(["The colour of the sky is"], candidates).tolist()
+    rows = [(f"log p({text!r})", f"{score:.3f}") for text, score in zip(candidates, scores, strict=True)]
+    seconds = time.perf_counter() - start
+    return [
+        ("model", scorer.label),
+        ("prompt", "'The colour of the sky is'"),
+        *rows,
+        ("latency", f"{seconds:.2f} s, loading included"),
+    ]
+
+
+def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: one row a run, and their sum.
+
+    Raises:
+        ConfigError: there is no such folder, or no run in it has asked a language model.
+    """
+    from llmrl.analysis.llm_calls import CallTotals, call_totals
+    from llmrl.core.errors import ConfigError
+
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder")
+    runs = call_totals(folder)
+    if not runs:
+        raise ConfigError(f"no run in {folder} has asked a language model (there is no llm_calls.jsonl)")
+
+    def cells(name: str, total: CallTotals) -> list[str]:
+        invalid = f"{total.invalid / total.judged:.1%}" if total.judged else "-"
+        paid = "unknown" if total.cost is None else f"{total.cost:.4f}"
+        counts = (total.calls, total.cached, total.failed)
+        tokens = (_known(total.prompt_tokens), _known(total.completion_tokens))
+        return [name, ", ".join(total.models), *(f"{n:,}" for n in counts), invalid, *tokens, paid]
+
+    rows = [cells(str(run.relative_to(folder)), total) for run, total in runs.items()]
+    if len(runs) > 1:
+        total = CallTotals()
+        for each in runs.values():
+            total = total.plus(each)
+        rows.append(cells("all", total))
+    columns = ["run", "model", "replies", "from cache", "failed", "invalid", "tokens in", "tokens out", "paid, $"]
+    return columns, rows
+
+
+def _known(number: int | None) -> str:
+    return "unknown" if number is None else f"{number:,}"
+
+
+def _compose(overrides: Sequence[str], config_dir: Path | None) -> dict[str, Any]:
+    """The keys of `llmrl-train`'s config that say which model is asked, and how."""
+    from hydra import compose, initialize_config_module
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+    from llmrl.core.errors import ConfigError
+
+    extra = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.absolute()}]"]
+    try:
+        with initialize_config_module("llmrl.conf", version_base="1.3"):
+            config = compose("train", overrides=[*overrides, *extra])
+        keys = ("llm", "hardware", "seed", "trusted_modules")
+        return {
+            key: OmegaConf.to_object(config[key]) if OmegaConf.is_config(config[key]) else config[key] for key in keys
+        }
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(str(error)) from error
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Console script."""
+    args = parser().parse_args(argv)
+    from llmrl.cli.report import print_rows, print_table
+    from llmrl.core.errors import LlmrlError
+
+    try:
+        if args.command == "check":
+            print_rows("One request", check(args.overrides, args.config_dir))
+        else:
+            print_table(str(args.folder), *totals(args.folder))
+    except LlmrlError as error:
+        sys.stderr.write(f"llmrl-llm: {error}\n")
+        raise SystemExit(1) from error

@@ -1,0 +1,149 @@
+"""Structured questions: ask, check, show the model what was wrong, give up in a way that is counted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from llmrl.core.errors import LLMError
+from llmrl.core.protocols import ChatModel
+from llmrl.core.records import ChatReply, ChatRequest, State
+from llmrl.llms.prompts import Prompt
+from llmrl.llms.structured import InvalidReply
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+QUOTED_REPLY = 4000
+"""Characters of an invalid reply that are shown back to the model."""
+
+Messages = list[dict[str, str]]
+
+
+class Asker(Generic[T]):
+    """Asks a chat model questions whose replies must have a form, many at once.
+
+    An invalid reply is answered with what is wrong with it, up to `repair_turns` times. If none of a question's replies
+    is valid the answer is None, and the task decides what to do instead.
+
+    Args:
+        llm: the model.
+        purpose: the task, for the call log.
+        parse: the value in a reply; raises InvalidReply, whose text the model is shown.
+        repair: from that text to the question that asks for another reply.
+        schema: JSON schema for models that can be held to one.
+        repair_turns: chances to correct an invalid reply.
+    """
+
+    def __init__(
+        self,
+        llm: ChatModel,
+        purpose: str,
+        parse: Callable[[str], T],
+        repair: Callable[[str], Prompt],
+        schema: dict[str, Any] | None,
+        repair_turns: int,
+    ) -> None:
+        self.llm, self.purpose, self.parse, self.repair = llm, purpose, parse, repair
+        self.schema, self.repair_turns = schema, repair_turns
+        self.counters = {"invalid_replies": 0, "repairs": 0, "fallbacks": 0, "trimmed_prompts": 0}
+
+    def ask(self, questions: Sequence[Prompt]) -> list[T | None]:
+        """The values in the replies, in order; None where there is no valid one.
+
+        Raises:
+            LLMError: the model could not be reached, or may not be paid any more.
+        """
+        values: list[T | None] = [None] * len(questions)
+        open_: dict[int, Messages] = {i: [_user(question.text)] for i, question in enumerate(questions)}
+        for turn in range(self.repair_turns + 1):
+            requests = [self._request(questions[i], messages) for i, messages in open_.items()]
+            replies = self.llm.chat(requests) if requests else []
+            for (i, messages), reply in zip(list(open_.items()), replies, strict=True):
+                try:
+                    values[i] = self._value(reply)
+                except InvalidReply as fault:
+                    self.counters["invalid_replies"] += 1
+                    logger.warning("invalid reply of %s: %s", self.llm.label, fault)
+                    open_[i] = [*messages, _assistant(reply.text), _user(self.repair(str(fault)).text)]
+                    # After a failed call there is nobody to show a mistake to; after a long one there may be no room.
+                    if reply.error or not self.llm.fits(open_[i]):
+                        del open_[i]
+                else:
+                    self.counters["repairs"] += turn > 0
+                    del open_[i]
+        self.counters["fallbacks"] += sum(value is None for value in values)
+        return values
+
+    def fit(self, render: Callable[[int], Prompt], n: int) -> Prompt:
+        """The prompt with as much history as the model's context window takes.
+
+        `render(k)` is the prompt with the k records of the history that are worth most, 0 <= k <= n; how to choose
+        them is the task's business. Room is left for the longest reply.
+
+        Raises:
+            LLMError: not even the prompt without any history fits.
+        """
+        whole = render(n)
+        if self.llm.fits([_user(whole.text)]):
+            return whole
+        self.counters["trimmed_prompts"] += 1
+        low, high = -1, n  # render(low) fits (or is not known to), render(high) does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.llm.fits([_user(render(middle).text)]) else (low, middle)
+        if low < 0:
+            raise LLMError(
+                f"the prompt {whole.name} does not fit into the context window of {self.llm.label} even without any "
+                "history; choose a model with a longer one, or a smaller llm.max_tokens"
+            )
+        logger.warning("context window of %s: the prompt shows %d of %d records", self.llm.label, low, n)
+        return render(low)
+
+    def metrics(self) -> dict[str, float]:
+        """llm/invalid_replies, llm/repairs, llm/fallbacks, llm/trimmed_prompts, counted since the start of the run."""
+        return {f"llm/{name}": float(count) for name, count in self.counters.items()}
+
+    def state_dict(self) -> State:
+        return dict(self.counters)
+
+    def load_state_dict(self, state: State) -> None:
+        self.counters = dict(state)
+
+    def _request(self, question: Prompt, messages: Messages) -> ChatRequest:
+        return ChatRequest(
+            tuple(messages),
+            schema=self.schema,
+            purpose=self.purpose,
+            prompt=question.name,
+            prompt_hash=question.hash,
+            fault=self._fault,
+        )
+
+    def _value(self, reply: ChatReply) -> T:
+        if reply.error:
+            raise InvalidReply(f"there is no reply: {reply.error}")
+        try:
+            return self.parse(reply.text)
+        except InvalidReply as fault:
+            if reply.finish == "length":
+                raise InvalidReply(f"the reply was cut off because it grew too long; {fault}") from None
+            raise
+
+    def _fault(self, text: str) -> str:
+        try:
+            self.parse(text)
+        except InvalidReply as fault:
+            return str(fault) or "invalid"
+        return ""
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _assistant(text: str) -> dict[str, str]:
+    # Some providers refuse an empty turn.
+    return {"role": "assistant", "content": text[:QUOTED_REPLY].strip() or "(empty reply)"}

@@ -1,0 +1,131 @@
+"""Replies kept in a folder, one readable file each, addressed by everything that can change the answer.
+
+Any number of processes may share the folder, on one machine or through a shared file system, without locks: a file
+appears whole under its final name or not at all, and the first of several replies to one question stays.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from llmrl.core.errors import LLMError, RunFolderError
+from llmrl.core.records import ChatReply, ChatRequest
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["off", "read", "readwrite", "only"]
+
+_KEPT = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost", "latency", "finish")
+
+
+class Cache:
+    """The folder and what may be done with it.
+
+    Args:
+        folder: made when the first reply is kept; entries are `<first two digits>/<address>.json` in it.
+        mode: `off`; `read`: replies that are there are used; `readwrite`: and new ones are kept; `only`: a request
+            without a kept reply is an error, so nothing is ever paid.
+    """
+
+    def __init__(self, folder: Path, mode: Mode = "readwrite") -> None:
+        self.folder, self.mode = folder, mode
+
+    def get(self, key: str) -> ChatReply | None:
+        """The kept reply, with `attempts` 0; None if there is none. A damaged file counts as none, with a warning."""
+        if self.mode == "off":
+            return None
+        path = self._path(key)
+        try:
+            entry = json.loads(path.read_text(encoding="utf-8"))
+            reply = entry["reply"]
+            return ChatReply(_join(reply["text"]), attempts=0, **{name: reply[name] for name in _KEPT})
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            logger.warning("%s is damaged (%s: %s) and will be asked for anew", path, type(error).__name__, error)
+            return None
+        except OSError as error:
+            raise _unusable("read", path, error) from error
+
+    def put(self, key: str, identity: Mapping[str, Any], request: ChatRequest, reply: ChatReply) -> ChatReply:
+        """Keep `reply`. Returns the one that is kept: another process may have been first.
+
+        Raises:
+            RunFolderError: the folder cannot be written.
+        """
+        if self.mode != "readwrite":
+            return reply
+        path = self._path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return self._link(path, _entry(key, identity, request, reply), reply)
+        except OSError as error:
+            raise _unusable("write", path, error) from error
+
+    def missing(self, request: ChatRequest) -> LLMError:
+        """The error for a request that mode `only` cannot answer."""
+        return LLMError(
+            f"llm.cache=only, and {self.folder} holds no reply to this request (purpose {request.purpose!r}, prompt "
+            f"{request.prompt or 'not named'}): model, prompt, seed or sampling parameters differ from what was asked "
+            "before. Allow paid calls with llm.cache=readwrite"
+        )
+
+    def _link(self, path: Path, entry: dict[str, Any], reply: ChatReply) -> ChatReply:
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                json.dump(entry, file, ensure_ascii=False, indent=1)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                # A hard link fails where the name exists, on network file systems too; a rename would replace it.
+                os.link(partial, path)
+            except FileExistsError:
+                kept = self.get(path.stem)
+                if kept is not None:
+                    return replace(reply, text=kept.text, finish=kept.finish)
+                partial.rename(path)  # what is there is damaged
+            return reply
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.json"
+
+
+def _entry(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: ChatReply) -> dict[str, Any]:
+    """Texts are lists of their lines, so that a person can read them."""
+    return {
+        "hash": key,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "model": dict(identity),
+        "purpose": request.purpose,
+        "prompt": request.prompt,
+        "repeat": request.repeat,
+        "messages": [{**message, "content": message["content"].split("\n")} for message in request.messages],
+        "schema": request.schema,
+        "reply": {name: value for name, value in asdict(reply).items() if name in _KEPT}
+        | {"text": reply.text.split("\n")},
+    }
+
+
+def _unusable(verb: str, path: Path, error: OSError) -> RunFolderError:
+    return RunFolderError(
+        f"cannot {verb} the cache of replies {path}: {error.strerror or error}. Choose another folder with "
+        "llm.cache_dir=<folder>, or do without: llm.cache=off"
+    )
+
+
+def _join(lines: list[str]) -> str:
+    if not isinstance(lines, list):
+        raise TypeError("the text is no list of lines")
+    return "\n".join(lines)

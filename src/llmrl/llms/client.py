@@ -1,0 +1,308 @@
+"""The one way to talk to a chat model: log, cache, budget, limits and retries around any provider.
+
+A call passes through the pieces in this order; each is a small class of its own that can be switched off:
+
+    repeats -> cache -> slot -> budget -> retry( rate limit -> provider ) -> cache -> ledger
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from llmrl.core.errors import BudgetExhausted, LLMError
+from llmrl.core.records import ChatReply, ChatRequest, State
+from llmrl.llms.budget import Budget, Reservation
+from llmrl.llms.cache import Cache, Mode
+from llmrl.llms.ledger import FILE_NAME, Ledger
+from llmrl.llms.limits import Limits
+from llmrl.llms.provider import Provider
+from llmrl.llms.request_key import Repeats, request_key
+from llmrl.llms.retry import Retry, TransientError
+
+Failures = Literal["stop", "fall_back"]
+
+_TOTALS = ("prompt_tokens", "completion_tokens", "cost")
+
+
+def connect(
+    provider: Provider,
+    folder: Path | None,
+    seed: int,
+    cache: Mode,
+    cache_dir: str,
+    share_replies: bool,
+    failures: Failures,
+    retry: Retry,
+    limits: Limits,
+    budget: Budget,
+) -> ChatClient:
+    """The client that a config's `llm` describes, for the run in `folder` (None: of no run, and logged nowhere)."""
+    return ChatClient(
+        provider,
+        Cache(Path(cache_dir).expanduser(), cache),
+        None if folder is None else Ledger(folder / FILE_NAME),
+        retry,
+        limits,
+        budget,
+        failures,
+        None if share_replies else seed,
+    )
+
+
+class ChatClient:
+    """A chat model (protocol `ChatModel`) made of a provider and the policies around it. Threads may share it.
+
+    Two kinds of totals are kept. What the run *used* (`llm/...`) counts every reply once, wherever it came from, goes
+    back with a checkpoint, and is the same however often the run was interrupted. What it *spent* (`spent/llm_...`)
+    counts what was really paid, over all attempts of the run, and depends on what the cache held.
+
+    Args:
+        provider: the model.
+        cache, ledger: where replies and calls are kept; None: nowhere.
+        retry, limits, budget: the policies.
+        failures: what to do about a call that failed for good: `stop` raises, `fall_back` returns an empty reply with
+            `error` set, which whoever asked treats as an invalid one.
+        stream: whose sample of the model's answers to take: the run's seed, or None to share replies between seeds.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        cache: Cache | None = None,
+        ledger: Ledger | None = None,
+        retry: Retry | None = None,
+        limits: Limits | None = None,
+        budget: Budget | None = None,
+        failures: Failures = "stop",
+        stream: int | None = None,
+    ) -> None:
+        self.provider, self.label, self.failures, self.stream = provider, provider.label, failures, stream
+        self.cache, self.ledger = cache, ledger
+        self.retry, self.limits, self.budget = retry or Retry(), limits or Limits(), budget or Budget()
+        if ledger is not None:
+            self.budget.spent = ledger.spent_before
+        self._repeats = Repeats()
+        self._lock = threading.Lock()
+        self._interrupted = threading.Event()
+        self._used = {"calls": 0.0, "latency": 0.0, **dict.fromkeys(_TOTALS, 0.0)}
+        # Totals that miss a number are not zero but unknown, and stay so.
+        self._unknown = dict.fromkeys(_TOTALS, False)
+
+    def check(self) -> None:
+        """Raises LLMError or ConfigError if the model could never answer, or its budget could not be held."""
+        self.budget.check(self.provider)
+        if self.cache is None or self.cache.mode != "only":
+            self.provider.check()
+
+    def fits(self, messages: Sequence[Mapping[str, str]]) -> bool:
+        return self.provider.fits(messages)
+
+    def close(self) -> None:
+        self.provider.close()
+
+    def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
+        """Replies in the order of `requests`.
+
+        All requests are tried before an error is raised, and every reply is in the cache and the ledger by then.
+
+        Raises:
+            BudgetExhausted: some of them could have exceeded the budget and were not sent.
+            LLMError: some failed for good (`failures=stop`), or are not in the cache (mode `only`).
+        """
+        with self._lock:
+            numbered = self._repeats.number(requests)
+        results: list[ChatReply | LLMError | None] = [self._from_cache(request) for request in numbered]
+        missing = [i for i, result in enumerate(results) if result is None]
+        for i, answer in zip(missing, self._from_provider([numbered[i] for i in missing]), strict=True):
+            results[i] = answer
+        complete = [result for result in results if result is not None]
+        self._count(complete)
+        return self._finished(complete)
+
+    def metrics(self) -> dict[str, float]:
+        """Totals since the start of the run; those that are not known are left out.
+
+        llm/calls, llm/prompt_tokens, llm/completion_tokens, llm/cost (USD) used; spent/llm_calls, llm_attempts,
+        llm_failed_calls, llm_tokens, llm_cost paid; time/llm_latency: seconds of all replies, in parallel or not.
+        """
+        with self._lock:
+            used, spent = dict(self._used), self.budget.spent
+            metrics = {f"llm/{name}": used[name] for name in ("calls", *_TOTALS) if not self._unknown.get(name)}
+        metrics |= {
+            "time/llm_latency": used["latency"],
+            "spent/llm_calls": float(spent.calls),
+            "spent/llm_attempts": float(spent.attempts),
+            "spent/llm_failed_calls": float(spent.failed),
+        }
+        if not spent.unknown:
+            metrics |= {"spent/llm_tokens": float(spent.tokens), "spent/llm_cost": spent.cost}
+        return metrics
+
+    def state_dict(self) -> State:
+        with self._lock:
+            return {"used": dict(self._used), "unknown": dict(self._unknown), "repeats": self._repeats.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        with self._lock:
+            self._used, self._unknown = dict(state["used"]), dict(state["unknown"])
+            self._repeats.load_state_dict(state["repeats"])
+
+    def _key(self, request: ChatRequest) -> str:
+        return request_key(self.provider.identity, request, self.stream)
+
+    def _from_cache(self, request: ChatRequest) -> ChatReply | LLMError | None:
+        """The kept reply; None if the provider is to be asked."""
+        if self.cache is None:
+            return None
+        key, start = self._key(request), time.perf_counter()
+        result: ChatReply | LLMError | None = self.cache.get(key)
+        if isinstance(result, ChatReply):
+            result = replace(result, latency=time.perf_counter() - start)
+        elif self.cache.mode == "only":
+            result = self.cache.missing(request)
+        if result is not None:
+            self._record(key, request, result)
+        return result
+
+    def _from_provider(self, requests: Sequence[ChatRequest]) -> list[ChatReply | LLMError]:
+        if not self.provider.parallel:
+            return self._batch(requests)
+        if len(requests) <= 1:
+            # In this thread, so that Ctrl-C ends a long wait at once.
+            return [self._one(request) for request in requests]
+        pool = ThreadPoolExecutor(min(self.limits.concurrency, len(requests)), thread_name_prefix="llm")
+        try:
+            return list(pool.map(self._one, requests))
+        except BaseException:
+            self._interrupted.set()  # threads that wait to try again give up
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+            self._interrupted.clear()
+
+    def _one(self, request: ChatRequest) -> ChatReply | LLMError:
+        """Ask the provider for one reply, as often as it takes."""
+        try:
+            with self.limits.slot():
+                # Another process may have asked the same while this request waited for its turn.
+                kept = self._from_cache(request)
+                if kept is not None:
+                    return kept
+                reservation = self.budget.reserve(request, self.provider, wait=True)
+                return self._ask([request], [reservation])[0]
+        except LLMError as error:
+            self._record(self._key(request), request, error)
+            return error
+
+    def _batch(self, requests: Sequence[ChatRequest]) -> list[ChatReply | LLMError]:
+        """Ask the provider for many replies in one call."""
+        reservations: list[Reservation] = []
+        refused: LLMError | None = None
+        try:
+            for request in requests:
+                reservations.append(self.budget.reserve(request, self.provider, wait=False))
+        except BudgetExhausted as error:
+            refused = error
+        results: list[ChatReply | LLMError] = []
+        asked = requests[: len(reservations)]
+        try:
+            with self.limits.slot():
+                results += self._ask(asked, reservations) if asked else []
+        except LLMError as error:
+            results += [error] * len(asked)
+        results += [refused] * (len(requests) - len(asked)) if refused else []
+        for request, result in zip(requests, results, strict=True):
+            if isinstance(result, LLMError):
+                self._record(self._key(request), request, result)
+        return results
+
+    def _ask(self, requests: Sequence[ChatRequest], reservations: Sequence[Reservation]) -> list[ChatReply]:
+        """Replies of the provider, paid, kept and logged."""
+        tokens = sum(reservation.tokens for reservation in reservations)
+        start = time.perf_counter()
+        replies: list[ChatReply] = []
+        try:
+            given, attempts = self.retry(lambda: self._attempt(requests, tokens), self._wait)
+            latency = time.perf_counter() - start
+            replies += [
+                replace(
+                    reply,
+                    text=_writable(reply.text),
+                    finish=_writable(reply.finish),
+                    cost=self._cost(reply),
+                    latency=latency,
+                    # A replayed reply says 0: nothing was sent for it.
+                    attempts=attempts if reply.attempts else 0,
+                )
+                for reply in given
+            ]
+        finally:
+            for i, reservation in enumerate(reservations):
+                self.budget.settle(reservation, replies[i] if replies else None)
+        return [self._keep(request, reply) for request, reply in zip(requests, replies, strict=True)]
+
+    def _cost(self, reply: ChatReply) -> float | None:
+        if reply.cost is not None:
+            return reply.cost
+        return self.provider.cost(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens)
+
+    def _attempt(self, requests: Sequence[ChatRequest], tokens: int) -> list[ChatReply]:
+        took = self.limits.start(tokens, self._wait)
+        try:
+            replies = self.provider.complete(requests)
+        except TransientError as error:
+            if error.retry_after is not None and error.retry_after <= self.retry.longest_retry_after:
+                self.limits.hold(error.retry_after)
+            raise
+        counts = [(reply.prompt_tokens, reply.completion_tokens) for reply in replies]
+        took(sum(a + b for a, b in counts if a is not None and b is not None) or tokens)
+        return replies
+
+    def _keep(self, request: ChatRequest, reply: ChatReply) -> ChatReply:
+        key = self._key(request)
+        if self.cache is not None:
+            reply = self.cache.put(key, self.provider.identity, request, reply)
+        self._record(key, request, reply)
+        return reply
+
+    def _record(self, key: str, request: ChatRequest, result: ChatReply | LLMError) -> None:
+        if self.ledger is not None:
+            identity = self.provider.identity
+            self.ledger.record(key, self.label, identity, self.stream, request, result, self.budget)
+
+    def _count(self, results: Sequence[ChatReply | LLMError]) -> None:
+        """In the order of the requests, not of arrival: a sum of rounded numbers depends on it."""
+        replies = [result for result in results if isinstance(result, ChatReply)]
+        with self._lock:
+            self._used["calls"] += len(replies)
+            for reply in replies:
+                self._used["latency"] += reply.latency
+                for name in _TOTALS:
+                    value = getattr(reply, name)
+                    self._unknown[name] |= value is None
+                    self._used[name] += value or 0.0
+
+    def _finished(self, results: Sequence[ChatReply | LLMError]) -> list[ChatReply]:
+        errors = [result for result in results if isinstance(result, LLMError)]
+        exhausted = [error for error in errors if isinstance(error, BudgetExhausted)]
+        if exhausted:
+            raise exhausted[0] from None
+        if errors and self.failures == "stop":
+            more = f" ({len(errors)} of {len(results)} requests failed)" if len(results) > 1 else ""
+            raise LLMError(f"{errors[0]}{more}") from None
+        return [r if isinstance(r, ChatReply) else ChatReply("", attempts=0, error=str(r)) for r in results]
+
+    def _wait(self, seconds: float) -> None:
+        if self._interrupted.wait(seconds):
+            raise LLMError("interrupted while waiting to try again")
+
+
+def _writable(text: str) -> str:
+    """Half of a surrogate pair cannot be written to a file."""
+    return text.encode("utf-8", errors="replace").decode()

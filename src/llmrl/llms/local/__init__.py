@@ -1,0 +1,1 @@
+"""Language models whose weights are at hand, through the library transformers."""

@@ -1,0 +1,81 @@
+"""Scores under a causal (decoder-only) language model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from llmrl.llms.local.loading import Kind
+from llmrl.llms.local.scorer import LocalScorer, Pass, additive_mask, last_hidden_states
+from llmrl.llms.local.tree import TokenIds, TreeBatch
+
+
+class CausalScorer(LocalScorer):
+    """The model reads each distinct prompt and the tree nodes of all its candidates as one sequence.
+
+    A node attends to the prompt and to its ancestors, and has the position it has in its own candidate.
+
+    Tokens: a prompt gets the special tokens the model's own tokenizer puts before it (a BOS where there is one) and
+    none of those it would put after it; a candidate gets none, but the end-of-sequence token with `add_eos`. Prompt and
+    candidate are tokenised apart and no space is put between them: where words should be apart, the prompt ends or the
+    candidate begins with one. The arguments are those of `LocalScorer`.
+    """
+
+    kind: Kind = "causal"
+
+    def _supported(self, module: Any) -> None:
+        missing = {"position_ids", "logits_to_keep"} - set(inspect.signature(module.forward).parameters)
+        if missing:
+            raise self._unsupported(module, f"it does not take {' and '.join(sorted(missing))}")
+        if module.config.model_type == "gpt_neo":
+            raise self._unsupported(module, "its local layers mask by place in the sequence, which is not the position")
+
+    def _prompt_tokens(self, ids: list[int], special: list[int]) -> list[int]:
+        end = len(ids)
+        while end > 0 and special[end - 1] and not all(special[:end]):
+            end -= 1
+        return ids[:end]
+
+    def _longest_text(self) -> int | None:
+        # A model with a sliding window is read up to that window only: the mask here is the same in all its layers.
+        config = self._module.config.get_text_config()
+        names = ("max_position_embeddings", "sliding_window", "attention_chunk_size")
+        limits = [getattr(config, name, None) for name in names]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _pass(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> Pass:
+        module = self._module
+        longest = max(len(prompt) for prompt in prompts)
+        # Padding goes before the prompts, so that they end and the nodes start at one place.
+        pads = [longest - len(prompt) for prompt in prompts]
+        ids = torch.tensor([[*[0] * pad, *prompt] for pad, prompt in zip(pads, prompts, strict=True)]).to(module.device)
+        pad = torch.tensor(pads).to(module.device)
+        nodes = trees.token[:, 1:].expand(len(prompts), -1)  # the root is the last token of the prompt
+        positions = torch.arange(longest, device=module.device) - pad[:, None]
+        positions = torch.cat([positions, longest - 1 - pad[:, None] + trees.depth[:, 1:]], dim=1)
+        with last_hidden_states(module) as hidden:
+            logits = module(
+                input_ids=torch.cat([ids, nodes], dim=1),
+                attention_mask=self._mask(longest, pad, trees),
+                position_ids=positions.clamp(min=0),
+                logits_to_keep=trees.n_nodes,
+                use_cache=False,
+            ).logits
+        return Pass(logits, hidden[0][:, longest - 1], len(prompts) * (longest + trees.n_nodes - 1))
+
+    def _mask(self, longest: int, pad: torch.Tensor, trees: TreeBatch) -> torch.Tensor:
+        """Additive attention mask, [batch, 1, n_positions, n_positions]."""
+        size = longest + trees.n_nodes - 1
+        allowed = torch.ones(len(pad), size, size, dtype=torch.bool, device=pad.device).tril()
+        allowed[:, longest:, longest:] = trees.ancestors[:, 1:, 1:]
+        allowed[:, :, :longest] &= (torch.arange(longest, device=pad.device) >= pad[:, None])[:, None]
+        # Padding sees itself: an empty row would give NaN.
+        allowed |= torch.eye(size, dtype=torch.bool, device=pad.device)
+        return additive_mask(allowed, self._module.dtype)[:, None]
+
+    def _plain_logits(self, prompt: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._module(input_ids=torch.cat([prompt, candidate])[None]).logits[0]
+        return logits[len(prompt) - 1 : -1]

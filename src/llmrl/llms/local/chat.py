@@ -1,0 +1,288 @@
+"""Chat with a causal model of this process: whole batches through transformers' `generate`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.limits import NonNegativeFloat, PositiveInt, UnitInterval
+from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.core.seeding import Seeds
+from llmrl.llms.local.fingerprint import folder_fingerprint
+from llmrl.llms.local.loading import Dtype, check_model, load_config, load_model, load_tokenizer
+from llmrl.llms.local.sampling import GumbelNoise, RefuseNan
+from llmrl.llms.provider import Provider
+from llmrl.llms.request_key import request_key
+
+if TYPE_CHECKING:
+    import torch
+
+
+class LocalChat(Provider):
+    """A chat model whose weights are here. Nothing is loaded before the first question.
+
+    A reply is a function of the request (its `repeat` included) and the run's seed: it is drawn from a random stream
+    of its own, whatever shares its batch. What remains is rounding: a prompt that is padded to the length of another,
+    or computed beside others, gives scores that differ in their last digits (docs/local_models.md says by how much),
+    and so, rarely, another token.
+
+    Replies are free text: nothing here holds them to a request's schema, so prompts must describe the format.
+
+    Args:
+        model: folder written by `save_pretrained`, or name on huggingface.co.
+        revision: branch, tag or commit on the hub; None is its default branch.
+        dtype: type of the weights, and so of the computation.
+        chat_template: file with the Jinja template that turns messages into a prompt; None: the tokenizer's own.
+        temperature: of sampling; 0 is the likeliest token every time.
+        top_p: sample among the likeliest tokens that together have this probability; 1 is all.
+        max_tokens: longest reply, in tokens.
+        context_window: most tokens of messages and reply together; None: what the model's config says.
+        batch_tokens: most tokens, padding and longest replies included, computed at once; a longer request goes alone.
+        device: torch device.
+        seeds: the run's.
+
+    Raises:
+        ConfigError: the chat template cannot be read; at the first question: the model's window is smaller than
+            `context_window`.
+    """
+
+    parallel = False
+
+    def __init__(
+        self,
+        model: str,
+        device: str,
+        seeds: Seeds,
+        revision: str | None = None,
+        dtype: Dtype = "bfloat16",
+        chat_template: str | None = None,
+        temperature: NonNegativeFloat = 1.0,
+        top_p: UnitInterval = 1.0,
+        max_tokens: PositiveInt = 512,
+        context_window: PositiveInt | None = None,
+        batch_tokens: PositiveInt = 16384,
+    ) -> None:
+        # Nobody sends a bill for one's own machine, so money is no unknown here: it is zero.
+        super().__init__(max_tokens=max_tokens, context_window=context_window, input_price=0.0, output_price=0.0)
+        self.model, self.revision, self.dtype = model, revision, dtype
+        self.temperature, self.top_p = temperature, top_p
+        self.reply_tokens, self.batch_tokens = max_tokens, batch_tokens
+        self.device, self._seeds = device, seeds.child("local_chat")
+        self.label = f"{model} (local chat)"
+        self._template = None if chat_template is None else _read(chat_template)
+        self._identity: dict[str, Any] | None = None
+        self._tokenizer: Any = None
+        self._model: Any = None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Device and batch size change rounding only and are left out; `files` tells retrained weights apart."""
+        if self._identity is None:
+            template = self._template
+            self._identity = {
+                "kind": "local_chat",
+                "model": self.model,
+                "revision": self.revision,
+                "files": folder_fingerprint(self.model),
+                "dtype": self.dtype,
+                "chat_template": None if template is None else hashlib.sha256(template.encode()).hexdigest(),
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+                "max_tokens": self.max_tokens,
+            }
+        return self._identity
+
+    def check(self) -> None:
+        """Raises LLMError if transformers is missing or the folder holds no model; hub names are not looked up."""
+        check_model(self.model)
+
+    def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
+        """Exactly the tokens the model reads, those of the template included."""
+        return len(self._encode(messages))
+
+    def fits(self, messages: Sequence[Mapping[str, str]]) -> bool:
+        self._load_tokenizer()
+        return super().fits(messages)
+
+    def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
+        """Replies in the order of `requests`; `finish` is `stop`, or `length` if a reply was cut at `max_tokens`.
+
+        Raises:
+            LLMError: the model cannot be loaded or has no chat template, a prompt and the longest reply exceed the
+                context window, or memory runs out.
+        """
+        prompts = [self._encode(request.messages) for request in requests]
+        for prompt, request in zip(prompts, requests, strict=True):
+            self._refuse_too_long(len(prompt), request)
+        replies: dict[int, ChatReply] = {}
+        for batch in plan_batches([len(prompt) for prompt in prompts], self.reply_tokens, self.batch_tokens):
+            answers = self._generate([prompts[i] for i in batch], [requests[i] for i in batch])
+            replies |= zip(batch, answers, strict=True)
+        return [replies[i] for i in range(len(requests))]
+
+    def close(self) -> None:
+        """Let go of the weights; the next question loads them again."""
+        self._model = None
+        if self.device.startswith("cuda"):
+            import torch
+
+            torch.cuda.empty_cache()
+
+    def _generate(self, prompts: Sequence[list[int]], requests: Sequence[ChatRequest]) -> list[ChatReply]:
+        """One batch."""
+        import torch
+
+        model = self._load_model()
+        ids, mask = pad_left(prompts, self._pad_token)
+        try:
+            # `generate` derives the positions from the mask, so that padding takes no place.
+            output = model.generate(
+                ids.to(self.device),
+                attention_mask=mask.to(self.device),
+                logits_processor=self._processors(requests),
+                max_new_tokens=self.reply_tokens,
+            )
+        except torch.cuda.OutOfMemoryError as error:
+            self.close()
+            raise LLMError(
+                f"{self.model}: {self.device} has not enough memory for {len(prompts)} prompts of up to {ids.shape[1]} "
+                f"tokens with replies of up to {self.reply_tokens}. Lower llm.batch_tokens ({self.batch_tokens}) or "
+                "llm.max_tokens"
+            ) from error
+        return [self._reply(len(p), row) for p, row in zip(prompts, output[:, ids.shape[1] :].tolist(), strict=True)]
+
+    def _processors(self, requests: Sequence[ChatRequest]) -> Any:
+        """What turns the model's scores into a choice; `generate` itself always takes the best."""
+        from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+
+        processors: list[Any] = [RefuseNan()]
+        if self.temperature > 0:
+            streams = [self._seeds.numpy(int(request_key({}, request), 16)) for request in requests]
+            processors.append(TemperatureLogitsWarper(float(self.temperature)))
+            if self.top_p < 1:
+                processors.append(TopPLogitsWarper(float(self.top_p)))
+            processors.append(GumbelNoise(streams))
+        return LogitsProcessorList(processors)
+
+    def _reply(self, prompt_tokens: int, tokens: list[int]) -> ChatReply:
+        """The reply that `tokens` spell up to the first end; rows that ended early are filled up."""
+        end = next((i for i, token in enumerate(tokens) if token in self._end_tokens), None)
+        text = self._tokenizer.decode(tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return ChatReply(
+            text,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=len(tokens) if end is None else end + 1,
+            finish="length" if end is None else "stop",
+        )
+
+    def _encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        from jinja2 import TemplateError
+
+        tokenizer = self._load_tokenizer()
+        try:
+            text = tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise LLMError(
+                f"{self.model}: its chat template does not take these messages "
+                f"({', '.join(message['role'] for message in messages)}): {error}. Another template: llm.chat_template"
+            ) from error
+        # The template has written the special tokens already.
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def _refuse_too_long(self, prompt_tokens: int, request: ChatRequest) -> None:
+        window = self.context_window
+        if window is not None and prompt_tokens + self.reply_tokens > window:
+            raise LLMError(
+                f"{self.model}: a prompt of {prompt_tokens} tokens (purpose {request.purpose!r}) and a reply of up to "
+                f"{self.reply_tokens} exceed the context window of {window}. Shorten the prompt, lower llm.max_tokens, "
+                "or choose a model with a longer window"
+            )
+
+    def _load_tokenizer(self) -> Any:
+        """The tokenizer, and with it the context window where none was given."""
+        if self._tokenizer is None:
+            tokenizer = load_tokenizer(self.model, self.revision)
+            if self._template is not None:
+                tokenizer.chat_template = self._template
+            if tokenizer.chat_template is None:
+                raise LLMError(
+                    f"{self.model}: its tokenizer has no chat template, so it is no chat model. Choose one that was "
+                    "trained to follow instructions, or give the template in a file: llm.chat_template=<file.jinja>"
+                )
+            self._set_window(load_config(self.model, self.revision).get_text_config())
+            self._tokenizer = tokenizer
+        return self._tokenizer
+
+    def _set_window(self, config: Any) -> None:
+        """Where none was given, what the model was made for; None where its config does not tell."""
+        most = getattr(config, "max_position_embeddings", None)
+        if self.context_window is None:
+            self.context_window = most
+        elif most is not None and self.context_window > most:
+            raise ConfigError(
+                f"llm.context_window={self.context_window} is more than the {most} tokens that {self.model} was made "
+                "for (max_position_embeddings in its config.json)"
+            )
+
+    def _load_model(self) -> Any:
+        if self._model is None:
+            tokenizer = self._load_tokenizer()
+            model: Any = load_model("causal", self.model, self.revision, self.device, self.dtype)
+            self._end_tokens = _token_set(model.generation_config.eos_token_id) | _token_set(tokenizer.eos_token_id)
+            if not self._end_tokens:
+                raise LLMError(f"{self.model}: neither model nor tokenizer says which token ends a reply")
+            # Padding is masked, so any token will do where the tokenizer has none for it.
+            self._pad_token = min(self._end_tokens) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+            # Replaced, not updated: sampling settings that came with the weights would add to ours unseen.
+            model.generation_config = type(model.generation_config)(
+                do_sample=False, eos_token_id=sorted(self._end_tokens), pad_token_id=self._pad_token
+            )
+            self._model = model
+        return self._model
+
+
+def plan_batches(lengths: Sequence[int], reply_tokens: int, batch_tokens: int) -> list[list[int]]:
+    """Indices into `lengths`, grouped so that no group takes more than `batch_tokens` unless it is a single one.
+
+    A group of n takes n x (its longest prompt + reply_tokens) tokens. Prompts of like length go together.
+
+    >>> plan_batches([5, 1, 5, 2], reply_tokens=1, batch_tokens=12)
+    [[1, 3], [0, 2]]
+    """
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        # Sorted, so the newcomer is the longest.
+        if batches and (len(batches[-1]) + 1) * (lengths[i] + reply_tokens) <= batch_tokens:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
+def pad_left(prompts: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [n, longest] int64 that end together, and a mask of the same shape: 1 real, 0 padding."""
+    import torch
+
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids, mask
+
+
+def _token_set(value: int | Sequence[int] | None) -> set[int]:
+    if value is None:
+        return set()
+    return {value} if isinstance(value, int) else set(value)
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"llm.chat_template={file} cannot be read: {error}") from error

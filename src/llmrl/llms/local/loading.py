@@ -1,0 +1,117 @@
+"""Model and tokenizer from a folder or a Hugging Face hub name, with errors that say what would work."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from llmrl.core.errors import LLMError
+
+if TYPE_CHECKING:
+    import torch
+
+Kind = Literal["causal", "seq2seq"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_REMEDIES = (
+    "What works: a folder written by save_pretrained (model and tokenizer); a name on huggingface.co, which is "
+    "fetched once into HF_HOME (default ~/.cache/huggingface); without a network, a name that was fetched before, "
+    "with HF_HUB_OFFLINE=1 so that no time is lost on connecting. Gated models need `hf auth login` first."
+)
+
+
+def check_model(model: str) -> None:
+    """Cheap test that `model` could be loaded: nothing is read but the folder's listing.
+
+    Raises:
+        LLMError: transformers is not installed, the folder does not exist or holds no model, or the name is no
+            hub name.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise LLMError(
+            f"{model}: local language models need the optional package transformers: pip install 'llmrl[local-llm]'"
+        )
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise LLMError(f"the folder {folder} has no config.json, so it holds no model. {_REMEDIES}")
+    elif model.startswith(("/", ".", "~")):
+        raise LLMError(f"there is no folder {folder}. {_REMEDIES}")
+    elif not _HUB_NAME.fullmatch(model):
+        raise LLMError(f"'{model}' is neither a folder nor a hub name such as google/flan-t5-small. {_REMEDIES}")
+
+
+def load_tokenizer(model: str, revision: str | None) -> Any:
+    """The tokenizer that belongs to `model` (a `PreTrainedTokenizerBase`).
+
+    Args:
+        model: folder or hub name.
+        revision: branch, tag or commit on the hub; None is its default branch.
+
+    Raises:
+        LLMError: it cannot be loaded.
+    """
+    check_model(model)
+    from transformers import AutoTokenizer
+
+    return _load(AutoTokenizer.from_pretrained, "tokenizer", model, revision)
+
+
+def load_config(model: str, revision: str | None) -> Any:
+    """What the model's `config.json` says (a `PretrainedConfig`), without its weights.
+
+    Raises:
+        LLMError: it cannot be loaded.
+    """
+    check_model(model)
+    from transformers import AutoConfig
+
+    return _load(AutoConfig.from_pretrained, "config", model, revision)
+
+
+def load_model(kind: Kind, model: str, revision: str | None, device: str, dtype: Dtype) -> torch.nn.Module:
+    """The model with its weights, in eval mode (no dropout), on `device`. Code from the hub is never run.
+
+    Args:
+        kind: `causal` (continues a text) or `seq2seq` (an encoder reads it, a decoder answers).
+        model: folder or hub name.
+        revision: branch, tag or commit on the hub; None is its default branch.
+        device: torch device, e.g. `cpu` or `cuda`.
+        dtype: type of the weights, and so of the computation.
+
+    Raises:
+        LLMError: it cannot be loaded, is not of this kind, or does not fit on the device.
+    """
+    check_model(model)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    auto = AutoModelForCausalLM if kind == "causal" else AutoModelForSeq2SeqLM
+    module: torch.nn.Module = _load(
+        auto.from_pretrained, f"{kind} language model", model, revision, dtype=getattr(torch, dtype)
+    )
+    try:
+        return module.to(device).eval()
+    except (RuntimeError, AssertionError) as error:  # no such device, a torch without CUDA, out of memory
+        raise LLMError(f"{model} cannot be moved to device {device}: {_one_line(error)}") from error
+
+
+def _load(from_pretrained: Any, what: str, model: str, revision: str | None, **options: Any) -> Any:
+    from safetensors import SafetensorError
+
+    folder = Path(model).expanduser()
+    source = str(folder) if folder.is_dir() else model
+    try:
+        return from_pretrained(source, revision=revision or "main", trust_remote_code=False, **options)
+    # OSError: missing, gated, or no network; ValueError: another kind of model or a file that does not parse;
+    # ImportError: a package this one model or tokenizer needs, which the message names.
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        raise LLMError(f"{model}: its {what} cannot be loaded: {_one_line(error)} {_REMEDIES}") from error
+
+
+def _one_line(error: Exception) -> str:
+    line = " ".join(str(error).split())
+    return line if len(line) <= 500 else line[:500] + " ..."

@@ -1,0 +1,279 @@
+"""What scorers of all architectures share: tokens in, batches through the model, log-probabilities out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.limits import PositiveInt
+from llmrl.llms.local.loading import Dtype, Kind, check_model, load_model, load_tokenizer
+from llmrl.llms.local.queries import Query, candidate_lists, length_batches
+from llmrl.llms.local.tree import TokenIds, TreeBatch, token_tree
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What one call of `LocalScorer.forward` gives.
+
+    Attributes:
+        log_probs: log p(candidate | prompt), [n_prompts, n_candidates] float32, -inf for padding.
+        state: hidden state that stands for the prompt, [n_prompts, d], in the type of the weights; a value head reads
+            it. Seq2seq: last decoder layer at decoder position 0. Causal: last layer at the last prompt token.
+        tokens: positions the model computed, padding included: the cost of the call.
+    """
+
+    log_probs: torch.Tensor
+    state: torch.Tensor
+    tokens: int
+
+
+class Pass(NamedTuple):
+    """What one pass of a model gives.
+
+    Attributes:
+        logits: at the nodes of the trees, [batch, n_nodes, vocabulary].
+        state: as in `Scored`, [batch, d].
+        tokens: as in `Scored`.
+    """
+
+    logits: torch.Tensor
+    state: torch.Tensor
+    tokens: int
+
+
+class LocalScorer(ABC):
+    """log p(candidate | prompt) = sum_k log softmax(logits_k)[token_k], with gradients where torch records them.
+
+    The model runs once per batch of distinct prompts, on the prompts and the token trees of their candidates. Weights
+    are loaded at the first use, or by `load`. Dropout is never active: a score is a function of its arguments.
+
+    Args:
+        model: folder or name on the Hugging Face hub.
+        revision: branch, tag or commit on the hub; None is its default branch.
+        dtype: type of the weights; the softmax over the vocabulary is computed in float32 whatever it is.
+        length_normalization: `none` sums a candidate's token log-probabilities, `tokens` takes their mean.
+        add_eos: the end-of-sequence token after a candidate counts, so that log p is that of the whole text and not
+            of a text that begins so.
+        max_prompt_tokens: longest prompt, special tokens included; None sets no limit but the model's own.
+        truncate: what happens to longer prompts: `error`, or `left`, which cuts their beginning off.
+        batch_tokens: budget of one pass of the model, in positions. A prompt that is larger alone still runs, alone.
+        device: torch device, e.g. `cpu` or `cuda`.
+    """
+
+    kind: Kind
+
+    def __init__(
+        self,
+        model: str,
+        revision: str | None = None,
+        dtype: Dtype = "float32",
+        length_normalization: Literal["none", "tokens"] = "none",
+        add_eos: bool = False,
+        max_prompt_tokens: PositiveInt | None = None,
+        truncate: Literal["error", "left"] = "error",
+        batch_tokens: PositiveInt = 8192,
+        *,
+        device: str = "cpu",
+    ) -> None:
+        self.model, self.revision, self.dtype, self.device = model, revision, dtype, device
+        self.length_normalization, self.add_eos = length_normalization, add_eos
+        self.max_prompt_tokens, self.truncate, self.batch_tokens = max_prompt_tokens, truncate, batch_tokens
+        self.label = f"{model} (local scorer)"
+        self._module: Any = None
+        self._tokenizer: Any = None
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The language model, for optimisers and adapters; loaded if it was not."""
+        self.load()
+        module: torch.nn.Module = self._module
+        return module
+
+    def check(self) -> None:
+        """Raises LLMError if transformers is missing or `model` can be neither a folder nor a hub name."""
+        check_model(self.model)
+
+    def load(self) -> None:
+        """Load tokenizer and weights, and hold the fast computation to plain passes of the model once.
+
+        Raises:
+            LLMError: they cannot be loaded, or the architecture cannot be scored this way.
+        """
+        if self._module is not None:
+            return
+        self._tokenizer = load_tokenizer(self.model, self.revision)
+        if self.add_eos and self._tokenizer.eos_token_id is None:
+            raise LLMError(f"{self.label}: its tokenizer has no end-of-sequence token; set add_eos=false")
+        module = load_model(self.kind, self.model, self.revision, self.device, self.dtype)
+        self._supported(module)
+        self._module = module
+        try:
+            self._verify()
+        except Exception:
+            self._module = None
+            raise
+
+    def score(self, prompts: Sequence[str], candidates: Sequence[str] | Sequence[Sequence[str]]) -> torch.Tensor:
+        """log p(candidate | prompt), [n_prompts, n_candidates] float32 on the device.
+
+        Args:
+            prompts: at least one.
+            candidates: the same for all prompts, or a list for each; shorter lists are padded with -inf.
+
+        Raises:
+            ConfigError: no candidates, an empty candidate, or a prompt that is too long; the message names it.
+            LLMError: the model cannot be loaded.
+        """
+        if not candidates:
+            raise ConfigError("there are no candidates to score; give at least one text")
+        return self.forward(prompts, candidates).log_probs
+
+    def forward(self, prompts: Sequence[str], candidates: Sequence[str] | Sequence[Sequence[str]] = ()) -> Scored:
+        """Scores as `score` gives them, and the state of each prompt. Without candidates, the state alone."""
+        self.load()
+        if not prompts:
+            raise ConfigError("there are no prompts to score; give at least one")
+        lists = candidate_lists(len(prompts), candidates)
+        queries, rows = self._queries(prompts, lists)
+        n_candidates = max(len(texts) for texts in lists)
+        batches = length_batches(queries, self.batch_tokens)
+        results = [self._run([queries[i] for i in batch], n_candidates) for batch in batches]
+        place = {query: place for place, query in enumerate(i for batch in batches for i in batch)}
+        order = torch.tensor([place[row] for row in rows], device=results[0].log_probs.device)
+        return Scored(
+            torch.cat([result.log_probs for result in results])[order],
+            torch.cat([result.state for result in results])[order],
+            sum(result.tokens for result in results),
+        )
+
+    @abstractmethod
+    def _supported(self, module: Any) -> None:
+        """Raises LLMError if the architecture lacks what `_pass` needs."""
+
+    @abstractmethod
+    def _prompt_tokens(self, ids: list[int], special: list[int]) -> list[int]:
+        """The prompt as the model reads it, from all its tokens; `special` is 1 where the tokenizer added one."""
+
+    @abstractmethod
+    def _longest_text(self) -> int | None:
+        """Most tokens of a prompt and a candidate together that the model can read; None for no limit."""
+
+    @abstractmethod
+    def _pass(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> Pass:
+        """One pass of the model over a batch of prompts and the trees of their candidates."""
+
+    @abstractmethod
+    def _plain_logits(self, prompt: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+        """Logits [n_tokens, vocabulary] that predict `candidate` [n_tokens] after `prompt`, computed plainly."""
+
+    def _run(self, queries: Sequence[Query], n_candidates: int) -> Scored:
+        if self._module.training:  # a learner may have switched it on; scores must not depend on it
+            self._module.eval()
+        trees = TreeBatch.stack([query.tree for query in queries], n_candidates, self._module.device)
+        result = self._pass([query.prompt for query in queries], trees)
+        log_probs = trees.log_probs(result.logits)
+        if self.length_normalization == "tokens":
+            log_probs = log_probs / trees.length.clamp(min=1)
+        return Scored(log_probs, result.state, result.tokens)
+
+    def _queries(self, prompts: Sequence[str], lists: Sequence[tuple[str, ...]]) -> tuple[list[Query], list[int]]:
+        """The distinct queries, and for each prompt the index of its own."""
+        pairs = list(zip(prompts, lists, strict=True))
+        distinct = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
+        tokens = self._tokenize_prompts(list(dict.fromkeys(prompts)))
+        trees = {texts: token_tree(self._tokenize_candidates(texts)) for texts in dict.fromkeys(lists)}
+        queries = [Query(tokens[prompt], trees[texts]) for prompt, texts in distinct]
+        rows = [distinct[pair] for pair in pairs]
+        limit = self._longest_text()
+        for i, query in enumerate(queries):
+            if limit is not None and len(query.prompt) + query.tree.longest > limit:
+                raise ConfigError(
+                    f"prompt {rows.index(i)} has {len(query.prompt)} tokens and its longest candidate "
+                    f"{query.tree.longest}, and {self.label} reads {limit}; set max_prompt_tokens and "
+                    "truncate=left, or choose a model that reads more"
+                )
+        return queries, rows
+
+    def _tokenize_prompts(self, prompts: list[str]) -> dict[str, TokenIds]:
+        encoded = self._tokenizer(prompts, return_special_tokens_mask=True)
+        out = {}
+        for prompt, ids, special in zip(prompts, encoded["input_ids"], encoded["special_tokens_mask"], strict=True):
+            tokens = self._prompt_tokens(ids, special)
+            if not tokens:
+                raise ConfigError(f"a prompt is empty ({prompt!r}): there is nothing to continue")
+            excess = len(tokens) - (self.max_prompt_tokens or len(tokens))
+            if excess > 0 and (self.truncate == "error" or excess > special.count(0)):
+                raise ConfigError(
+                    f"a prompt has {len(tokens)} tokens, and max_prompt_tokens={self.max_prompt_tokens}; raise it, or "
+                    f"set truncate=left to cut the beginning of long prompts off. The prompt: {_shortened(prompt)}"
+                )
+            if excess > 0:
+                start = special.index(0)  # special tokens before the text stay
+                del tokens[start : start + excess]
+            out[prompt] = tuple(tokens)
+        return out
+
+    def _tokenize_candidates(self, texts: tuple[str, ...]) -> tuple[TokenIds, ...]:
+        if not texts:
+            return ()
+        encoded = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        for i, (text, ids) in enumerate(zip(texts, encoded, strict=True)):
+            if not ids:
+                raise ConfigError(f"candidate {i} ({text!r}) is empty: it has no tokens to score")
+        end = (self._tokenizer.eos_token_id,) if self.add_eos else ()
+        return tuple((*ids, *end) for ids in encoded)
+
+    @torch.no_grad()
+    def _verify(self) -> None:
+        """A model that ignores the tree's mask or positions gives wrong scores silently; find out on a few tokens."""
+        vocabulary = self._module.config.get_text_config().vocab_size
+        prompts = [tuple(t % vocabulary for t in range(start, stop)) for start, stop in ((5, 16), (20, 25))]
+        candidates = tuple(tuple(t % vocabulary for t in ids) for ids in ((31, 32, 33), (31, 34, 35), (36, 37), (38,)))
+        tree = token_tree(candidates)
+        trees = TreeBatch.stack([tree], len(candidates), self._module.device)
+        fast = trees.log_probs(self._pass(prompts, trees).logits)
+        rows = []
+        for prompt in prompts:
+            for ids in candidates:
+                target = torch.tensor(ids, device=fast.device)
+                logits = self._plain_logits(torch.tensor(prompt, device=fast.device), target)
+                rows.append(logits.float().log_softmax(-1).gather(1, target[:, None]).sum())
+        plain = torch.stack(rows).view_as(fast)
+        relative, absolute = (1e-3, 1e-2) if self.dtype == "float32" else (0.05, 0.5)
+        if not torch.allclose(fast, plain, rtol=relative, atol=absolute):
+            raise self._unsupported(
+                self._module,
+                "scoring all candidates in one pass does not give what one pass per candidate gives (largest "
+                f"difference {float((fast - plain).abs().max()):.2g}), so it ignores masks or positions",
+            )
+
+    def _unsupported(self, module: Any, why: str) -> LLMError:
+        works = "T5, Flan-T5, mT5" if self.kind == "seq2seq" else "Llama, Qwen, Mistral, GPT-2, Phi and most others"
+        name = type(module).__name__
+        return LLMError(f"{self.label}: {name} cannot be scored: {why}. {self.kind} models that work: {works}")
+
+
+@contextmanager
+def last_hidden_states(module: Any) -> Iterator[list[torch.Tensor]]:
+    """Collects what the decoder's last layer gives, [batch, n_positions, d], without keeping the other layers'."""
+    seen: list[torch.Tensor] = []
+    handle = module.get_decoder().register_forward_hook(lambda _module, _args, output: seen.append(output[0]))
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def additive_mask(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where attention is allowed and the type's lowest number elsewhere: what every attention implementation adds."""
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, torch.finfo(dtype).min)
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:40]} ... {text[-40:]}")

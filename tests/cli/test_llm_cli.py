@@ -1,0 +1,108 @@
+"""`llmrl-llm`, and what `llmrl-train` says about models before it pays."""
+
+import pytest
+
+from experiments import run
+from fake_openai_server import FakeOpenAIServer
+from llmrl.cli.llm import main
+
+
+def call(capsys, *argv):
+    """Exit status, and what was printed, in one line."""
+    code = 0
+    try:
+        main(argv)
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    return code, " ".join((captured.out + captured.err).split())
+
+
+def server_options(server, *more):
+    return ("check", "llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model", *more)
+
+
+def test_check_of_a_server(capsys):
+    with FakeOpenAIServer(lambda messages: '{"number": 7}') as server:
+        code, text = call(capsys, *server_options(server, "llm.input_price=1", "llm.output_price=2"))
+    assert code == 0 and len(server.requests) == 1
+    for part in ("fake-model at http://127.0.0.1", "accepted", "11 in, 7 out", "$0.000025", " s ", "context window"):
+        assert part in text, part
+
+
+def test_check_of_a_server_without_schemas(capsys):
+    class Simple(FakeOpenAIServer):
+        def _begin(self, body):
+            self.faults += ["400-echo"] * ("response_format" in body)
+            return super()._begin(body)
+
+    with Simple(lambda messages: "seven") as server:
+        code, text = call(capsys, *server_options(server))
+    assert code == 0 and "refused, set llm.structured=false" in text
+    assert "no complete JSON object" in text and "cost │ unknown" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("llm=gpt4o",), "OPENAI_API_KEY, which is not set"),
+        (("llm=claude",), "ANTHROPIC_API_KEY, which is not set"),
+        (
+            ("llm=openai_compatible", "llm.base_url=http://127.0.0.1:9/v1"),
+            "no answer from the chat server at http://127",
+        ),
+        (("llm=none",), "choose one with llm=<option>"),
+        (("llm=gpt5",), "Available options in 'llm': claude gemini gpt4o"),
+        (("llm=replay",), "llm.calls has no default; add llm.calls=<value>"),
+        (("llm=gpt4o", "llm.modle=x"), "modle"),
+    ],
+)
+def test_check_says_what_is_missing(capsys, monkeypatch, argv, message):
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    code, text = call(capsys, "check", *argv)
+    assert code == 1 and message in text and "Traceback" not in text, text
+
+
+def test_check_of_the_scripted_model(capsys):
+    code, text = call(capsys, "check", "llm=scripted")
+    assert code == 0 and "scripted (not a language model)" in text
+
+
+def test_totals(capsys, tmp_path):
+    common = ("env=escape_room", "env.n_envs=2", "principal=llm", "design.steps=3", "design.adapt_rounds=0")
+    for seed in (0, 1):
+        run(*common, "llm.empty=0.5", f"seed={seed}", f"output_root={tmp_path}")
+    capsys.readouterr()
+    code, text = call(capsys, "totals", str(tmp_path))
+    assert code == 0 and "seed=0" in text and "seed=1" in text and "│ all" in text
+    code, text = call(capsys, "totals", str(tmp_path / "nowhere"))
+    assert code == 1 and "is no folder" in text
+    (tmp_path / "empty").mkdir()
+    assert "no run in" in call(capsys, "totals", str(tmp_path / "empty"))[1]
+
+
+def test_dry_run_estimates_what_a_run_would_pay(capsys, monkeypatch, tmp_path):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    common = ("env=escape_room", "principal=llm", "dry_run=true", f"output_root={tmp_path}")
+    run(*common, "llm=gpt4o", "design.steps=20", "llm.budget.usd=3")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "20, at most 40 with repairs" in text and "cost │ about $0." in text and "at most $" in text
+    assert "OPENAI_API_KEY, which is not set" in text, "a plan needs no key"
+    assert "budget │ $3" in text
+    run(*common, "llm=gpt4o", "llm.input_price=null")
+    assert "cost │ unknown: set llm.input_price" in " ".join(capsys.readouterr().out.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_estimate_is_near_what_a_run_then_uses(capsys, tmp_path):
+    import re
+
+    from experiments import comparable_metrics, only_run_folder
+
+    common = ("env=escape_room", "env.n_envs=2", "principal=llm", "design.steps=30", "design.adapt_rounds=0")
+    run(*common, "dry_run=true")
+    tokens = re.search(r"prompt tokens *│ about ([\d,]+)", capsys.readouterr().out)
+    run(*common, f"output_root={tmp_path}")
+    used = comparable_metrics(only_run_folder(tmp_path))[-1]["llm/prompt_tokens"]
+    assert 0.8 < int(tokens.group(1).replace(",", "")) / used < 1.25

@@ -1,0 +1,90 @@
+"""Missing models and packages are named together with what would work."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from llmrl.core.errors import LLMError
+from llmrl.llms.local.causal_scorer import CausalScorer
+from llmrl.llms.local.loading import check_model, load_model, load_tokenizer
+from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
+
+
+@pytest.mark.parametrize("name", ["google/flan-t5-small", "gpt2", "Qwen/Qwen2.5-0.5B"])
+def test_hub_names_are_plausible(name):
+    check_model(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("/no/such/folder", "there is no folder /no/such/folder"),
+        ("./nothing", "there is no folder nothing"),
+        ("a/b/c", "neither a folder nor a hub name"),
+        ("google/flan t5", "neither a folder nor a hub name"),
+    ],
+)
+def test_impossible_names_are_refused_without_loading(name, message):
+    for scorer in (Seq2SeqScorer(name), CausalScorer(name)):
+        with pytest.raises(LLMError, match=message + ".*a folder written by save_pretrained.*HF_HOME"):
+            scorer.check()
+
+
+def test_a_folder_without_a_model(tmp_path):
+    with pytest.raises(LLMError, match=r"has no config\.json"):
+        check_model(str(tmp_path))
+
+
+def test_a_missing_package(monkeypatch, t5_folder):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find_spec(name))
+    with pytest.raises(LLMError, match=r"pip install 'llmrl\[local-llm\]'"):
+        Seq2SeqScorer(str(t5_folder)).check()
+
+
+def test_a_name_that_was_never_fetched(tmp_path):
+    """Offline, in a process of its own: the library reads these variables when it is imported."""
+    import os
+    import subprocess
+    import sys
+
+    code = (
+        "from llmrl.core.errors import LLMError\n"
+        "from llmrl.llms.local.loading import load_model, load_tokenizer\n"
+        "for load in (lambda: load_tokenizer('google/flan-t5-small', None),\n"
+        "             lambda: load_model('seq2seq', 'google/flan-t5-small', None, 'cpu', 'float32')):\n"
+        "    try:\n"
+        "        load()\n"
+        "    except LLMError as error:\n"
+        "        print(error)\n"
+    )
+    env = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr
+    assert lines[0].startswith("google/flan-t5-small: its tokenizer cannot be loaded")
+    assert lines[1].startswith("google/flan-t5-small: its seq2seq language model cannot be loaded")
+    assert all("HF_HUB_OFFLINE=1" in line for line in lines)
+
+
+def test_a_damaged_model(t5_folder, tmp_path):
+    (tmp_path / "config.json").write_text((t5_folder / "config.json").read_text())
+    with pytest.raises(LLMError, match="its seq2seq language model cannot be loaded"):
+        load_model("seq2seq", str(tmp_path), None, "cpu", "float32")
+    (tmp_path / "model.safetensors").write_bytes((t5_folder / "model.safetensors").read_bytes()[:1000])
+    with pytest.raises(LLMError, match="its seq2seq language model cannot be loaded"):
+        load_model("seq2seq", str(tmp_path), None, "cpu", "float32")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(LLMError, match="its tokenizer cannot be loaded"):
+        load_tokenizer(str(tmp_path), None)
+
+
+def test_an_impossible_device(t5_folder):
+    with pytest.raises(LLMError, match="cannot be moved to device nonsense"):
+        load_model("seq2seq", str(t5_folder), None, "nonsense", "float32")
+
+
+def test_a_loaded_model_is_ready_to_score(t5_folder):
+    module = load_model("seq2seq", str(t5_folder), None, "cpu", "bfloat16")
+    assert not module.training and next(module.parameters()).dtype == torch.bfloat16

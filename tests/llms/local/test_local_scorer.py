@@ -1,0 +1,340 @@
+"""The scorers against one plain pass of the model per (prompt, candidate) pair."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.protocols import Scorer
+from llmrl.llms.local.causal_scorer import CausalScorer
+from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
+
+PROMPTS = [
+    "Goal of the agent: pick up the grey box, then go to the grey key",
+    "Goal: go",
+    "Observation 0: You see a wall 2 steps left, You see a purple key 1 step left and 2 steps forward, Action 0: ",
+    "Goal: go",
+    "You carry a yellow ball",
+]
+CANDIDATES = ["turn left", "turn right", "go", "go forward", "toggle the purple key and turn left", "go", "p"]
+
+
+class Reference:
+    """Scores as the definition has them: no batch, no padding, no mask, one pass of the model per pair."""
+
+    def __init__(self, folder, kind, dtype=torch.float32):
+        auto = AutoModelForSeq2SeqLM if kind == "seq2seq" else AutoModelForCausalLM
+        self.kind, self.tokenizer = kind, AutoTokenizer.from_pretrained(folder)
+        self.model = auto.from_pretrained(folder, dtype=dtype).eval()
+
+    def prompt_ids(self, prompt):
+        text = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        if self.kind == "seq2seq":
+            return [*text, self.tokenizer.eos_token_id]
+        return [self.tokenizer.bos_token_id, *text] if self.model.config.model_type == "llama" else text
+
+    def token_log_probs(self, prompt, candidate, add_eos=False):
+        ids = self.tokenizer(candidate, add_special_tokens=False)["input_ids"]
+        ids = torch.tensor([*ids, self.tokenizer.eos_token_id] if add_eos else ids)
+        prompt = torch.tensor(self.prompt_ids(prompt))
+        if self.kind == "seq2seq":
+            inputs = torch.cat([torch.tensor([self.model.config.decoder_start_token_id]), ids[:-1]])
+            logits = self.model(input_ids=prompt[None], decoder_input_ids=inputs[None]).logits[0]
+        else:
+            logits = self.model(input_ids=torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1]
+        return logits.float().log_softmax(-1)[range(len(ids)), ids]
+
+    def score(self, prompts, candidates, add_eos=False):
+        return torch.stack(
+            [torch.stack([self.token_log_probs(p, c, add_eos).sum() for c in candidates]) for p in prompts]
+        )
+
+    def state(self, prompt):
+        ids = torch.tensor(self.prompt_ids(prompt))[None]
+        if self.kind == "seq2seq":
+            start = torch.tensor([[self.model.config.decoder_start_token_id]])
+            output = self.model(input_ids=ids, decoder_input_ids=start, output_hidden_states=True)
+            return output.decoder_hidden_states[-1][0, 0]
+        return self.model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0, -1]
+
+
+@pytest.fixture(params=["t5", "llama", "gpt2"])
+def case(request):
+    """A function that makes a scorer of one architecture, and its reference."""
+    folder = request.getfixturevalue(f"{request.param}_folder")
+    cls = Seq2SeqScorer if request.param == "t5" else CausalScorer
+
+    def make(**options):
+        return cls(str(folder), **options)
+
+    return make, Reference(folder, cls.kind)
+
+
+def largest(difference):
+    return float(difference.detach().abs().max())
+
+
+def test_scores_are_those_of_one_pass_per_pair(case):
+    make, reference = case
+    scorer = make()
+    with torch.no_grad():
+        scores, expected = scorer.score(PROMPTS, CANDIDATES), reference.score(PROMPTS, CANDIDATES)
+    assert scores.shape == (5, 7) and scores.dtype == torch.float32 and not scores.requires_grad
+    assert largest(scores - expected) < 1e-5
+    assert expected.std() > 1  # so that the agreement says something
+    assert isinstance(scorer, Scorer)
+
+
+def test_gradients_are_those_of_one_pass_per_pair(case):
+    make, reference = case
+    scorer = make(batch_tokens=100)
+    weights = torch.randn(len(PROMPTS), len(CANDIDATES), generator=torch.Generator().manual_seed(0))
+    (scorer.score(PROMPTS, CANDIDATES) * weights).mean().backward()
+    (reference.score(PROMPTS, CANDIDATES) * weights).mean().backward()
+    expected = {name: weight.grad for name, weight in reference.model.named_parameters()}
+    found = {name: weight.grad for name, weight in scorer.module.named_parameters()}
+    assert found.keys() == expected.keys() and len(found) > 10
+    for name, gradient in expected.items():
+        assert largest(gradient) > 0, name
+        assert largest(found[name] - gradient) < 1e-5, name
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 60, 150, 10_000])
+def test_the_token_budget_changes_the_cost_alone(case, batch_tokens):
+    make, reference = case
+    scorer = make(batch_tokens=batch_tokens)
+    with torch.no_grad():
+        scored, whole = scorer.forward(PROMPTS, CANDIDATES), make().forward(PROMPTS, CANDIDATES)
+        assert largest(scored.log_probs - reference.score(PROMPTS, CANDIDATES)) < 1e-5
+    assert largest(scored.state - whole.state) < 1e-5
+    assert scored.tokens <= whole.tokens  # less padding in smaller batches
+
+
+def test_a_score_does_not_depend_on_the_rest_of_the_batch(case):
+    make, _ = case
+    scorer = make()
+    with torch.no_grad():
+        together = scorer.score(PROMPTS, CANDIDATES)
+        for i, prompt in enumerate(PROMPTS):
+            for j, candidate in enumerate(CANDIDATES):
+                assert largest(scorer.score([prompt], [candidate]) - together[i, j]) < 1e-5
+
+
+def test_duplicates_cost_nothing(case):
+    make, _ = case
+    scorer = make()
+    with torch.no_grad():
+        once, many = (
+            scorer.forward(PROMPTS[:3], ["go", "turn left"]),
+            scorer.forward(PROMPTS[:3] * 4, ["go", "turn left"] * 9),
+        )
+    assert many.tokens == once.tokens
+    assert torch.equal(many.log_probs, once.log_probs.repeat(4, 9))
+
+
+def test_candidates_of_each_prompt(case):
+    make, reference = case
+    lists = [["turn left", "go"], ["go forward"], ["toggle", "go", "go forward now"], ["go", "pick up"], ["p"]]
+    for budget in (60, 10_000):
+        scored = make(batch_tokens=budget).forward(PROMPTS, lists)
+        assert scored.log_probs.shape == (5, 3)
+        for i, texts in enumerate(lists):
+            row = reference.score([PROMPTS[i]], texts)[0]
+            assert largest(scored.log_probs[i, : len(texts)] - row) < 1e-5
+            assert torch.isneginf(scored.log_probs[i, len(texts) :]).all()
+        scored.log_probs.exp().sum().backward()  # padding sends no NaN back
+
+
+def test_state_is_the_hidden_state_at_the_prompt(case):
+    make, reference = case
+    scorer = make()
+    scored = scorer.forward(PROMPTS, CANDIDATES)
+    for i, prompt in enumerate(PROMPTS):
+        assert largest(scored.state[i] - reference.state(prompt)) < 1e-5
+    alone = scorer.forward(PROMPTS)
+    assert alone.log_probs.shape == (5, 0)
+    assert largest(alone.state - scored.state) < 1e-5
+    assert scored.state.requires_grad
+
+
+def test_end_of_sequence_counts_on_demand(case):
+    make, reference = case
+    with torch.no_grad():
+        scores = make(add_eos=True).score(PROMPTS, CANDIDATES)
+        assert largest(scores - reference.score(PROMPTS, CANDIDATES, add_eos=True)) < 1e-5
+
+
+def test_length_normalization_is_the_mean_over_tokens(case):
+    make, reference = case
+    scores = make(length_normalization="tokens", add_eos=True).score(PROMPTS[:2], CANDIDATES)
+    for i, prompt in enumerate(PROMPTS[:2]):
+        for j, candidate in enumerate(CANDIDATES):
+            assert largest(scores[i, j] - reference.token_log_probs(prompt, candidate, add_eos=True).mean()) < 1e-5
+
+
+def test_probabilities_of_all_tokens_sum_to_one(case):
+    make, reference = case
+    scorer = make()
+    tokenizer = reference.tokenizer
+    texts = {i: tokenizer.decode([i]) for i in range(len(tokenizer))}
+    # Tokens that a text can stand for: those that tokenise to themselves.
+    texts = {i: text for i, text in texts.items() if tokenizer(text, add_special_tokens=False)["input_ids"] == [i]}
+    assert len(texts) == len(tokenizer)
+    with torch.no_grad():
+        total = scorer.score(PROMPTS, list(texts.values())).exp().sum(-1)
+        # A second token after each of them: still a partition of what can follow.
+        pairs = make(add_eos=True).score(PROMPTS[:1], list(texts.values())).exp().sum(-1)
+    assert largest(total - 1) < 1e-5
+    assert float(pairs) < 1
+
+
+def test_dropout_is_never_active(case):
+    make, _ = case
+    scorer = make()
+    assert not scorer.module.training
+    with torch.no_grad():
+        before = scorer.score(PROMPTS, CANDIDATES)
+        scorer.module.train()
+        assert torch.equal(scorer.score(PROMPTS, CANDIDATES), before)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_close(case, dtype):
+    make, reference = case
+    with torch.no_grad():
+        scores, expected = make(dtype=dtype).score(PROMPTS, CANDIDATES), reference.score(PROMPTS, CANDIDATES)
+    assert scores.dtype == torch.float32
+    # Eight bits of mantissa: about a hundredth of a score.
+    assert largest((scores - expected) / expected) < 0.05
+    assert torch.corrcoef(torch.stack([scores.flatten(), expected.flatten()]))[0, 1] > 0.999
+
+
+words = st.sampled_from(["turn", "left", "right", "go", "the grey key", "2", ",", "zé", "\n"])
+
+
+def text(max_words):
+    return st.lists(words, min_size=1, max_size=max_words).map(" ".join)
+
+
+def test_any_texts(case):
+    make, reference = case
+    scorers = {add_eos: make(add_eos=add_eos) for add_eos in (False, True)}
+
+    @settings(max_examples=20, deadline=None)
+    @given(
+        prompts=st.lists(text(8), min_size=1, max_size=5),
+        candidates=st.lists(text(3), min_size=1, max_size=6),
+        batch_tokens=st.integers(1, 200),
+        add_eos=st.booleans(),
+    )
+    def holds(prompts, candidates, batch_tokens, add_eos):
+        scorer = scorers[add_eos]
+        scorer.batch_tokens = batch_tokens
+        with torch.no_grad():
+            scores = scorer.score(prompts, candidates)
+            assert largest(scores - reference.score(prompts, candidates, add_eos)) < 1e-5
+
+    holds()
+
+
+def test_the_option_files_build_scorers(t5_folder, llama_folder):
+    from omegaconf import OmegaConf
+
+    import llmrl.conf
+    from llmrl.cli.build import Builder
+
+    files = Path(llmrl.conf.__file__).parent / "llm"
+    for name, folder in (("local_scorer_seq2seq", t5_folder), ("local_scorer_causal", llama_folder)):
+        option = OmegaConf.to_container(OmegaConf.load(files / f"{name}.yaml"))
+        scorer = Builder({"device": "cpu"}).build(option, "llm")
+        assert isinstance(scorer, Scorer) and scorer.label == f"{option['model']} (local scorer)"
+        scorer.check()
+        with pytest.raises(ConfigError, match=r"llm.batch_tokens=0"):
+            Builder({"device": "cpu"}).build({**option, "batch_tokens": 0}, "llm")
+        scorer = Builder({"device": "cpu"}).build({**option, "model": str(folder)}, "llm")
+        assert scorer.score(["go"], ["left", "right"]).shape == (1, 2)
+
+
+def test_long_prompts_are_refused_or_cut(case):
+    make, reference = case
+    long = PROMPTS[2]
+    size = len(reference.prompt_ids(long))
+    with pytest.raises(
+        ConfigError, match=rf"a prompt has {size} tokens, and max_prompt_tokens=20; .*truncate=left.*Action 0: '"
+    ):
+        make(max_prompt_tokens=20).score(["go", long], ["go"])
+    cut = make(max_prompt_tokens=20, truncate="left")
+    assert largest(cut.score(["go", long], ["go"])[0] - make().score(["go"], ["go"])[0]) < 1e-5
+    # The special tokens stay, the beginning of the text goes.
+    text = reference.tokenizer(long, add_special_tokens=False)["input_ids"]
+    expected = reference.tokenizer.decode(text[len(text) - 20 + (size - len(text)) :])
+    assert len(reference.prompt_ids(expected)) == 20
+    assert largest(cut.score([long], ["go"]) - reference.score([expected], ["go"])) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("prompts", "candidates", "message"),
+    [
+        ([], ["go"], "no prompts"),
+        (["a"], [], "no candidates"),
+        (["a"], "go", "one text"),
+        (["a"], ["go", ""], r"candidate 1 \(''\) is empty"),
+        (["a", "b"], [["go"]], "1 lists of candidates for 2 prompts"),
+        (["a", "b"], [["go"], []], "prompt 1 has no candidates"),
+        (["a", "b"], [["go"], "go"], "mixes"),
+    ],
+)
+def test_bad_arguments_are_named(case, prompts, candidates, message):
+    with pytest.raises(ConfigError, match=message):
+        case[0]().score(prompts, candidates)
+
+
+def test_an_empty_prompt_needs_a_special_token_to_stand_on(t5_folder, llama_folder, gpt2_folder):
+    assert Seq2SeqScorer(str(t5_folder)).score([""], ["go"]).isfinite().all()
+    assert CausalScorer(str(llama_folder)).score([""], ["go"]).isfinite().all()
+    with pytest.raises(ConfigError, match="a prompt is empty"):
+        CausalScorer(str(gpt2_folder)).score([""], ["go"])
+
+
+def test_texts_longer_than_the_model_reads(gpt2_folder):
+    scorer, reference = CausalScorer(str(gpt2_folder)), Reference(gpt2_folder, "causal")
+    ids = reference.prompt_ids(" go" * 126)
+    assert len(ids) == 126
+    with pytest.raises(
+        ConfigError, match=r"prompt 1 has 126 tokens and its longest candidate 3, and .* reads 128; set"
+    ):
+        scorer.score(["go", " go" * 126], [" go go go"])
+    # Each text alone counts, not the longest prompt of a batch with the longest candidate of another.
+    prompts, lists = ["go", " go" * 126], [[" go" * 126], [" go go"]]
+    scores = scorer.score(prompts, lists)
+    for i in range(2):
+        assert largest(scores[i, :1] - reference.score(prompts[i : i + 1], lists[i])[0]) < 1e-4  # 126 terms
+
+
+def test_a_model_that_ignores_positions_is_refused(llama_folder, monkeypatch):
+    from transformers.models.llama.modeling_llama import LlamaModel
+
+    forward = LlamaModel.forward
+    monkeypatch.setattr(LlamaModel, "forward", lambda self, *a, position_ids=None, **kw: forward(self, *a, **kw))
+    scorer = CausalScorer(str(llama_folder))
+    for _ in range(2):  # and stays refused
+        with pytest.raises(LLMError, match=r"LlamaForCausalLM cannot be scored: .* ignores masks or positions"):
+            scorer.score(["go"], ["go"])
+
+
+def test_the_wrong_kind_of_model_is_refused(t5_folder, tmp_path):
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    with pytest.raises(LLMError, match="causal language model cannot be loaded"):
+        CausalScorer(str(t5_folder)).load()
+    AutoTokenizer.from_pretrained(t5_folder).save_pretrained(tmp_path)
+    small = {
+        f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")
+    }
+    BartForConditionalGeneration(BartConfig(vocab_size=99, d_model=8, **small)).save_pretrained(tmp_path)
+    with pytest.raises(LLMError, match=r"BartForConditionalGeneration cannot be scored: .*models that work: T5"):
+        Seq2SeqScorer(str(tmp_path)).load()

@@ -1,0 +1,97 @@
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmrl.core.errors import BudgetExhausted, ConfigError, LLMError
+from llmrl.core.records import ChatReply
+from llmrl.llms.budget import Budget, Spent
+from llmrl.llms.client import ChatClient
+from llmrl.llms.limits import Limits
+from models import Echo, ask
+
+
+def exhausted(client, n=1):
+    with pytest.raises(BudgetExhausted) as error:
+        client.chat([ask(f"{i}") for i in range(n)])
+    return str(error.value)
+
+
+def test_calls():
+    model = Echo()
+    client = ChatClient(model, budget=Budget(calls=3))
+    client.chat([ask("a"), ask("b")])
+    message = exhausted(client, 4)
+    assert "llm.budget.calls=3" in message and "larger llm.budget.calls" in message
+    assert len(model.asked) == 3, "what fits is asked, and not one more"
+
+
+def test_tokens_and_money_count_the_longest_reply_beforehand():
+    # Prompt: 1 token and 4 around it; reply: at most 100, in fact 2.
+    client = ChatClient(Echo(max_tokens=100, reply={"prompt_tokens": 5}), budget=Budget(tokens=120))
+    client.chat([ask("a"), ask("b")])
+    assert client.budget.spent == Spent(2, 2, 0, 14, pytest.approx(18e-6), 0)
+    client.chat([ask("c")])
+    assert "llm.budget.tokens=120, spent 21" in exhausted(client)
+    client = ChatClient(Echo(max_tokens=100), budget=Budget(usd=0.0003))
+    client.chat([ask("a")])
+    for _ in range(20):
+        client.budget.settle(client.budget.reserve(ask("a"), client.provider, wait=False), ChatReply("", cost=5e-6))
+    assert "llm.budget.usd=0.0003, spent 0.000107" in exhausted(client)
+
+
+def test_a_budget_of_nothing_asks_nothing():
+    for budget in (Budget(calls=0), Budget(tokens=0), Budget(usd=0.0)):
+        model = Echo(max_tokens=100_000)
+        exhausted(ChatClient(model, budget=budget))
+        assert model.asked == []
+
+
+def test_free_models_spend_no_money():
+    client = ChatClient(Echo(input_price=0.0, output_price=0.0), budget=Budget(usd=0.0))
+    client.chat([ask("a")])
+    assert client.metrics()["spent/llm_cost"] == 0.0
+
+
+def test_failed_calls_are_not_charged():
+    model = Echo(fail={"a": LLMError("no")})
+    client = ChatClient(model, budget=Budget(calls=1))
+    for _ in range(3):
+        with pytest.raises(LLMError, match="no"):
+            client.chat([ask("a")])
+    client.chat([ask("b")])
+    assert client.budget.spent.failed == 3 and client.budget.spent.calls == 1
+
+
+def test_dollars_need_prices():
+    with pytest.raises(ConfigError, match=r"llm.budget.usd=5 cannot be held.*llm.input_price"):
+        ChatClient(Echo(input_price=None), budget=Budget(usd=5.0)).check()
+
+
+def test_a_local_batch_asks_for_what_fits():
+    model = Echo(parallel=False)
+    exhausted(ChatClient(model, budget=Budget(calls=2)), 5)
+    assert len(model.asked) == 2
+
+
+@given(st.integers(0, 40), st.integers(1, 8), st.integers(1, 60))
+@settings(max_examples=25, deadline=None)
+def test_threads_never_exceed_it(calls, concurrency, n):
+    model = Echo()
+    client = ChatClient(model, budget=Budget(calls=calls), limits=Limits(concurrency))
+    outcomes = []
+
+    def work(i):
+        try:
+            outcomes.append(len(client.chat([ask(f"{i}-{j}") for j in range(3)])))
+        except BudgetExhausted:
+            outcomes.append(0)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(n // 3 + 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
+    assert len(model.asked) == min(calls, 3 * len(threads)) == client.budget.spent.calls

@@ -1,0 +1,222 @@
+"""No reply is paid for twice: not after a kill, not under another name, not when a budget was too small."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from experiments import comparable_metrics, only_run_folder, run
+from fake_openai_server import FakeOpenAIServer
+from llmrl.core.errors import LLMError
+from llmrl.llms import scripted_principal
+from llmrl.llms.ledger import read_calls
+
+STEPS, KILLED_AT = 220, 200
+"""Principal steps, replies paid before the kill."""
+TOKENS, COST = 18, 25e-6
+"""What the server counts for a call: 11 and 7 tokens, at one and two dollars per million."""
+
+GAME = (
+    "env=escape_room",
+    "env.n_envs=4",
+    "principal=llm",
+    "principal.history=last",
+    "principal.window=4",
+    "design.adapt_rounds=0",
+    "design.validate_episodes=4",
+    # Never before the end: whatever is lost by a kill is everything since the last checkpoint made for another reason.
+    "checkpoint_seconds=100000",
+)
+
+
+def reply(messages):
+    """Sensible, except that one question in ten is answered badly and one in forty even after it was told so."""
+    draw = int(hashlib.sha256(messages[0]["content"].encode()).hexdigest(), 16) % 40
+    if draw == 0 or (draw % 10 == 0 and len(messages) == 1):
+        return "Let me think about it."
+    return scripted_principal.reply(messages[0]["content"])
+
+
+def faulty_server():
+    kinds = ("429", "500", "reset", "reset-midway", "truncated", "malformed")
+    return FakeOpenAIServer(reply, fault_rate=0.1, fault_kinds=kinds)
+
+
+def overrides(server, root, steps, *more):
+    return (
+        *GAME,
+        "llm=openai_compatible",
+        f"llm.base_url={server.url}",
+        "llm.model=fake-model",
+        "llm.retry.first_delay=0.001",
+        "llm.input_price=1.0",
+        "llm.output_price=2.0",
+        f"design.steps={steps}",
+        f"output_root={root}",
+        *more,
+    )
+
+
+def llmrl_train(arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "llmrl.cli.train", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def metrics(folder):
+    """All numbers but those of the wall clock and of what was paid, which depends on what the cache held."""
+    return [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in comparable_metrics(folder)]
+
+
+def paid(folder):
+    return [call for call in read_calls(folder / "llm_calls.jsonl") if "reply" in call and not call["cached"]]
+
+
+def check_paid_once(folder, server):
+    """Every question's answer was delivered once, and the run's own account is the server's."""
+    assert set(server.delivered.values()) <= {0, 1}
+    delivered = server.delivered.total()
+    assert len(paid(folder)) == delivered
+    account = [delivered, delivered * TOKENS, pytest.approx(delivered * COST)]
+    *_, last = read_calls(folder / "llm_calls.jsonl")
+    assert [last["spent"][name] for name in ("calls", "tokens", "cost")] == account
+    row = comparable_metrics(folder)[-1]
+    assert [row[f"spent/llm_{name}"] for name in ("calls", "tokens", "cost")] == account
+    assert row["llm/calls"] == delivered
+
+
+def wait_for(condition, process):
+    while not condition():
+        assert process.poll() is None, "the run ended too early"
+        time.sleep(0.002)
+
+
+def stop_between_calls(process, server, root, calls):
+    """Freeze the run when it has paid for `calls` replies and is waiting for none.
+
+    A call in flight when its process is killed is the one that may be paid twice: its reply reaches nobody. So that
+    the statement about all others is exact, a moment is chosen in which every reply that was sent has been kept.
+    """
+    while True:
+        wait_for(lambda: server.delivered.total() >= calls, process)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        time.sleep(0.05)  # what it sent before has arrived by then
+        if server.in_flight == 0 and len(paid(only_run_folder(root))) == server.delivered.total():
+            return
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.003)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The metrics of a run that nothing happened to."""
+    root = tmp_path_factory.mktemp("whole")
+    with FakeOpenAIServer(reply) as server:
+        run(*overrides(server, root, STEPS))
+        folder = only_run_folder(root)
+        check_paid_once(folder, server)
+    rows = metrics(folder)
+    # The replies were of every kind, or equal numbers would say less.
+    assert rows[-1]["llm/repairs"] > 0 and rows[-1]["llm/fallbacks"] > 0
+    return rows
+
+
+@pytest.mark.slow
+def test_kill_9_after_200_calls(tmp_path, whole):
+    with faulty_server() as server:
+        arguments = overrides(server, tmp_path, STEPS)
+        process = llmrl_train(arguments)
+        wait_for(lambda: server.delivered.total() >= 40, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 128 + signal.SIGTERM
+        checkpoints = list((only_run_folder(tmp_path) / "checkpoints").iterdir())
+        assert checkpoints, "the first attempt saves when it is asked to stop"
+
+        process = llmrl_train(arguments)
+        stop_between_calls(process, server, tmp_path, KILLED_AT)
+        process.kill()
+        process.wait()
+        assert list((only_run_folder(tmp_path) / "checkpoints").iterdir()) == checkpoints
+        before = server.delivered.total()
+        assert before >= KILLED_AT
+
+        run(*arguments)
+        folder = only_run_folder(tmp_path)
+        assert server.delivered.total() > before, "there was nothing left to do"
+        check_paid_once(folder, server)
+    cached = [call for call in read_calls(folder / "llm_calls.jsonl") if call.get("cached")]
+    assert len(cached) > 100, "what was lost since the checkpoint came from the cache"
+    assert metrics(folder) == whole
+
+
+@pytest.mark.slow
+def test_a_budget_stops_the_run_and_a_larger_one_finishes_it(tmp_path, whole):
+    with faulty_server() as server:
+        process = llmrl_train(overrides(server, tmp_path, STEPS, "llm.budget.calls=100"))
+        assert process.wait() == 3
+        folder = only_run_folder(tmp_path)
+        assert server.delivered.total() == 100
+        assert json.loads((folder / "status.json").read_text())["state"] == "budget_exhausted"
+        assert any((folder / "checkpoints").iterdir())
+        run(*overrides(server, tmp_path, STEPS, "llm.budget.calls=1000"))
+        check_paid_once(folder, server)
+    assert json.loads((folder / "status.json").read_text())["state"] == "finished"
+    assert metrics(folder) == whole
+    assert not any(call.get("cached") for call in read_calls(folder / "llm_calls.jsonl")), "it resumed where it stopped"
+
+
+def test_a_kept_reply_is_never_asked_for_again(tmp_path):
+    with FakeOpenAIServer(reply) as server:
+        run(*overrides(server, tmp_path, 12, "name=first"))
+        first = only_run_folder(tmp_path / "first")
+        assert server.delivered.total() >= 12
+        server.forget()
+
+        run(*overrides(server, tmp_path, 12, "name=first"))
+        run(*overrides(server, tmp_path, 12, "name=second"))
+        assert server.requests == []
+        second = only_run_folder(tmp_path / "second")
+        assert metrics(second) == metrics(first)
+        assert comparable_metrics(second)[-1]["spent/llm_calls"] == 0
+
+        run(*overrides(server, tmp_path, 12, "name=other_seed", "seed=1"))
+        other = only_run_folder(tmp_path / "other_seed")
+        assert server.delivered.total() == len(list(read_calls(other / "llm_calls.jsonl"))) >= 12
+
+    # The server is gone. What was recorded is all there is, and enough.
+    run(*overrides(server, tmp_path, 12, "name=from_cache", "llm.cache=only"))
+    assert metrics(only_run_folder(tmp_path / "from_cache")) == metrics(first)
+    run(*GAME, "llm=replay", f"llm.calls='{first}'", "design.steps=12", f"output_root={tmp_path}", "name=replayed")
+    assert metrics(only_run_folder(tmp_path / "replayed")) == metrics(first)
+    with pytest.raises(LLMError, match=r"llm\.cache=only, and .* holds no reply to this request"):
+        run(*overrides(server, tmp_path, 12, "name=no_cache", "llm.cache=only", f"llm.cache_dir={tmp_path / 'empty'}"))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_seeds_share_replies_only_if_told_to(tmp_path, shared):
+    """The first question is the same for every seed."""
+    same = ("env.fixed_context=0", f"llm.share_replies={str(shared).lower()}")
+    with FakeOpenAIServer(reply) as server:
+        for seed in range(3):
+            run(*overrides(server, tmp_path, 1, f"seed={seed}", *same))
+        assert list(server.delivered.values()) == [1 if shared else 3]
+
+
+def test_half_a_run_replays_as_far_as_it_goes(tmp_path):
+    """A call log cut short by a kill is no reason for silent nonsense."""
+    with FakeOpenAIServer(reply) as server:
+        run(*overrides(server, tmp_path / "whole", 6))
+    log = only_run_folder(tmp_path / "whole") / "llm_calls.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    half = Path(tmp_path / "half.jsonl")
+    half.write_text("".join(lines[:3]) + lines[3][:100])
+    with pytest.raises(LLMError, match=r"half\.jsonl holds no reply to this request"):
+        run(*GAME, "llm=replay", f"llm.calls='{half}'", "design.steps=6", f"output_root={tmp_path / 'replayed'}")
+    assert len(metrics(only_run_folder(tmp_path / "replayed"))) == 3

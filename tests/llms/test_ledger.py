@@ -1,0 +1,173 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from llmrl.analysis.llm_calls import CallTotals, call_totals
+from llmrl.core.errors import LLMError, RunFolderError
+from llmrl.llms.cache import Cache
+from llmrl.llms.client import ChatClient
+from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
+from llmrl.llms.request_key import request_key
+from models import Echo, ask, scripted
+
+
+def client(path, model=None, **policies):
+    return ChatClient(model or Echo(), ledger=Ledger(path), **policies)
+
+
+def test_a_call_is_logged_whole(tmp_path):
+    path = tmp_path / "run" / FILE_NAME
+    judged = ask("zwei \u00fc\n", purpose="test", prompt="p/x", prompt_hash="ab", fault=lambda text: "too short")
+    client(path, stream=5).chat([ask("one", purpose="test"), judged])
+    first, second = read_calls(path)
+    assert abs(first.pop("time") - time.time()) < 60 and 0 <= first.pop("latency") < 60
+    assert first == {
+        "hash": request_key({"model": "echo"}, ask("one"), stream=5),
+        "model": "echo",
+        "identity": {"model": "echo"},
+        "stream": 5,
+        "purpose": "test",
+        "prompt": "",
+        "prompt_hash": "",
+        "repeat": 0,
+        "messages": [{"role": "user", "content": "one"}],
+        "schema": None,
+        "reply": "one",
+        "valid": None,
+        "finish": "",
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "cached_tokens": None,
+        "cost": 7e-6,
+        "attempts": 1,
+        "cached": False,
+        "spent": {"calls": 1, "attempts": 1, "failed": 0, "tokens": 5, "cost": 7e-6, "unknown": 0},
+    }
+    assert second["reply"] == "zwei \u00fc\n" and second["valid"] is False and second["prompt_hash"] == "ab"
+    assert second["spent"]["calls"] == 2
+
+
+def test_what_was_spent_goes_on_in_the_next_process(tmp_path):
+    path = tmp_path / FILE_NAME
+    client(path).chat([ask("one"), ask("x" * 200_000)])
+    path.write_bytes(path.read_bytes() + b'{"cut sho')
+    next_one = client(path)
+    assert next_one.metrics()["spent/llm_calls"] == 2 and next_one.metrics()["llm/calls"] == 0
+    next_one.chat([ask("three")])
+    assert list(read_calls(path))[-1]["spent"]["calls"] == 3
+
+
+def test_failures_are_logged_beside_the_replies_that_were_paid_for(tmp_path):
+    path = tmp_path / FILE_NAME
+    model = client(path, Echo(fail={"a": LLMError("HTTP 401")}))
+    with pytest.raises(LLMError, match=r"HTTP 401 \(1 of 2 requests failed\)"):
+        model.chat([ask("a"), ask("b")])
+    failed, answered = sorted(read_calls(path), key=lambda call: "reply" in call)
+    assert failed["error"] == "HTTP 401" and "reply" not in failed
+    assert answered["reply"] == "b"
+    assert model.metrics()["spent/llm_calls"] == 1 and model.metrics()["spent/llm_failed_calls"] == 1
+
+
+def test_threads_do_not_mix_lines(tmp_path):
+    model = client(tmp_path / FILE_NAME)
+
+    def work(i):
+        for j in range(50):
+            model.chat([ask(f"{i}-{j} " + "x" * 5000)])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    calls = list(read_calls(tmp_path / FILE_NAME))
+    assert len({call["reply"] for call in calls}) == len(calls) == 400 == model.metrics()["llm/calls"]
+    assert [call["spent"]["calls"] for call in calls] == sorted(call["spent"]["calls"] for call in calls)
+
+
+def test_a_line_cut_short_is_closed_and_skipped(tmp_path, caplog):
+    path = tmp_path / FILE_NAME
+    model = client(path)
+    model.chat([ask("one")])
+    model.chat([ask("two")])
+    whole = path.read_bytes()
+    for cut in (1, 2, 40, len(whole) // 3):
+        path.write_bytes(whole[:-cut])
+        client(path).chat([ask("three")])
+        # Without its newline a record is still whole.
+        expected = ["one", "two", "three"] if cut == 1 else ["one", "three"]
+        assert [call["reply"] for call in read_calls(path)] == expected
+    assert "line 2: not a whole record" in caplog.text
+
+
+def test_kill_9_loses_no_finished_call(tmp_path):
+    path = tmp_path / FILE_NAME
+    program = f"""
+from pathlib import Path
+from llmrl.llms.client import ChatClient
+from llmrl.llms.ledger import Ledger
+from models import Echo, ask
+model = ChatClient(Echo(), ledger=Ledger(Path({str(path)!r})))
+n = 0
+while True:
+    model.chat([ask(f"{{n}} " + "y" * 200_000)])
+    n += 1
+    print(n, flush=True)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
+    finished = 0
+    for line in process.stdout:
+        finished = int(line)
+        if finished >= 20:
+            os.kill(process.pid, signal.SIGKILL)
+            break
+    finished = max([finished, *(int(line) for line in process.stdout)])
+    process.wait()
+    process.stdout.close()
+    client(path).chat([ask("after")])
+    calls = list(read_calls(path))
+    assert [call["reply"].split()[0] for call in calls[:finished]] == [str(i) for i in range(finished)]
+    assert calls[-1]["reply"] == "after"
+
+
+def test_unwritable_log(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="cannot write the call log"):
+        Ledger(tmp_path / "file" / FILE_NAME)
+
+
+def test_totals_of_a_folder_of_runs(tmp_path):
+    cache = Cache(tmp_path / "cache")
+    for seed in (0, 1):
+        model = client(tmp_path / f"seed={seed}" / FILE_NAME, cache=cache)  # one stream: the second run pays nothing
+        model.chat([ask("a", fault=lambda text: ""), ask("b", fault=lambda text: "bad")])
+    unknown = client(tmp_path / "other" / FILE_NAME, Echo(input_price=None, fail={"x": LLMError("no")}))
+    unknown.chat([ask("a")])
+    with pytest.raises(LLMError):
+        unknown.chat([ask("x")])
+    client(tmp_path / "seed=0" / "backup_1" / FILE_NAME).chat([ask("a")])
+    (tmp_path / "silent").mkdir()
+    Ledger(tmp_path / "silent" / FILE_NAME)
+    totals = {path.name: total for path, total in call_totals(tmp_path).items()}
+    assert set(totals) == {"seed=0", "seed=1", "other"}
+    assert totals["seed=0"] == CallTotals(("echo",), 2, 0, 0, 2, 1, 6, 4, pytest.approx(14e-6))
+    assert totals["seed=1"] == CallTotals(("echo",), 2, 2, 0, 2, 1, 6, 4, 0.0)
+    assert totals["other"] == CallTotals(("echo",), 1, 0, 1, 0, 0, 3, 2, None)
+    both = totals["seed=0"].plus(totals["other"])
+    assert (both.calls, both.failed, both.cost) == (3, 1, None)
+
+
+def test_lines_are_json_a_person_can_read(tmp_path):
+    model = scripted()
+    model.ledger = Ledger(tmp_path / FILE_NAME)
+    model.chat([ask("This is a connection test. \u00fc")])
+    line = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+    assert "\u00fc" in line and json.loads(line)["model"] == "scripted (not a language model)"

@@ -1,0 +1,97 @@
+import json
+
+import numpy as np
+import pytest
+
+from experiments import only_run_folder, run
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.llms.ledger import read_calls
+from llmrl.llms.scripted import REFUSAL
+from llmrl.principals.llm import LLMPrincipal
+from models import ask, scripted
+from societies import CLEANUP, outcome, toy
+
+QUESTION = LLMPrincipal(CLEANUP, scripted()).question(None).text
+
+
+def replies(n, seed=0, **shares):
+    return [reply.text for reply in scripted(seed, **shares).chat([ask(QUESTION)] * n)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "sign"),
+    [
+        ("malformed", lambda text: "{" not in text and len(text) > 20),
+        ("out_of_range", lambda text: json.loads(text)["eat"] >= 1e5),
+        ("empty", lambda text: text == ""),
+        ("truncated", lambda text: text.startswith("{") and not text.endswith("}")),
+        ("refusal", lambda text: text == REFUSAL),
+    ],
+)
+def test_each_fault_makes_a_reply_invalid(fault, sign):
+    [text] = replies(1, **{fault: 1.0})
+    assert sign(text)
+    principal = LLMPrincipal(CLEANUP, scripted(**{fault: 1.0}))
+    principal.ask()
+    assert principal.asker.counters["invalid_replies"] == 2 and principal.asker.counters["fallbacks"] == 1
+
+
+def test_shares_are_kept():
+    texts = replies(2000, empty=0.2, refusal=0.1)
+    assert texts.count("") / 2000 == pytest.approx(0.2, abs=0.03)
+    assert texts.count(REFUSAL) / 2000 == pytest.approx(0.1, abs=0.025)
+
+
+def test_the_same_question_has_the_same_fate():
+    assert replies(50, empty=0.5) == replies(50, empty=0.5) != replies(50, seed=1, empty=0.5)
+
+
+def test_shares_of_more_than_all():
+    with pytest.raises(ConfigError, match="add up to more than 1"):
+        scripted(empty=0.6, refusal=0.6)
+
+
+def test_a_cut_reply_says_so():
+    assert scripted(truncated=1.0).chat([ask(QUESTION)])[0].finish == "length"
+
+
+def test_it_costs_nothing_and_counts_tokens():
+    client = scripted()
+    client.chat([ask(QUESTION)])
+    assert client.metrics()["llm/cost"] == 0.0 and client.metrics()["llm/prompt_tokens"] > 500
+
+
+def test_other_questions_are_refused():
+    with pytest.raises(LLMError, match="no rule for this question"):
+        scripted().chat([ask("What is love?")])
+
+
+def test_a_principal_learns_from_half_of_its_replies():
+    principal = LLMPrincipal(toy(), scripted(malformed=0.3, out_of_range=0.1, truncated=0.1))
+    values = []
+    for _ in range(60):
+        result = outcome(toy(), principal.ask())
+        principal.tell(result)
+        values.append(result.value)
+    counters = principal.asker.counters
+    assert counters["repairs"] > 5 and counters["fallbacks"] > 5
+    assert counters["invalid_replies"] == counters["repairs"] + 2 * counters["fallbacks"]
+    assert np.mean(values[-10:]) > np.mean(values[:10])
+
+
+def test_results_say_what_they_are(tmp_path, capsys):
+    """In the run's status, summary and call log, and on the screen."""
+    run(
+        "env=escape_room",
+        "env.n_envs=2",
+        "principal=llm",
+        "llm.malformed=0.5",
+        "design.steps=4",
+        "design.adapt_rounds=0",
+        f"output_root={tmp_path}",
+    )
+    folder, label = only_run_folder(tmp_path), "scripted (not a language model)"
+    assert json.loads((folder / "status.json").read_text())["llm"] == label
+    assert json.loads((folder / "summary.json").read_text())["llm"] == label
+    assert {call["model"] for call in read_calls(folder / "llm_calls.jsonl")} == {label}
+    assert label in " ".join(capsys.readouterr().out.split())

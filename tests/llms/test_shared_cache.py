@@ -1,0 +1,167 @@
+"""One cache folder and many processes: nothing is damaged, and nothing that is kept is paid for again."""
+
+import json
+import multiprocessing
+import random
+import threading
+import time
+from collections import defaultdict
+from itertools import count
+
+import pytest
+
+from fake_openai_server import FakeOpenAIServer
+from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.llms.cache import Cache
+from llmrl.llms.client import ChatClient
+from llmrl.llms.limits import Limits
+from llmrl.llms.openai_compatible import OpenAICompatibleChat
+from llmrl.llms.request_key import request_key
+
+PROCESSES, SHARE = 8, 250
+"""Two processes each have the same questions, so half of all calls are duplicates."""
+
+
+@pytest.fixture(scope="module")
+def context():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["llmrl.llms.openai_compatible", "llmrl.llms.client"])
+    return context
+
+
+def ask(text):
+    return ChatRequest(({"role": "user", "content": text},))
+
+
+def client(url, folder, concurrency=1):
+    return ChatClient(OpenAICompatibleChat(url, "fake-model"), Cache(folder), limits=Limits(concurrency))
+
+
+def ask_all(url, folder, number, start, results):
+    """One process's share: (question, when it was asked, when the reply was there, whether it was paid, the reply)."""
+    rng = random.Random(number)
+    # The two processes with these questions go through them side by side, now one ahead and now the other.
+    order = sorted(range(SHARE), key=lambda i: i + rng.uniform(-10, 10))
+    chat = client(url, folder)
+    start.wait()
+    answered = []
+    for i in order:
+        question = f"question {number % (PROCESSES // 2)}.{i}"
+        before = time.monotonic()
+        [reply] = chat.chat([ask(question)])
+        answered.append((question, before, time.monotonic(), reply.attempts > 0, reply.text))
+    chat.close()
+    results.put(answered)
+
+
+def test_eight_processes_share_a_folder(tmp_path, context):
+    numbers = count()
+    start, results = context.Barrier(PROCESSES), context.SimpleQueue()
+    # No two answers are alike, not even to the same question.
+    with FakeOpenAIServer(lambda messages: f"answer {next(numbers)} to {messages[0]['content']}") as server:
+        processes = [
+            context.Process(target=ask_all, args=(server.url, tmp_path, number, start, results))
+            for number in range(PROCESSES)
+        ]
+        for process in processes:
+            process.start()
+        calls = defaultdict(list)
+        for _ in processes:
+            for question, *call in results.get():
+                calls[question].append(call)
+        for process in processes:
+            process.join()
+            assert process.exitcode == 0
+        identity = OpenAICompatibleChat(server.url, "fake-model").identity
+    distinct, paid = PROCESSES * SHARE // 2, 0
+    assert len(calls) == distinct
+    for question, answered in calls.items():
+        (first, first_end, _, text), (second, _, _, other_text) = sorted(answered)
+        bills = [was_paid for *_, was_paid, _ in answered]
+        paid += sum(bills)
+        # Whoever asks after a reply is there finds it; only those who ask meanwhile may pay as well.
+        assert sum(bills) == 1 or (sum(bills) == 2 and second < first_end), (question, first, answered)
+        assert text == other_text, "both must go on with the reply that is kept"
+    assert paid == server.delivered.total() == len(server.requests)
+    assert paid < 1.5 * distinct, "they were hardly ever in step, yet nothing was shared"
+
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert len(files) == distinct and not list(tmp_path.rglob("*.tmp"))
+    for path in files:
+        entry = json.loads(path.read_text())
+        [message] = entry["messages"]
+        question = "\n".join(message["content"])
+        assert path.stem == entry["hash"] == request_key(identity, ask(question))
+        reply = Cache(tmp_path).get(path.stem)
+        assert reply.text == calls[question][0][-1] and reply.attempts == 0
+
+
+def test_a_request_that_waited_for_its_turn_looks_again(tmp_path):
+    """Answers that arrive while a long batch is under way, from anywhere, are not paid for by it."""
+    replies = []
+
+    def reply(messages):
+        text = messages[0]["content"]
+        if text == "long":
+            replies.extend(other.chat([ask("next")]))
+        return text.upper()
+
+    with FakeOpenAIServer(reply) as server:
+        other = client(server.url, tmp_path)
+        chat = client(server.url, tmp_path)
+        assert [r.text for r in chat.chat([ask("long"), ask("next")])] == ["LONG", "NEXT"]
+        assert [r.attempts for r in replies] == [1]
+        assert list(server.delivered.values()) == [1, 1]
+        other.close(), chat.close()
+
+
+TEXT = "half a line of text, and one more\n" * 20_000
+
+
+def write_forever(folder, first):
+    cache = Cache(folder)
+    for i in count(first):
+        request = ask(f"question {i}")
+        cache.put(request_key({}, request), {}, request, ChatReply(TEXT))
+
+
+def test_a_writer_killed_at_any_moment_leaves_no_half_entry(tmp_path, context):
+    rng = random.Random(0)
+    for i in range(25):
+        process = context.Process(target=write_forever, args=(tmp_path, i * 1000))
+        process.start()
+        process.join(timeout=0.05 + rng.random() * 0.15)
+        process.kill()
+        process.join()
+    entries, partial = list(tmp_path.rglob("*.json")), list(tmp_path.rglob("*.tmp"))
+    assert len(entries) > 25 and len(partial) > 5, "the kills were to fall between writes and into them"
+    cache = Cache(tmp_path)
+    for path in entries:
+        assert cache.get(path.stem).text == TEXT
+    # What a killed process left is in nobody's way.
+    for path in partial:
+        key = path.name.split(".")[1]
+        assert cache.put(key, {}, ask("again"), ChatReply("anew")).text in ("anew", TEXT)
+        assert cache.get(key).text in ("anew", TEXT)
+
+
+def test_threads_of_one_process_share_it_too(tmp_path):
+    requests = [ask(f"question {i % 20}") for i in range(200)]
+    numbers = count()
+    with FakeOpenAIServer(lambda messages: f"answer {next(numbers)}") as server:
+        clients = [client(server.url, tmp_path) for _ in range(8)]
+        texts = [[] for _ in clients]
+
+        def work(chat, mine):
+            mine.extend(reply.text for request in requests for reply in chat.chat([request]))
+
+        threads = [threading.Thread(target=work, args=pair) for pair in zip(clients, texts, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for chat in clients:
+            chat.close()
+    # Asked ten times by each client, a question has ten answers, the same ten for all.
+    assert all(mine == texts[0] for mine in texts) and len(set(texts[0])) == 200
+    assert len(list(tmp_path.rglob("*.json"))) == 200 and not list(tmp_path.rglob("*.tmp"))

@@ -1,0 +1,85 @@
+"""End to end with a server nobody here wrote: `transformers serve` and a tiny model."""
+
+import json
+
+import pytest
+
+from experiments import only_run_folder, run
+from llmrl.core.errors import LLMError
+from llmrl.core.records import ChatRequest
+from llmrl.core.seeding import Seeds
+from llmrl.llms.local.chat import LocalChat
+from llmrl.llms.openai_compatible import OpenAICompatibleChat
+from tiny_models import make_tiny_causal
+from transformers_server import TransformersServer
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    # Rooms for the longest prompt of a principal, whose letters are mostly one token each.
+    folder = make_tiny_causal(tmp_path_factory.mktemp("model"), window=8192)
+    with TransformersServer(folder, tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+def ask(text, schema=None):
+    messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": text})
+    return ChatRequest(messages, schema=schema)
+
+
+def client(server, **options):
+    return OpenAICompatibleChat(base_url=server.url, model=server.model, **{"max_tokens": 16, **options})
+
+
+def in_process(server, **options):
+    return LocalChat(server.model, device="cpu", seeds=Seeds(0), dtype="float32", max_tokens=16, **options)
+
+
+def test_replies_and_counts_are_those_of_the_model_in_this_process(server):
+    """Two roads to the same weights. A schema is ignored by this server, which must not break the call."""
+    provider = client(server, temperature=0.0)
+    provider.check()
+    for request in (ask("What tax rate?"), ask("0.1 or 0.2?", schema={"type": "object"})):
+        (served,), (local,) = provider.complete([request]), in_process(server, temperature=0.0).complete([request])
+        assert served.text == local.text
+        assert (served.prompt_tokens, served.completion_tokens) == (local.prompt_tokens, local.completion_tokens)
+        assert served.finish == local.finish
+    provider.close()
+
+
+def test_the_temperature_arrives(server):
+    provider = client(server, temperature=1.0)
+    replies = [provider.complete([ask("What tax rate?")])[0] for _ in range(3)]
+    assert len({reply.text for reply in replies}) > 1
+    assert {reply.prompt_tokens for reply in replies} == {
+        in_process(server).count_tokens(ask("What tax rate?").messages)
+    }
+
+
+def test_another_models_name_is_refused(server):
+    provider = OpenAICompatibleChat(base_url=server.url, model="another", max_tokens=4)
+    with pytest.raises(LLMError, match="another"):
+        provider.complete([ask("Hi")])
+
+
+def test_a_run_with_a_model_that_only_babbles_finishes(server, tmp_path):
+    """Random weights never write numbers in the format asked for: every proposal falls back, and is counted."""
+    run(
+        "env=escape_room",
+        "principal=llm",
+        "llm=openai_compatible",
+        f"llm.base_url={server.url}",
+        f"llm.model={server.model}",
+        "llm.max_tokens=16",
+        "design.steps=2",
+        "design.adapt_rounds=1",
+        "design.validate_episodes=1",
+        f"output_root={tmp_path}",
+    )
+    folder = only_run_folder(tmp_path)
+    assert json.loads((folder / "status.json").read_text())["state"] == "finished"
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["llm/fallbacks"] == 2 and last["llm/invalid_replies"] == last["llm/calls"] >= 2
+    assert last["llm/prompt_tokens"] > 0 and last["llm/completion_tokens"] > 0

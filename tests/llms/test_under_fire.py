@@ -1,0 +1,171 @@
+"""The client against a server of which three in ten requests go wrong, in every way a server can go wrong."""
+
+import json
+import logging
+import multiprocessing
+import os
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from fake_openai_server import FAULTS, ODD, PASSING, FakeOpenAIServer, question_of
+from llmrl.core.records import ChatRequest
+from llmrl.llms.asking import Asker
+from llmrl.llms.cache import Cache
+from llmrl.llms.client import ChatClient
+from llmrl.llms.ledger import Ledger, read_calls
+from llmrl.llms.limits import Limits
+from llmrl.llms.openai_compatible import OpenAICompatibleChat
+from llmrl.llms.prompts import Prompt
+from llmrl.llms.retry import Retry
+from llmrl.llms.structured import json_schema, parse_json
+
+OPEN_FILES = Path("/proc/self/fd")
+REQUESTS, CALLERS = 500, 16
+GROWTH = 20 << 20
+"""Bytes that may be added to a process by 2,000 requests after the first 500."""
+
+
+def client(url, folder, retries, timeout=1.0):
+    return ChatClient(
+        OpenAICompatibleChat(url, "fake-model", max_tokens=100, timeout=timeout),
+        Cache(folder / "cache"),
+        Ledger(folder / "llm_calls.jsonl"),
+        Retry(retries, first_delay=0.002, longest_delay=0.01),
+        Limits(concurrency=CALLERS),
+        failures="fall_back",
+    )
+
+
+def ask(i):
+    return ChatRequest(({"role": "user", "content": f"question {i}"},))
+
+
+def answer(messages):
+    return messages[0]["content"].replace("question", "answer")
+
+
+@contextmanager
+def nothing_left():
+    """Every thread and every open file of the block is gone after it."""
+    threads, files = set(threading.enumerate()), len(list(OPEN_FILES.iterdir()))
+    yield
+    assert set(threading.enumerate()) <= threads
+    assert len(list(OPEN_FILES.iterdir())) <= files
+
+
+def test_an_open_client_would_be_noticed(tmp_path):
+    with pytest.raises(AssertionError), nothing_left(), FakeOpenAIServer() as server:
+        left_open = client(server.url, tmp_path, retries=0)
+        left_open.chat([ask(0)])
+    left_open.close()
+
+
+@pytest.mark.parametrize("callers", ["threads", "one batch"])
+def test_every_request_ends_in_a_reply_or_a_counted_fallback(tmp_path, callers):
+    requests = [ask(i) for i in range(REQUESTS)]
+    with nothing_left():
+        with FakeOpenAIServer(answer, fault_rate=0.3, fault_kinds=FAULTS) as server:
+            chat = client(server.url, tmp_path, retries=1)
+            if callers == "threads":
+                with ThreadPoolExecutor(CALLERS) as pool:
+                    replies = [reply for [reply] in pool.map(lambda request: chat.chat([request]), requests)]
+            else:
+                replies = chat.chat(requests)
+            metrics = chat.metrics()
+            chat.close()
+        assert server.most_in_flight <= CALLERS
+    failed = [reply for reply in replies if reply.error]
+    # Two faults that pass in a row, or one that does not: about 8 in 100.
+    assert 0 < len(failed) < REQUESTS / 5
+    assert all(reply.text == "" and reply.attempts == 0 for reply in failed)
+    # A cut connection has not one name only.
+    assert {"HTTP 401", "HTTP 400", "(tried 2 times)"} == {
+        next((name for name in ("HTTP 401", "HTTP 400", "(tried 2 times)") if name in reply.error), reply.error)
+        for reply in failed
+    }
+    faults = {exchange.question: exchange.fault for exchange in server.exchanges if exchange.delivered}
+    for request, reply in zip(requests, replies, strict=True):
+        if not reply.error:
+            assert server.delivered[question_of(request.messages)] == 1
+            fault = faults[question_of(request.messages)]
+            assert (reply.text == answer(request.messages)) == (fault in (None, "wrong_usage")), fault
+            assert (reply.prompt_tokens == 11) == (fault != "wrong_usage")
+    assert set(ODD) <= set(faults.values())
+    calls = list(read_calls(tmp_path / "llm_calls.jsonl"))
+    assert Counter("error" in call for call in calls) == {True: len(failed), False: REQUESTS - len(failed)}
+    assert metrics["spent/llm_failed_calls"] == len(failed)
+    assert metrics["spent/llm_calls"] == metrics["llm/calls"] == REQUESTS - len(failed)
+    assert calls[-1]["spent"]["attempts"] == sum(reply.attempts for reply in replies)
+
+
+class Number(BaseModel):
+    number: int
+
+
+def test_questions_end_in_a_value_or_a_counted_none(tmp_path):
+    def number(messages):
+        return json.dumps({"number": int(messages[0]["content"].split()[1])})
+
+    with nothing_left(), FakeOpenAIServer(number, fault_rate=0.3, fault_kinds=FAULTS, seed=1) as server:
+        chat = client(server.url, tmp_path, retries=1)
+        asker = Asker(
+            chat,
+            "test",
+            lambda text: parse_json(text, Number).number,
+            lambda fault: Prompt(f"That is wrong: {fault}"),
+            json_schema(Number),
+            repair_turns=1,
+        )
+        values = asker.ask([Prompt(f"question {i}") for i in range(REQUESTS)])
+        chat.close()
+    given_up = values.count(None)
+    assert [value for value in values if value is not None] == [i for i, value in enumerate(values) if value == i]
+    counted, failed = asker.counters, chat.metrics()["spent/llm_failed_calls"]
+    assert 0 < given_up == counted["fallbacks"] < REQUESTS / 5
+    # A failed call ends its question at once; an invalid reply has one more chance, which may come to nothing.
+    assert counted["repairs"] > 0 and failed > 0
+    assert counted["invalid_replies"] + counted["repairs"] <= REQUESTS
+    assert counted["invalid_replies"] >= failed
+    lines = list(read_calls(tmp_path / "llm_calls.jsonl"))
+    invalid = sum(not call["valid"] for call in lines if "error" not in call)
+    assert counted["invalid_replies"] == invalid + sum("error" in call for call in lines)
+    assert "llm/prompt_tokens" not in chat.metrics(), "some replies did not tell their tokens"
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def soak(url, folder, results):
+    """Ask 2,500 questions; report the memory after 500 and after all, the failures, and the threads left."""
+    logging.disable(logging.WARNING)  # a line for every fault
+    chat = client(url, folder, retries=20, timeout=0.3)
+    failed, sizes = 0, []
+    for i in range(0, 2500, 500):
+        failed += sum(bool(reply.error) for reply in chat.chat([ask(j) for j in range(i, i + 500)]))
+        sizes.append(resident())
+    chat.close()
+    results.put((sizes[0], sizes[-1], failed, threading.active_count()))
+
+
+@pytest.mark.slow
+def test_memory_stays_flat(tmp_path):
+    """In a process of its own, so that neither the server nor earlier tests are in the sum."""
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    with FakeOpenAIServer(answer, retry_after="0.01", fault_rate=0.3, fault_kinds=PASSING) as server:
+        process = context.Process(target=soak, args=(server.url, tmp_path, results))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        before, after, failed, threads = results.get()
+        assert sum(exchange.fault == "huge" for exchange in server.exchanges) > 20
+    assert failed == 0 and threads == 1
+    assert len(server.delivered) == 2500
+    assert after - before < GROWTH, f"{before / 2**20:.1f} MiB became {after / 2**20:.1f} MiB"
