@@ -3,8 +3,8 @@
 Random weights in the shape of Flan-T5-small and of a Llama of like size; prompts of 230 tokens. The three ways are
 timed in turn, in one run, and the best of several repeats counts. `one by one` runs the whole model on every (prompt,
 candidate) pair; `batched` runs it once per prompt on all its candidates as a batch. Both compute logits only where they
-are needed. `forward+backward` goes back through all scores at once, as a softmax over candidates needs it. Targets on a
-CPU, forward, against one by one: 4 with 6 candidates, 15 with 40.
+are needed, and both go back after every pass, which keeps memory small; the scorer goes back once. Targets on a CPU,
+forward, against one by one: 4 with 6 candidates, 15 with 40.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,17 @@ class Plain:
         self.tokenizer, self.seq2seq, self.together = scorer._tokenizer, scorer.kind == "seq2seq", together
         self.tokens = 0
 
-    def __call__(self, prompts: Sequence[str], texts: Sequence[str]) -> torch.Tensor:
+    def __call__(self, prompts: Sequence[str], texts: Sequence[str], backward: bool = False) -> torch.Tensor:
+        """Scores [n_prompts, n_texts]; with `backward` also the gradients of their sum."""
         self.tokens = 0
         size = self.together or len(texts)
-        groups = [list(texts[i : i + size]) for i in range(0, len(texts), size)]
-        return torch.stack([torch.cat([self.group(prompt, group) for group in groups]) for prompt in prompts])
+        rows = []
+        for prompt in prompts:
+            for i in range(0, len(texts), size):
+                rows.append(self.group(prompt, list(texts[i : i + size])))
+                if backward:
+                    rows[-1].sum().backward()
+        return torch.cat([row.detach() for row in rows]).view(len(prompts), len(texts))
 
     def group(self, prompt: str, group: list[str]) -> torch.Tensor:
         ids = torch.tensor(self.tokenizer([prompt] * len(group))["input_ids"], device=self.module.device)
@@ -114,7 +121,7 @@ class Plain:
         return torch.log_softmax(logits, -1, torch.float32).gather(2, target[..., None]).sum((1, 2))
 
 
-def seconds(work: Callable[[], torch.Tensor], module: torch.nn.Module, backward: bool) -> float:
+def seconds(work: Callable[[bool], object], module: torch.nn.Module, backward: bool) -> float:
     def wait() -> None:
         if next(module.parameters()).is_cuda:
             torch.cuda.synchronize()
@@ -122,9 +129,7 @@ def seconds(work: Callable[[], torch.Tensor], module: torch.nn.Module, backward:
     wait()
     start = time.perf_counter()
     with torch.set_grad_enabled(backward):
-        scores = work()
-    if backward:
-        scores.mean().backward()
+        work(backward)
     wait()
     taken = time.perf_counter() - start
     module.zero_grad()
@@ -136,20 +141,22 @@ def compare(scorer: LocalScorer, n_candidates: int, n_prompts: int, backward: bo
     prompts = texts(n_prompts, PROMPT_TOKENS, generator)
     choices = candidates(n_candidates, generator)
     single, batched = Plain(scorer, 1), Plain(scorer, None)
+
+    def ours(backward: bool) -> None:
+        scores = scorer.score(prompts, choices)
+        if backward:
+            scores.sum().backward()
+
     with torch.no_grad():  # warm-up, and the check that all three compute the same
         scored, expected = scorer.forward(prompts, choices), single(prompts, choices)
         difference = float(torch.stack([scored.log_probs - expected, batched(prompts, choices) - expected]).abs().max())
-    ways: list[Callable[[], torch.Tensor]] = [
-        lambda: single(prompts, choices),
-        lambda: batched(prompts, choices),
-        lambda: scorer.score(prompts, choices),
-    ]
+    ways: list[Callable[[bool], object]] = [partial(single, prompts, choices), partial(batched, prompts, choices), ours]
     times = [[seconds(way, scorer.module, backward) for way in ways] for _ in range(repeats)]
-    one, batch, ours = (min(column) for column in zip(*times, strict=True))
+    one, batch, mine = (min(column) for column in zip(*times, strict=True))
     print(
         f"{scorer.kind:8} {n_candidates:3} candidates {'forward+backward' if backward else 'forward':16} "
         f"one by one {one:7.3f} s {single.tokens:6} tokens   batched {batch:7.3f} s {batched.tokens:6} tokens   "
-        f"scorer {ours:6.3f} s {scored.tokens:5} tokens   ratio {one / ours:5.1f} and {batch / ours:5.1f}   "
+        f"scorer {mine:6.3f} s {scored.tokens:5} tokens   ratio {one / mine:5.1f} and {batch / mine:5.1f}   "
         f"largest difference {difference:.1e}",
         flush=True,
     )

@@ -12,6 +12,7 @@ import yaml
 
 from experiments import only_run_folder
 from llmrl.cli.compose import options
+from tiny_models import make_tiny_causal
 
 THIRD_PARTY = Path(__file__).parents[1] / "third_party"
 TINY = ("env=escape_room", "env.n_envs=4", "design.steps=2", "design.adapt_rounds=1", "design.validate_episodes=4")
@@ -142,6 +143,26 @@ def test_third_party_parts_through_config_dir(tmp_path):
     assert "teacher/loss" in rows
     wrong = train(*trusted, "teacher=always_zero", "agent=random", "name=wrong", cwd=tmp_path)
     assert wrong.returncode != 0 and "use agent=ppo" in wrong.stderr
+
+
+def test_a_part_that_asks_for_scores(tmp_path):
+    """It gets a local scorer, and whatever only chats is refused before anything is loaded or reached."""
+    config_dir = ("--config-dir", str(THIRD_PARTY / "conf"), "env=signal_game", "trusted_modules=[signal_game]")
+    reader = (*config_dir, "agent=reader", "learn.evaluate_episodes=1")
+    for model in ("gpt4o", "scripted", "local_chat"):
+        refused = train(*reader, f"llm={model}", "name=refused", cwd=tmp_path)
+        text = " ".join(refused.stderr.split())
+        assert refused.returncode == 1 and "needs a language model that scores texts" in text, text
+        assert "use llm=local_scorer_causal, local_scorer_seq2seq" in text
+    nobody = train(*reader, "llm=none", "name=refused", cwd=tmp_path)
+    assert "choose one of llm=local_scorer_causal, local_scorer_seq2seq" in " ".join(nobody.stderr.split())
+    both = train(*reader, "principal=llm", "name=refused", cwd=tmp_path)
+    assert "llm= chooses one model" in " ".join(both.stderr.split())
+    folder = make_tiny_causal(tmp_path / "model")
+    done = train(*reader, "llm=local_scorer_causal", f"llm.model={folder}", "name=done", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    status = json.loads((only_run_folder(tmp_path / "outputs" / "done") / "status.json").read_text())
+    assert str(folder) in status["llm"]
 
 
 def test_generic_prompt_governs_a_third_party_environment(tmp_path):

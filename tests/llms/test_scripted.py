@@ -1,12 +1,15 @@
 import json
+from typing import Literal
 
 import numpy as np
 import pytest
+from pydantic import BaseModel, Field
 
 from experiments import only_run_folder, run
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.llms.ledger import read_calls
 from llmrl.llms.scripted import REFUSAL
+from llmrl.llms.structured import json_schema, parse_json
 from llmrl.principals.llm import LLMPrincipal
 from models import ask, scripted
 from societies import CLEANUP, outcome, toy
@@ -64,6 +67,37 @@ def test_it_costs_nothing_and_counts_tokens():
 def test_other_questions_are_refused():
     with pytest.raises(LLMError, match="no rule for this question"):
         scripted().chat([ask("What is love?")])
+
+
+class Move(BaseModel):
+    reflection: str
+    action: Literal["left", "right", "stay"]
+
+
+class Plan(BaseModel):
+    steps: list[Move] = Field(min_length=2, max_length=4)
+    confidence: float = Field(ge=0.5, lt=0.75)
+    count: int = Field(gt=3, le=5)
+    small: int = Field(le=-2)
+    sure: bool
+    why: str | None
+    version: Literal[2]
+
+
+def test_any_structured_question_gets_a_valid_reply():
+    requests = [ask(f"Step {i}", schema=json_schema(Plan)) for i in range(200)]
+    plans = [parse_json(reply.text, Plan) for reply in scripted().chat(requests)]
+    assert {len(plan.steps) for plan in plans} == {2, 3, 4}
+    assert {step.action for plan in plans for step in plan.steps} == {"left", "right", "stay"}
+    assert {plan.count for plan in plans} == {4, 5} and {plan.why is None for plan in plans} == {True, False}
+
+
+def test_a_repeated_question_gets_another_draw_and_a_run_the_same_ones():
+    def answers():
+        requests = [ask("Where to?", schema=json_schema(Move))] * 30
+        return [parse_json(reply.text, Move).action for reply in scripted().chat(requests)]
+
+    assert answers() == answers() and len(set(answers())) == 3
 
 
 def test_a_principal_learns_from_half_of_its_replies():

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def _console() -> Console:
-    """Tables that go to a file are not squeezed into 80 columns."""
-    return Console(width=None if sys.stdout.isatty() else 120)
+    """Tables that go to a file are not squeezed into 80 columns. Brackets in a model's reply are no markup."""
+    return Console(width=None if sys.stdout.isatty() else 120, markup=False)
 
 
 def print_plan(rows: Sequence[tuple[str, str]]) -> None:
@@ -81,13 +81,13 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table whose first two columns are texts and whose others are numbers."""
+    """A table whose first two columns are texts and whose others are numbers; names of runs are long."""
     table = Table(title=title)
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < 2 else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    _console().print(table)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def print_evaluation(results: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ Only Hydra is imported here: `--help`, `--cfg job` and shell completion must ans
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ def train(config: DictConfig) -> float | None:
     from llmrl.core.errors import BudgetExhausted, LlmrlError
     from llmrl.run.run import Stopped
 
+    # Libraries that tell of every request; failures are told by us.
+    for library in ("httpx", "httpcore", "LiteLLM"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
     try:

@@ -272,7 +272,8 @@ class ChatClient:
         return reply
 
     def _record(self, key: str, request: ChatRequest, result: ChatReply | LLMError) -> None:
-        if self.ledger is not None:
+        # What the budget forbade was never asked.
+        if self.ledger is not None and not isinstance(result, BudgetExhausted):
             identity = self.provider.identity
             self.ledger.record(key, self.label, identity, self.stream, request, result, self.budget)
 

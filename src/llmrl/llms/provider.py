@@ -12,7 +12,8 @@ from llmrl.core.records import ChatReply, ChatRequest
 MESSAGE_TOKENS = 4
 """Tokens that a chat format adds around each message, about."""
 
-_PIECES = re.compile(r"[A-Za-z]+|[0-9]{1,3}|\s+|[^A-Za-z0-9\s]")
+_TOKENS = re.compile(r"[A-Za-z]{1,6}|[0-9]{1,3}|\s{2,}|[^\S ]|[^A-Za-z0-9\s]")
+_FOREIGN = re.compile(r"[^\x00-\x7f\s]")
 
 
 class Provider(ABC):
@@ -99,16 +100,8 @@ def estimate_tokens(text: str) -> int:
     >>> estimate_tokens("Generation 12: tax=0.25")
     9
     """
-    total = 0
-    for piece in _PIECES.findall(text):
-        if piece.isspace():
-            total += piece != " "
-        elif piece[0].isascii() and piece[0].isalpha():
-            total += -(-len(piece) // 6)
-        else:
-            # Signs outside ASCII (accents, Chinese, emoji) are often more than one token.
-            total += 1 if piece.isascii() else 2
-    return total
+    # Signs outside ASCII (accents, Chinese, emoji) are often more than one token.
+    return len(_TOKENS.findall(text)) + (0 if text.isascii() else len(_FOREIGN.findall(text)))
 
 
 def _charge(tokens: int | None, price: float | None) -> float | None:

@@ -14,7 +14,7 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.limits import UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
-from llmrl.llms import scripted_principal
+from llmrl.llms import scripted_principal, scripted_schema
 from llmrl.llms.provider import Provider, estimate_tokens
 
 logger = logging.getLogger(__name__)
@@ -29,13 +29,13 @@ def _check_reply(prompt: str) -> str | None:
 
 
 REPLIERS: dict[str, Replier] = {"principal": scripted_principal.reply, "connection test": _check_reply}
-"""One per task."""
+"""One per task; a structured question of any other task gets a draw from its schema (`scripted_schema`)."""
 
 REFUSAL = "I'm sorry, but I can't help with that request."
 
 
 class ScriptedChat(Provider):
-    """Replies computed from the text of the prompt alone, by simple rules.
+    """Replies computed from the question alone, by simple rules.
 
     It is asked with the same prompts and its replies go through the same parsing as a real model's, so it shows that
     the machinery works. It says nothing about what language models can do; its label says so wherever results show it.
@@ -81,7 +81,7 @@ class ScriptedChat(Provider):
         return {"model": "scripted", **{name: share for name, share in self._shares.items() if share}}
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Raises LLMError for a question of a task that no replier knows."""
+        """Raises LLMError for a question without a schema, of a task that no replier knows."""
         if not self._warned:
             logger.warning(
                 "llm=scripted replies by fixed rules: it is not a language model, and neither are its results"
@@ -120,9 +120,13 @@ def _answer(request: ChatRequest) -> str:
         reply = replier(prompt)
         if reply is not None:
             return reply
+    if request.schema is not None:
+        # Repeats differ, as a model's would.
+        said = "\0".join(message["content"] for message in request.messages)
+        return scripted_schema.reply(request.schema, f"{request.repeat}\0{said}")
     raise LLMError(
-        f"llm=scripted has no rule for this question (purpose {request.purpose!r}); it only knows how to be a "
-        f"{', '.join(REPLIERS)}. Choose a language model, e.g. llm=openai_compatible or llm=gpt4o."
+        f"llm=scripted has no rule for this question (purpose {request.purpose!r}); it knows {', '.join(REPLIERS)}, "
+        "and questions whose reply has a schema. Choose a language model, e.g. llm=openai_compatible or llm=gpt4o."
     )
 
 

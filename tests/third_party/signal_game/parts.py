@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from llmrl.core.limits import NonNegativeFloat
+from llmrl.core.protocols import Scorer
 from llmrl.core.records import Act, Outcome, State
 from llmrl.core.spaces import EnvSpec
 
@@ -24,10 +25,30 @@ class Echo:
         return observation["vector"].sum(-1)
 
 
+class Reader:
+    """Reads the signal out to a language model and samples one of the names by how likely it finds them."""
+
+    channels = ("vector",)
+
+    def __init__(self, scorer: Scorer, names: tuple[str, ...]) -> None:
+        self.scorer, self.names = scorer, names
+
+    def act(self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None) -> Act:
+        signal = observation["vector"].argmax(-1)
+        prompts = [f"The signal is {self.names[i]}. The signal is" for i in signal.flatten().tolist()]
+        with torch.no_grad():
+            scores = self.scorer.score(prompts, self.names)
+        return Act(torch.multinomial(scores.softmax(-1), 1, generator=generator).reshape(signal.shape))
+
+    def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.zeros(observation["vector"].shape[:-1])
+
+
 class EchoAgent:
     """`agent=echo`."""
 
     learns = False
+    policy: Any
 
     def __init__(self) -> None:
         self.policy = Echo()
@@ -46,6 +67,13 @@ class EchoAgent:
 
     def load_state_dict(self, state: State) -> None:
         """Nothing to load."""
+
+
+class ReaderAgent(EchoAgent):
+    """`agent=reader`: asks for a model that scores texts."""
+
+    def __init__(self, scorer: Scorer, spec: EnvSpec) -> None:
+        self.policy = Reader(scorer, spec.action_names)
 
 
 class Halving:

@@ -57,7 +57,7 @@ class LocalChat(Provider):
         device: str,
         seeds: Seeds,
         revision: str | None = None,
-        dtype: Dtype = "bfloat16",
+        dtype: Dtype = "float32",
         chat_template: str | None = None,
         temperature: NonNegativeFloat = 1.0,
         top_p: UnitInterval = 1.0,

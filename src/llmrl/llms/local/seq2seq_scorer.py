@@ -33,6 +33,8 @@ class Seq2SeqScorer(LocalScorer):
             biases = []
         if not biases or not biases[0] or any(biases[1:]):
             raise self._unsupported(module, "it has no position bias that all decoder layers share")
+        if module.config.decoder_start_token_id is None:
+            raise self._unsupported(module, "its config names no decoder_start_token_id")
 
     def _prompt_tokens(self, ids: list[int], special: list[int]) -> list[int]:
         return ids
