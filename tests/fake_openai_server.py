@@ -238,6 +238,7 @@ class FakeOpenAIServer:
                 self.connection.close()
 
             def _send_huge(self):
+                self.close_connection = True
                 self._send_bytes(200, b'{"choices": [{"message": {"content": "', promised=HUGE)
                 chunk = b"x" * (1 << 16)
                 for _ in range(HUGE // len(chunk)):

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from llmrl.core.errors import BudgetExhausted, LLMError, RunFolderError
+from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, RunFolderError
 from llmrl.core.protocols import ChatModel, Meter
 from llmrl.core.records import ChatRequest
 from llmrl.llms.budget import Budget
@@ -256,3 +256,31 @@ def test_context_window():
     assert client.fits([{"role": "user", "content": "a " * 6}])
     assert not client.fits([{"role": "user", "content": "a " * 7}])
     assert ChatClient(Echo(max_tokens=10)).fits([{"role": "user", "content": "a " * 10**6}])
+
+
+class TestStopping:
+    """A signal while a server is down: nothing is waited for, nothing more is sent."""
+
+    def client(self, stopping, **policies):
+        model = Echo(fail={"a": TransientError("down")})
+        return ChatClient(model, retry=Retry(5, first_delay=60.0), stopping=stopping, **policies)
+
+    @pytest.mark.parametrize("questions", [("a",), ("a", "a", "a")])
+    def test_waits_end(self, questions):
+        stop = threading.Event()
+        threading.Timer(0.3, stop.set).start()
+        client = self.client(stop.is_set, failures="fall_back")
+        with pytest.raises(Interrupted):
+            client.chat([ask(text) for text in questions])
+        assert len(client.provider.asked) == len(questions)
+
+    def test_no_request_is_sent_after(self):
+        client = self.client(lambda: True)
+        with pytest.raises(Interrupted):
+            client.chat([ask("b")])
+        assert client.provider.asked == []
+
+    def test_what_is_kept_can_still_be_read(self, tmp_path):
+        cached(tmp_path).chat([ask("b")])
+        client = self.client(lambda: True, cache=Cache(tmp_path))
+        assert client.chat([ask("b")])[0].text == "b"

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from experiments import comparable_metrics, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
-from llmrl.core.errors import LLMError
+from llmrl.core.errors import BudgetExhausted, LLMError
 from llmrl.llms import scripted_principal
 from llmrl.llms.ledger import read_calls
 
@@ -197,6 +198,30 @@ def test_a_kept_reply_is_never_asked_for_again(tmp_path):
     assert metrics(only_run_folder(tmp_path / "replayed")) == metrics(first)
     with pytest.raises(LLMError, match=r"llm\.cache=only, and .* holds no reply to this request"):
         run(*overrides(server, tmp_path, 12, "name=no_cache", "llm.cache=only", f"llm.cache_dir={tmp_path / 'empty'}"))
+
+
+def test_a_question_asked_again_and_again_has_the_same_answers_in_the_same_order(tmp_path):
+    """Also from the middle on: how often it was asked is part of the checkpoint."""
+    (tmp_path / "prompts" / "principal").mkdir(parents=True)
+    (tmp_path / "prompts" / "principal" / "escape_room.j2").write_text("What now?")
+    numbers = count()
+
+    def another(messages):
+        names = ("lever_0", "lever_1", "lever_2", "door", "start")
+        return json.dumps(dict.fromkeys(names, 0.1 * next(numbers)))
+
+    with FakeOpenAIServer(another) as server:
+        arguments = overrides(server, tmp_path, 12, f"prompts={tmp_path / 'prompts'}")
+        with pytest.raises(BudgetExhausted):
+            run(*arguments, "name=first", "llm.budget.calls=5")
+        run(*arguments, "name=first")
+        assert list(server.delivered.values()) == [12]
+        server.forget()
+        run(*arguments, "name=second")
+        assert server.requests == []
+    first, second = (metrics(only_run_folder(tmp_path / name)) for name in ("first", "second"))
+    assert first == second
+    assert [row["principal/door"] for row in first] == pytest.approx([0.1 * i for i in range(12)])
 
 
 @pytest.mark.parametrize("shared", [False, True])

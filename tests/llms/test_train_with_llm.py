@@ -1,6 +1,11 @@
 """Whole runs whose principal talks to a server."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -57,3 +62,26 @@ def test_no_key_stops_the_run_before_an_environment_starts(tmp_path, monkeypatch
     monkeypatch.setattr("llmrl.envs.escape_room.EscapeRoom.__init__", lambda *args, **kwargs: pytest.fail("started"))
     with pytest.raises(LLMError, match="OPENAI_API_KEY"):
         run(*RUN, "llm=gpt4o", f"output_root={tmp_path}")
+
+
+@pytest.mark.slow
+def test_a_signal_ends_the_wait_for_a_server_that_is_down(tmp_path):
+    """As schedulers send it, with less patience than an outage takes: everything is saved, the same command goes on."""
+    with FakeOpenAIServer(legislator()) as server:
+        overrides = (*RUN, "llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model")
+        command = [sys.executable, "-m", "llmrl.cli.train", *overrides, "llm.retry.first_delay=30"]
+        server.faults += ["503"] * 20
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        while not server.requests and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 128 + signal.SIGTERM, errors
+        assert "everything is saved" in errors and "Traceback" not in errors
+        assert len(server.requests) == 1
+        folder = only_run_folder(tmp_path)
+        assert json.loads((folder / "status.json").read_text())["state"] == "preempted"
+        server.faults.clear()
+        again = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert json.loads((folder / "status.json").read_text())["state"] == "finished"

@@ -1,5 +1,6 @@
 """The client against a server of which three in ten requests go wrong, in every way a server can go wrong."""
 
+import importlib.util
 import json
 import logging
 import multiprocessing
@@ -13,13 +14,16 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from fake_openai_server import FAULTS, ODD, PASSING, FakeOpenAIServer, question_of
+from fake_openai_server import FAULTS, FINAL, ODD, PASSING, FakeOpenAIServer, question_of
+from llmrl.core.errors import BudgetExhausted
 from llmrl.core.records import ChatRequest
 from llmrl.llms.asking import Asker
+from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import Ledger, read_calls
 from llmrl.llms.limits import Limits
+from llmrl.llms.litellm_chat import LiteLLMChat
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.retry import Retry
@@ -102,6 +106,46 @@ def test_every_request_ends_in_a_reply_or_a_counted_fallback(tmp_path, callers):
     assert metrics["spent/llm_failed_calls"] == len(failed)
     assert metrics["spent/llm_calls"] == metrics["llm/calls"] == REQUESTS - len(failed)
     assert calls[-1]["spent"]["attempts"] == sum(reply.attempts for reply in replies)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="litellm is an optional package")
+def test_litellm_passes_on_what_happened(monkeypatch):
+    """Each fault that may pass is met with one more request, after the wait that the server asked for."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with FakeOpenAIServer(answer, retry_after="0.3") as server:
+        provider = LiteLLMChat("gpt-4o", "OPENAI_API_KEY", api_base=server.url, timeout=1.0)
+        chat = ChatClient(provider, retry=Retry(1, first_delay=0.001), failures="fall_back")
+        # A time-out of litellm is one of silence, so an answer that trickles in has no end; and it takes some of the
+        # wrong usages for errors of the server.
+        for i, fault in enumerate(sorted(set(FAULTS) - {"trickle", "wrong_usage"})):
+            server.forget()
+            server.faults.append(fault)
+            [reply] = chat.chat([ask(i)])
+            assert len(server.requests) == 1 + (fault in PASSING), (fault, reply)
+            assert bool(reply.error) == (fault in FINAL), (fault, reply)
+            assert (reply.text == f"answer {i}") == (fault in PASSING), (fault, reply)
+            if fault == "429-after":
+                assert server.times[1] - server.times[0] >= 0.3
+
+
+@pytest.mark.parametrize("limit", [{"calls": 100}, {"usd": 100 * 25e-6 + 0.01}])
+def test_a_budget_is_hard_for_all_threads_together(tmp_path, limit):
+    """Calls that fail give back what was set aside for them, so that the last reply allowed is still asked for."""
+    kinds = ("429", "500", "503", "529", "reset", "reset-midway", "truncated", "malformed", "no_choices", "400-echo")
+    with FakeOpenAIServer(answer, fault_rate=0.3, fault_kinds=kinds) as server:
+        provider = OpenAICompatibleChat(server.url, "fake-model", max_tokens=5000, input_price=1.0, output_price=2.0)
+        budget = Budget(**limit)
+        chat = ChatClient(provider, retry=Retry(1, 0.001), limits=Limits(CALLERS), budget=budget, failures="fall_back")
+        with pytest.raises(BudgetExhausted, match=rf"llm\.budget\.{next(iter(limit))}="):
+            chat.chat([ask(i) for i in range(300)])
+        chat.close()
+    if "calls" in limit:
+        assert budget.spent.calls == server.delivered.total() == limit["calls"]
+    else:
+        most = provider.cost(provider.count_tokens(ask(300).messages), 5000)
+        assert budget.spent.cost == pytest.approx(server.delivered.total() * 25e-6)
+        assert limit["usd"] - most < budget.spent.cost <= limit["usd"]
 
 
 class Number(BaseModel):

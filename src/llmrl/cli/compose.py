@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -51,7 +51,9 @@ def options(group: str) -> dict[str, dict[str, Any]]:
     return {name: content.get(group, content) for name, content in contents.items()}
 
 
-def build_llm(config: Config, folder: Path | None, check: bool = True) -> ChatClient | Scorer | None:
+def build_llm(
+    config: Config, folder: Path | None, check: bool = True, stopping: Callable[[], bool] = lambda: False
+) -> ChatClient | Scorer | None:
     """The language model, if a part asks for one; its calls are logged into `folder`.
 
     A part asks for a chat model with a parameter `llm`, and for one that scores texts with a parameter `scorer`.
@@ -60,6 +62,7 @@ def build_llm(config: Config, folder: Path | None, check: bool = True) -> ChatCl
         config: resolved, plain containers.
         folder: of the run; None: calls are logged nowhere.
         check: find out at once whether the model could ever answer.
+        stopping: whether the run is to stop, so that no outage is waited for.
 
     Raises:
         ConfigError: a part needs a model and none was chosen, or one of the other kind.
@@ -76,7 +79,7 @@ def build_llm(config: Config, folder: Path | None, check: bool = True) -> ChatCl
     if not users[kind]:
         return None
     _check_kind(config["llm"], kind, users[kind][0], builder)
-    return build_model(config, folder, check)
+    return build_model(config, folder, check, stopping)
 
 
 def asks_for_llm(config: Config) -> bool:
@@ -85,7 +88,9 @@ def asks_for_llm(config: Config) -> bool:
     return any(_users(config, kind, builder) for kind in ("llm", "scorer"))
 
 
-def build_model(config: Config, folder: Path | None, check: bool = True) -> ChatClient | Scorer | None:
+def build_model(
+    config: Config, folder: Path | None, check: bool = True, stopping: Callable[[], bool] = lambda: False
+) -> ChatClient | Scorer | None:
     """The model that the config's `llm` describes, whoever may ask it; else as `build_llm`."""
     trusted = config["trusted_modules"]
     node = {name: value for name, value in config["llm"].items() if name not in POLICIES}
@@ -96,7 +101,8 @@ def build_model(config: Config, folder: Path | None, check: bool = True) -> Chat
     if isinstance(model, Provider):
         policies = {name: config["llm"][name] for name in POLICIES}
         connect = {"_target_": "llmrl.llms.client.connect", **policies}
-        model = Builder({"provider": model, "folder": folder, "seed": config["seed"]}, trusted).build(connect, "llm")
+        injected = {"provider": model, "folder": folder, "seed": config["seed"], "stopping": stopping}
+        model = Builder(injected, trusted).build(connect, "llm")
     assert model is None or isinstance(model, ChatClient | Scorer)
     if model is not None and check:
         model.check()

@@ -92,7 +92,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
         if run.finished:
             print_skipped(run)
             return run.result
-        llm = build_llm(config, run.folder)
+        llm = build_llm(config, run.folder, stopping=lambda: run.stop.requested)
         run.status.llm = "" if llm is None else llm.label
         parts = build_parts(config, llm)
         try:

@@ -20,8 +20,16 @@ class LLMError(LlmrlError):
     """A language model could not be reached or refused to serve (missing key, outage, quota)."""
 
 
-class BudgetExhausted(LLMError):  # noqa: N818  (the user's own limit was reached; nothing went wrong)
+class NotAsked(LLMError):  # noqa: N818  (nothing went wrong)
+    """A call to a language model that is not made, or not made again, because the user wants it so."""
+
+
+class BudgetExhausted(NotAsked):
     """One more call could exceed what the run may spend on language models."""
+
+
+class Interrupted(NotAsked):
+    """The run is to stop."""
 
 
 class CheckpointError(LlmrlError):

@@ -109,7 +109,7 @@ class Budget:
         return reservation
 
     def settle(self, reservation: Reservation, reply: ChatReply | None) -> None:
-        """The call of `reservation` is over; `reply` is None if it failed."""
+        """The call of `reservation` is over; `reply` is None if none came."""
         with self._settled:
             self._reserved.remove(reservation)
             self.spent = self.spent.plus(reply)

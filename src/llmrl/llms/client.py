@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from llmrl.core.errors import BudgetExhausted, LLMError
+from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, NotAsked
 from llmrl.core.records import ChatReply, ChatRequest, State
 from llmrl.llms.budget import Budget, Reservation
 from llmrl.llms.cache import Cache, Mode
@@ -26,6 +26,9 @@ from llmrl.llms.request_key import Repeats, request_key
 from llmrl.llms.retry import Retry, TransientError
 
 Failures = Literal["stop", "fall_back"]
+
+WAIT_SLICE = 0.1
+"""Seconds after which a waiting thread looks whether the run is to stop."""
 
 _TOTALS = ("prompt_tokens", "completion_tokens", "cost")
 
@@ -41,6 +44,7 @@ def connect(
     retry: Retry,
     limits: Limits,
     budget: Budget,
+    stopping: Callable[[], bool],
 ) -> ChatClient:
     """The client that a config's `llm` describes, for the run in `folder` (None: of no run, and logged nowhere)."""
     return ChatClient(
@@ -52,6 +56,7 @@ def connect(
         budget,
         failures,
         None if share_replies else seed,
+        stopping,
     )
 
 
@@ -69,6 +74,7 @@ class ChatClient:
         failures: what to do about a call that failed for good: `stop` raises, `fall_back` returns an empty reply with
             `error` set, which whoever asked treats as an invalid one.
         stream: whose sample of the model's answers to take: the run's seed, or None to share replies between seeds.
+        stopping: whether the run is to stop: then no further request is sent, and nothing is waited for.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class ChatClient:
         budget: Budget | None = None,
         failures: Failures = "stop",
         stream: int | None = None,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.provider, self.label, self.failures, self.stream = provider, provider.label, failures, stream
         self.cache, self.ledger = cache, ledger
@@ -89,7 +96,7 @@ class ChatClient:
             self.budget.spent = ledger.spent_before
         self._repeats = Repeats()
         self._lock = threading.Lock()
-        self._interrupted = threading.Event()
+        self._stopping, self._broken = stopping, False
         self._used = {"calls": 0.0, "latency": 0.0, **dict.fromkeys(_TOTALS, 0.0)}
         # Totals that miss a number are not zero but unknown, and stay so.
         self._unknown = dict.fromkeys(_TOTALS, False)
@@ -113,6 +120,7 @@ class ChatClient:
 
         Raises:
             BudgetExhausted: some of them could have exceeded the budget and were not sent.
+            Interrupted: the run is to stop, and some were not sent, or not again.
             LLMError: some failed for good (`failures=stop`), or are not in the cache (mode `only`).
         """
         with self._lock:
@@ -180,11 +188,11 @@ class ChatClient:
         try:
             return list(pool.map(self._one, requests))
         except BaseException:
-            self._interrupted.set()  # threads that wait to try again give up
+            self._broken = True  # threads that wait to try again give up
             raise
         finally:
             pool.shutdown(cancel_futures=True)
-            self._interrupted.clear()
+            self._broken = False
 
     def _one(self, request: ChatRequest) -> ChatReply | LLMError:
         """Ask the provider for one reply, as often as it takes."""
@@ -254,6 +262,7 @@ class ChatClient:
 
     def _attempt(self, requests: Sequence[ChatRequest], tokens: int) -> list[ChatReply]:
         took = self.limits.start(tokens, self._wait)
+        self._wait(0.0)
         try:
             replies = self.provider.complete(requests)
         except TransientError as error:
@@ -272,8 +281,7 @@ class ChatClient:
         return reply
 
     def _record(self, key: str, request: ChatRequest, result: ChatReply | LLMError) -> None:
-        # What the budget forbade was never asked.
-        if self.ledger is not None and not isinstance(result, BudgetExhausted):
+        if self.ledger is not None and not isinstance(result, NotAsked):
             identity = self.provider.identity
             self.ledger.record(key, self.label, identity, self.stream, request, result, self.budget)
 
@@ -291,17 +299,24 @@ class ChatClient:
 
     def _finished(self, results: Sequence[ChatReply | LLMError]) -> list[ChatReply]:
         errors = [result for result in results if isinstance(result, LLMError)]
-        exhausted = [error for error in errors if isinstance(error, BudgetExhausted)]
-        if exhausted:
-            raise exhausted[0] from None
+        for error in errors:
+            if isinstance(error, NotAsked):
+                raise error from None
         if errors and self.failures == "stop":
             more = f" ({len(errors)} of {len(results)} requests failed)" if len(results) > 1 else ""
             raise LLMError(f"{errors[0]}{more}") from None
         return [r if isinstance(r, ChatReply) else ChatReply("", attempts=0, error=str(r)) for r in results]
 
     def _wait(self, seconds: float) -> None:
-        if self._interrupted.wait(seconds):
-            raise LLMError("interrupted while waiting to try again")
+        """Wait, but not on after the run is asked to stop. In slices: a signal's handler can wake nobody safely."""
+        end = time.monotonic() + seconds
+        while True:
+            if self._broken or self._stopping():
+                raise Interrupted("the run is to stop; the language model is asked no more")
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, WAIT_SLICE))
 
 
 def _writable(text: str) -> str:

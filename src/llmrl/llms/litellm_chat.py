@@ -104,7 +104,7 @@ class LiteLLMChat(HostedProvider):
             prompt_tokens=token_count(getattr(usage, "prompt_tokens", None)),
             completion_tokens=token_count(getattr(usage, "completion_tokens", None)),
             cached_tokens=token_count(getattr(details, "cached_tokens", None)),
-            finish=str(getattr(choice, "finish_reason", None) or ""),
+            finish=self._redact(getattr(choice, "finish_reason", None) or ""),
         )
 
     def _translate(self, error: Exception) -> LLMError:
@@ -113,7 +113,8 @@ class LiteLLMChat(HostedProvider):
         # An answer without choices arrives as an IndexError, a cut connection as an error without a status.
         name = type(error).__name__
         if status in RETRIABLE_STATUS or isinstance(error, IndexError) or "Timeout" in name or "Connection" in name:
-            headers = getattr(getattr(error, "response", None), "headers", None) or {}
+            # Not in `error.response`, which litellm makes up anew.
+            headers = getattr(error, "litellm_response_headers", None) or {}
             return TransientError(message, parse_retry_after(headers.get("retry-after")))
         return LLMError(message)
 

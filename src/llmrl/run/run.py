@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from llmrl.core.errors import BudgetExhausted, CheckpointError, LLMError, RunFolderError
+from llmrl.core.errors import BudgetExhausted, CheckpointError, Interrupted, LLMError, RunFolderError
 from llmrl.core.records import State
 from llmrl.run import owner, status
 from llmrl.run.checkpoints import CheckpointStore
@@ -222,13 +222,19 @@ class Run:
     @contextmanager
     def saved_if_refused(self, iteration: int, state: Callable[[], State]) -> Iterator[None]:
         """For a block that asks a language model where the loop could be resumed from: if the model cannot be reached
-        or the budget is used up, the state before the block is saved, whatever the block had changed by then.
+        the budget is used up, or a signal asks to stop while it is waited for, the state before the block is saved,
+        whatever the block had changed by then.
+
+        Raises:
+            Stopped: on a signal.
         """
         before = state()
         try:
             yield
-        except LLMError:
+        except LLMError as error:
             self.checkpoint(iteration, before)
+            if isinstance(error, Interrupted) and self.stop.signal is not None:
+                raise Stopped(self.folder, self.stop.signal) from error
             raise
 
     def progress(self, total: float | None, unit: str, description: str, done: float = 0) -> Progress:
