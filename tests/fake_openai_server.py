@@ -93,6 +93,7 @@ class FakeOpenAIServer:
             `faults` come first.
 
     Attributes:
+        models_status: HTTP status of the list of models.
         requests, times, exchanges: of all chat requests that had the key.
         delivered: how often each question's answer was sent whole.
         in_flight, most_in_flight: requests not answered yet.
@@ -112,6 +113,7 @@ class FakeOpenAIServer:
     ):
         self.reply, self.key, self.retry_after, self.hang, self.model = reply, key, retry_after, hang, model
         self.delay, self.fault_rate, self.fault_kinds = delay, fault_rate, fault_kinds
+        self.models_status = 200
         self.faults: deque[str] = deque()
         self.requests: list[dict] = []
         self.times: list[float] = []
@@ -181,7 +183,7 @@ class FakeOpenAIServer:
                 if self._refused():
                     return
                 if self.path == "/v1/models":
-                    self._send(200, {"object": "list", "data": [{"id": fake.model, "object": "model"}]})
+                    self._send(fake.models_status, {"object": "list", "data": [{"id": fake.model, "object": "model"}]})
                 else:
                     self._send(404, {"error": {"message": f"no {self.path} here"}})
 

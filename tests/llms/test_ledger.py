@@ -48,7 +48,15 @@ def test_a_call_is_logged_whole(tmp_path):
         "cost": 7e-6,
         "attempts": 1,
         "cached": False,
-        "spent": {"calls": 1, "attempts": 1, "failed": 0, "tokens": 5, "cost": 7e-6, "unknown": 0},
+        "spent": {
+            "calls": 1,
+            "attempts": 1,
+            "failed": 0,
+            "tokens": 5,
+            "cost": 7e-6,
+            "unknown_tokens": 0,
+            "unknown_costs": 0,
+        },
     }
     assert second["reply"] == "zwei \u00fc\n" and second["valid"] is False and second["prompt_hash"] == "ab"
     assert second["spent"]["calls"] == 2

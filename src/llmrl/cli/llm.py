@@ -193,3 +193,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except LlmrlError as error:
         sys.stderr.write(f"llmrl-llm: {error}\n")
         raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

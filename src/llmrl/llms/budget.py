@@ -21,7 +21,7 @@ class Spent:
         failed: calls that ended without a reply; providers do not charge for those.
         tokens: of prompts and replies, as far as providers told.
         cost: US dollars, as far as prices and tokens are known.
-        unknown: calls whose tokens or cost are not known.
+        unknown_tokens, unknown_costs: calls whose tokens or cost are not known.
     """
 
     calls: int = 0
@@ -29,7 +29,8 @@ class Spent:
     failed: int = 0
     tokens: int = 0
     cost: float = 0.0
-    unknown: int = 0
+    unknown_tokens: int = 0
+    unknown_costs: int = 0
 
     def plus(self, reply: ChatReply | None) -> Spent:
         """With one more call; None is one that failed. A replayed reply (no attempts) is not paid."""
@@ -37,14 +38,14 @@ class Spent:
             return replace(self, failed=self.failed + 1)
         if reply.attempts == 0:
             return self
-        known = None not in (reply.prompt_tokens, reply.completion_tokens, reply.cost)
         return Spent(
             self.calls + 1,
             self.attempts + reply.attempts,
             self.failed,
             self.tokens + (reply.prompt_tokens or 0) + (reply.completion_tokens or 0),
             self.cost + (reply.cost or 0.0),
-            self.unknown + (not known),
+            self.unknown_tokens + (None in (reply.prompt_tokens, reply.completion_tokens)),
+            self.unknown_costs + (reply.cost is None),
         )
 
 

@@ -2,7 +2,7 @@
 
 A call passes through the pieces in this order; each is a small class of its own that can be switched off:
 
-    repeats -> cache -> slot -> budget -> retry( rate limit -> provider ) -> cache -> ledger
+    repeats -> cache -> slot (and cache again) -> budget -> retry( rate limit -> provider ) -> cache -> ledger
 """
 
 from __future__ import annotations
@@ -148,8 +148,10 @@ class ChatClient:
             "spent/llm_attempts": float(spent.attempts),
             "spent/llm_failed_calls": float(spent.failed),
         }
-        if not spent.unknown:
-            metrics |= {"spent/llm_tokens": float(spent.tokens), "spent/llm_cost": spent.cost}
+        if not spent.unknown_tokens:
+            metrics["spent/llm_tokens"] = float(spent.tokens)
+        if not spent.unknown_costs:
+            metrics["spent/llm_cost"] = spent.cost
         return metrics
 
     def state_dict(self) -> State:

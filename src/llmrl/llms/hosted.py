@@ -12,6 +12,8 @@ from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.provider import Provider
 
+MOST_TOKENS = 10**9
+"""No prompt and no reply has so many."""
 LONGEST_MESSAGE = 500
 """Characters of a provider's error text that are passed on."""
 
@@ -104,5 +106,5 @@ class HostedProvider(Provider):
 
 
 def token_count(value: object) -> int | None:
-    """A count as a server reports it; None for anything that is none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """A count as a server reports it; None for anything that cannot be one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_TOKENS else None
