@@ -28,6 +28,7 @@ def test_a_call_is_logged_whole(tmp_path):
     client(path, stream=5).chat([ask("one", purpose="test"), judged])
     first, second = read_calls(path)
     assert abs(first.pop("time") - time.time()) < 60 and 0 <= first.pop("latency") < 60
+    assert 0 <= first["spent"].pop("seconds") < 60
     assert first == {
         "hash": request_key({"model": "echo"}, ask("one"), stream=5),
         "model": "echo",

@@ -22,6 +22,7 @@ class Spent:
         tokens: of prompts and replies, as far as providers told.
         cost: US dollars, as far as prices and tokens are known.
         unknown_tokens, unknown_costs: calls whose tokens or cost are not known.
+        seconds: until the replies were there, waits and retries included, added up.
     """
 
     calls: int = 0
@@ -31,6 +32,7 @@ class Spent:
     cost: float = 0.0
     unknown_tokens: int = 0
     unknown_costs: int = 0
+    seconds: float = 0.0
 
     def plus(self, reply: ChatReply | None) -> Spent:
         """With one more call; None is one that failed. A replayed reply (no attempts) is not paid."""
@@ -46,6 +48,7 @@ class Spent:
             self.cost + (reply.cost or 0.0),
             self.unknown_tokens + (None in (reply.prompt_tokens, reply.completion_tokens)),
             self.unknown_costs + (reply.cost is None),
+            self.seconds + reply.latency,
         )
 
 

@@ -97,7 +97,7 @@ class ChatClient:
         self._repeats = Repeats()
         self._lock = threading.Lock()
         self._stopping, self._broken = stopping, False
-        self._used = {"calls": 0.0, "latency": 0.0, **dict.fromkeys(_TOTALS, 0.0)}
+        self._used = {"calls": 0.0, **dict.fromkeys(_TOTALS, 0.0)}
         # Totals that miss a number are not zero but unknown, and stay so.
         self._unknown = dict.fromkeys(_TOTALS, False)
 
@@ -137,13 +137,13 @@ class ChatClient:
         """Totals since the start of the run; those that are not known are left out.
 
         llm/calls, llm/prompt_tokens, llm/completion_tokens, llm/cost (USD) used; spent/llm_calls, llm_attempts,
-        llm_failed_calls, llm_tokens, llm_cost paid; time/llm_latency: seconds of all replies, in parallel or not.
+        llm_failed_calls, llm_tokens, llm_cost paid; time/llm_latency: seconds of the paid ones, added up.
         """
         with self._lock:
             used, spent = dict(self._used), self.budget.spent
             metrics = {f"llm/{name}": used[name] for name in ("calls", *_TOTALS) if not self._unknown.get(name)}
         metrics |= {
-            "time/llm_latency": used["latency"],
+            "time/llm_latency": spent.seconds,
             "spent/llm_calls": float(spent.calls),
             "spent/llm_attempts": float(spent.attempts),
             "spent/llm_failed_calls": float(spent.failed),
@@ -293,7 +293,6 @@ class ChatClient:
         with self._lock:
             self._used["calls"] += len(replies)
             for reply in replies:
-                self._used["latency"] += reply.latency
                 for name in _TOTALS:
                     value = getattr(reply, name)
                     self._unknown[name] |= value is None
