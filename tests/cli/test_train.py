@@ -161,8 +161,10 @@ def test_a_part_that_asks_for_scores(tmp_path):
     folder = make_tiny_causal(tmp_path / "model")
     done = train(*reader, "llm=local_scorer_causal", f"llm.model={folder}", "name=done", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    status = json.loads((only_run_folder(tmp_path / "outputs" / "done") / "status.json").read_text())
-    assert str(folder) in status["llm"]
+    run = only_run_folder(tmp_path / "outputs" / "done")
+    assert str(folder) in json.loads((run / "status.json").read_text())["llm"]
+    command = [sys.executable, "-c", "from llmrl.cli.evaluate import main; main()", str(run), "--episodes", "4"]
+    assert subprocess.run(command, cwd=tmp_path, timeout=300).returncode == 0
 
 
 def test_generic_prompt_governs_a_third_party_environment(tmp_path):

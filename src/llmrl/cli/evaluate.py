@@ -41,7 +41,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     import yaml
 
     from llmrl.analysis.statistics import describe
-    from llmrl.cli.compose import build_parts
+    from llmrl.cli.compose import build_llm, build_parts
     from llmrl.core.seeding import Seeds
     from llmrl.envs.recorder import Recorder
     from llmrl.learners.rollout import Collector, Episode
@@ -51,7 +51,9 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
     iteration, state = saved_state(args.run)
     config = yaml.safe_load((args.run / "config.yaml").read_text())
-    parts = build_parts(config, llm=None, render=args.video, play_only=True)
+    # The principal, whose language model might cost money, is left out; an agent that needs a model gets it.
+    llm = build_llm({**config, "principal": {"_target_": None}}, folder=None)
+    parts = build_parts(config, llm, render=args.video, play_only=True)
     try:
         parts.agent.load_state_dict(state["agent"])
         spec = parts.env.spec
