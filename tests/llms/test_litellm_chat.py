@@ -1,6 +1,7 @@
 """litellm against our server. Importing litellm takes seconds, hence `slow` where a request is made."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 
@@ -93,3 +94,70 @@ def test_reasoning_models_are_asked_in_their_own_terms(key):
     [sent] = server.requests
     assert reply.text == "fine" and sent["reasoning_effort"] == "low" and "temperature" not in sent
     assert sent["max_completion_tokens"] == 900 and "max_tokens" not in sent
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"reasoning": {"type": "string"}, "rate 1": {"type": "number", "description": "a rate"}},
+    "required": ["reasoning", "rate 1"],
+    "additionalProperties": False,
+}
+HOSTED = ("gpt4o", "gpt4o_mini", "o_series", "claude", "gemini")
+
+
+@installed
+@pytest.mark.slow
+@pytest.mark.parametrize("option", HOSTED)
+def test_each_provider_is_asked_in_its_own_terms_for_the_schema(option, monkeypatch):
+    """What litellm would send for each option file, without sending it: nobody here has these providers."""
+    from litellm.types.utils import CallTypes
+    from litellm.utils import return_raw_request
+
+    from llmrl.cli.build import Builder
+    from llmrl.cli.compose import options
+
+    fields = options("llm")[option]
+    monkeypatch.setenv(fields["api_key_env"], KEY)
+    model = Builder().build(fields, "llm")
+    model.check()
+    asked = {}
+    with monkeypatch.context() as patched:
+        patched.setattr("litellm.completion", lambda **arguments: asked.update(arguments) or 1 / 0)
+        with pytest.raises(LLMError, match="ZeroDivisionError"):
+            model.complete([ask("Which rate?", schema=SCHEMA)])
+    assert asked.pop("api_key") == KEY  # given in the environment, too
+    sent = return_raw_request(CallTypes.completion, {k: v for k, v in asked.items() if "retries" not in k})
+    assert sent["error"] is None, sent
+    body = json.dumps(sent["raw_request_body"])
+    for part in ("Which rate?", '"rate 1"', '"additionalProperties": false', str(fields["max_tokens"])):
+        assert part in body, part
+    assert ("temperature" in body) == (fields["temperature"] is not None)
+    assert KEY not in body
+
+
+@installed
+@pytest.mark.slow
+def test_nobody_but_the_provider_is_reached(key):
+    """litellm likes to fetch tables from the internet when it is imported or first used."""
+    program = """
+import socket, sys
+hosts, real = set(), socket.getaddrinfo
+def look_up(host, *arguments, **options):
+    hosts.add(host if isinstance(host, str) else host.decode())
+    return real(host, *arguments, **options)
+socket.getaddrinfo = look_up
+from llmrl.core.errors import LLMError
+from llmrl.core.records import ChatRequest
+from llmrl.llms.litellm_chat import LiteLLMChat
+for model in ("gpt-4o-mini", "anthropic/claude-haiku-4-5", "gemini/gemini-2.5-flash"):
+    schema = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+    request = ChatRequest(({"role": "user", "content": "hi"},), schema=schema)
+    try:
+        LiteLLMChat(model, "OPENAI_API_KEY", api_base=sys.argv[1]).complete([request])
+    except LLMError:
+        pass  # nobody listens there
+print(sorted(hosts))
+"""
+    command = [sys.executable, "-c", program, "http://127.0.0.1:9/v1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "['127.0.0.1']", done.stdout + done.stderr

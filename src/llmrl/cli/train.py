@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
 EXIT_BUDGET = 3
 """The run's budget for language models is used up; with a larger one the same command goes on."""
 
@@ -51,6 +52,9 @@ def train(config: DictConfig) -> float | None:
     except LlmrlError as error:
         sys.stderr.write(f"\nllmrl-train: {error}\n")
         raise SystemExit(EXIT_FAILED) from error
+    except KeyboardInterrupt as interrupt:
+        sys.stderr.write("\nllmrl-train: stopped at once; the same command goes on from the last checkpoint\n")
+        raise SystemExit(EXIT_INTERRUPTED) from interrupt
     except Stopped as stopped:
         sys.stderr.write(f"\nllmrl-train: {stopped}\n")
         raise SystemExit(stopped.exit_code) from stopped

@@ -120,8 +120,9 @@ class LiteLLMChat(HostedProvider):
 
 
 def _import_litellm() -> Any:
-    """litellm, kept from fetching its price table over the network and from printing advice on errors."""
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    """litellm, kept from fetching its tables over the network and from printing advice on errors."""
+    for table in ("MODEL_COST_MAP", "ANTHROPIC_BETA_HEADERS", "AUTOROUTER_PRESETS", "POLICY_TEMPLATES", "BLOG_POSTS"):
+        os.environ.setdefault(f"LITELLM_LOCAL_{table}", "True")
     import litellm
 
     litellm.suppress_debug_info = True
