@@ -41,6 +41,7 @@ bench: install  ## prints ratios measured side by side
 	$(BIN)/python benchmarks/training_episode.py
 	$(BIN)/python benchmarks/llm_client.py
 	$(BIN)/python benchmarks/llm_scoring.py
+	$(BIN)/python benchmarks/local_chat.py
 
 docs: install  ## a site in build/docs, links checked
 	$(BIN)/mkdocs build --strict

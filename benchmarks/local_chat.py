@@ -1,0 +1,108 @@
+"""How much a reply of `llm=local_chat` depends on what shares its batch, and what its random numbers cost.
+
+The same 32 questions in one batch and one by one, on a random model: by how much the scores of the next token differ,
+and how many replies do. Random models have closer calls between tokens than trained ones, so this is the high end.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.core.seeding import Seeds
+from llmrl.llms.local.chat import LocalChat, pad_left
+from llmrl.llms.local.sampling import GumbelNoise
+
+VOCABULARY, WIDTH, LAYERS = 32_000, 256, 6
+QUESTIONS, SHORTEST, LONGEST, REPLY = 32, 20, 128, 48
+TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+BIG_VOCABULARY, DRAWS = 152_000, 50
+
+
+def save_model(folder: Path) -> None:
+    words = ["<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(VOCABULARY - 3))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>")
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        intermediate_size=4 * WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        max_position_embeddings=512,
+        initializer_range=0.08,
+        eos_token_id=1,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def questions() -> list[ChatRequest]:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(SHORTEST, LONGEST + 1, QUESTIONS)
+    texts = [" ".join(f"w{i}" for i in rng.integers(VOCABULARY - 3, size=n)) for n in lengths]
+    return [ChatRequest(({"role": "user", "content": text},)) for text in texts]
+
+
+@torch.no_grad()
+def score_difference(chat: LocalChat) -> tuple[float, float]:
+    """Largest difference between next-token scores in a batch and alone, and the scores' standard deviation."""
+    model, prompts = chat._load_model(), [chat._encode(request.messages) for request in questions()]
+    ids, mask = pad_left(prompts, 0)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    together = model(ids, attention_mask=mask, position_ids=positions).logits[:, -1].float()
+    alone = torch.cat([model(torch.tensor([prompt])).logits[:, -1].float() for prompt in prompts])
+    return float((together - alone).abs().max()), float(alone.std())
+
+
+def replies(folder: Path, dtype: str, temperature: float, batch_tokens: int) -> list[ChatReply]:
+    chat = LocalChat(
+        str(folder),
+        "cpu",
+        Seeds(0),
+        dtype=dtype,
+        temperature=temperature,
+        max_tokens=REPLY,
+        batch_tokens=batch_tokens,
+    )
+    return chat.complete(questions())
+
+
+def main() -> None:
+    transformers.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_model(folder)
+        parameters = LocalChat(str(folder), "cpu", Seeds(0))._load_model().num_parameters()
+        print(f"{parameters / 1e6:.1f} M random parameters, torch {torch.__version__}, {QUESTIONS} questions")
+        for dtype in ("float32", "bfloat16"):
+            difference, spread = score_difference(LocalChat(str(folder), "cpu", Seeds(0), dtype=dtype))
+            line = f"{dtype:8}  scores (standard deviation {spread:.2f}) differ by at most {difference:.2g}"
+            for temperature in (0.0, 1.0):
+                batch, alone = (replies(folder, dtype, temperature, tokens) for tokens in (10**6, 1))
+                differ = sum(a.text != b.text for a, b in zip(batch, alone, strict=True))
+                line += f"   temperature {temperature:g}: {differ} of {QUESTIONS} replies differ"
+            print(line)
+    noise, scores = GumbelNoise([np.random.default_rng(0)]), torch.zeros(1, BIG_VOCABULARY)
+    start = time.perf_counter()
+    for _ in range(DRAWS):
+        noise(torch.zeros(1, 1), scores)
+    milliseconds = (time.perf_counter() - start) / DRAWS * 1e3
+    print(f"random numbers: {milliseconds:.2f} ms per token of a reply at a vocabulary of {BIG_VOCABULARY:,}")
+
+
+if __name__ == "__main__":
+    main()
