@@ -9,9 +9,10 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.core.spaces import MechanismSpec, Parameter
+from llmrl.llms.client import ChatClient
 from llmrl.llms.structured import InvalidReply
 from llmrl.principals.llm import LLMPrincipal
-from models import connected, scripted
+from models import Echo, connected, scripted
 from societies import CLEANUP, ESCAPE_ROOM, GENERIC, HARVEST, outcome, spec, toy
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -84,6 +85,32 @@ class TestHistory:
         assert line in told(toy(), self.VECTORS).question(None).text
         bare = told(toy(), self.VECTORS, observations=False).question(None).text
         assert "moves" not in bare and "base reward of each agent" not in bare and "payoff" in bare
+
+    @pytest.mark.parametrize(
+        ("history", "expected", "words"),
+        [
+            ("all", [2, 5, 6], "the best and the newest"),
+            ("best", [2, 3, 5], "the best"),
+            ("last", [4, 5, 6], "the newest"),
+        ],
+    )
+    def test_as_much_as_the_context_window_takes(self, history, expected, words):
+        """Of six records, whose best are generations 2, 5 and 3, three fit."""
+        model = Echo(max_tokens=100)
+        principal = LLMPrincipal(toy(), ChatClient(model), history=history)
+        for vector in self.VECTORS:
+            principal.tell(outcome(toy(), np.array(vector), n=2))
+        records = principal.history.select(history, 50)
+        prompts = [principal._render(None, records, n).text for n in range(7)]
+        tokens = [model.count_tokens([{"role": "user", "content": prompt}]) for prompt in prompts]
+        assert tokens == sorted(tokens)
+        model.context_window = tokens[3] + 100
+        prompt = principal.question(None).text
+        shown = [line.split()[1].rstrip(":") for line in prompt.splitlines() if line.startswith("Generation ")]
+        assert [int(n) for n in shown] == expected
+        assert f"There is room for 3 of the 6 proposals: {words} of them are shown." in prompt
+        assert "Proposals made so far: 6" in prompt
+        assert principal.tell(outcome(toy(), np.zeros(2)))["llm/trimmed_prompts"] == 1
 
     def test_short_episodes(self):
         principal = told(toy(), [])
