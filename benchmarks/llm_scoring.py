@@ -25,53 +25,10 @@ import transformers
 from llmrl.llms.local.causal_scorer import CausalScorer
 from llmrl.llms.local.scorer import LocalScorer
 from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
+from random_models import save_llama, save_t5, save_tokenizer
 
 VOCABULARY = 32128
 PROMPT_TOKENS = 230
-
-
-def save_tokenizer(folder: Path) -> None:
-    """One token per word, words `w0`, `w1`, ...: texts with as many tokens as wanted. Nothing is added to a text."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = ["<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(VOCABULARY - 3))]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
-    ).save_pretrained(folder)
-
-
-def save_t5(folder: Path) -> None:
-    """The shape of Flan-T5-small, its untied output layer included."""
-    config = transformers.T5Config(
-        vocab_size=VOCABULARY,
-        d_model=512,
-        d_kv=64,
-        d_ff=1024,
-        num_layers=8,
-        num_decoder_layers=8,
-        num_heads=6,
-        feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,
-        decoder_start_token_id=0,
-    )
-    model = transformers.T5ForConditionalGeneration(config)
-    model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCABULARY, 512) * 0.05)
-    model.save_pretrained(folder)
-
-
-def save_llama(folder: Path) -> None:
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=12,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        tie_word_embeddings=False,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def texts(count: int, tokens: int, generator: torch.Generator) -> list[str]:
@@ -185,10 +142,11 @@ def main() -> None:
         f"{PROMPT_TOKENS} tokens, best of {args.repeats}"
     )
     torch.manual_seed(0)
-    for cls, save in ((Seq2SeqScorer, save_t5), (CausalScorer, save_llama)):
+    llama = partial(save_llama, width=512, inner=1408, layers=12)
+    for cls, save in ((Seq2SeqScorer, save_t5), (CausalScorer, llama)):
         with tempfile.TemporaryDirectory() as name:
-            save_tokenizer(Path(name))
-            save(Path(name))
+            save_tokenizer(Path(name), VOCABULARY)
+            save(Path(name), VOCABULARY)
             scorer: LocalScorer = cls(name, dtype=args.dtype, device=args.device)
             scorer.load()
         print(f"{cls.__name__}: {sum(weight.numel() for weight in scorer.module.parameters()) / 1e6:.1f} M parameters")

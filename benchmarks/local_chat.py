@@ -13,41 +13,17 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.chat import LocalChat, pad_left
 from llmrl.llms.local.sampling import GumbelNoise
+from random_models import save_llama, save_tokenizer
 
 VOCABULARY, WIDTH, LAYERS = 32_000, 256, 6
 QUESTIONS, SHORTEST, LONGEST, REPLY = 32, 20, 128, 48
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 BIG_VOCABULARY, DRAWS = 152_000, 50
-
-
-def save_model(folder: Path) -> None:
-    words = ["<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(VOCABULARY - 3))]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>")
-    fast.chat_template = TEMPLATE
-    fast.save_pretrained(folder)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        intermediate_size=4 * WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        max_position_embeddings=512,
-        initializer_range=0.08,
-        eos_token_id=1,
-        pad_token_id=0,
-        bos_token_id=None,
-    )
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def questions() -> list[ChatRequest]:
@@ -85,7 +61,9 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_model(folder)
+        save_tokenizer(folder, VOCABULARY, TEMPLATE)
+        torch.manual_seed(0)
+        save_llama(folder, VOCABULARY, WIDTH, 4 * WIDTH, LAYERS, spread=0.08)
         parameters = LocalChat(str(folder), "cpu", Seeds(0))._load_model().num_parameters()
         print(f"{parameters / 1e6:.1f} M random parameters, torch {torch.__version__}, {QUESTIONS} questions")
         for dtype in ("float32", "bfloat16"):

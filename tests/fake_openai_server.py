@@ -188,7 +188,12 @@ class FakeOpenAIServer:
                     self._send(404, {"error": {"message": f"no {self.path} here"}})
 
             def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                length = int(self.headers["Content-Length"])
+                data = self.rfile.read(length)
+                if len(data) < length:
+                    self.close_connection = True  # the client was killed while it sent: this was no request
+                    return
+                body = json.loads(data)
                 if self._refused():
                     return
                 exchange = fake._begin(body)

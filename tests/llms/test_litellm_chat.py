@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +104,24 @@ SCHEMA = {
     "additionalProperties": False,
 }
 HOSTED = ("gpt4o", "gpt4o_mini", "o_series", "claude", "gemini")
+
+
+@installed
+@pytest.mark.parametrize("option", HOSTED)
+def test_prices_and_windows_are_those_that_litellm_lists(option):
+    """Read from its file, as importing litellm takes seconds. A new litellm may list new ones: then look them up."""
+    from llmrl.cli.compose import options
+
+    package = Path(importlib.util.find_spec("litellm").origin).parent
+    listed = json.loads((package / "model_prices_and_context_window_backup.json").read_text())
+    fields = options("llm")[option]
+    model = listed.get(fields["model"]) or listed[fields["model"].partition("/")[2]]
+    prices = ("input_price", "input"), ("output_price", "output"), ("cached_input_price", "cache_read_input_token")
+    for ours, theirs in prices:
+        key = f"{theirs}_cost" if theirs.startswith("cache") else f"{theirs}_cost_per_token"
+        assert fields[ours] == pytest.approx(model[key] * 1e6), ours
+    assert fields["context_window"] == model["max_input_tokens"]
+    assert fields["max_tokens"] <= model["max_output_tokens"]
 
 
 @installed

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, NotAsked
 from llmrl.core.records import ChatReply, ChatRequest, State
@@ -58,6 +58,13 @@ def connect(
         None if share_replies else seed,
         stopping,
     )
+
+
+class _Call(NamedTuple):
+    """A request and the address of its reply."""
+
+    request: ChatRequest
+    key: str
 
 
 class ChatClient:
@@ -125,9 +132,11 @@ class ChatClient:
         """
         with self._lock:
             numbered = self._repeats.number(requests)
-        results: list[ChatReply | LLMError | None] = [self._from_cache(request) for request in numbered]
+        identity = self.provider.identity
+        calls = [_Call(request, request_key(identity, request, self.stream)) for request in numbered]
+        results: list[ChatReply | LLMError | None] = [self._from_cache(call) for call in calls]
         missing = [i for i, result in enumerate(results) if result is None]
-        for i, answer in zip(missing, self._from_provider([numbered[i] for i in missing]), strict=True):
+        for i, answer in zip(missing, self._from_provider([calls[i] for i in missing]), strict=True):
             results[i] = answer
         complete = [result for result in results if result is not None]
         self._count(complete)
@@ -163,32 +172,29 @@ class ChatClient:
             self._used, self._unknown = dict(state["used"]), dict(state["unknown"])
             self._repeats.load_state_dict(state["repeats"])
 
-    def _key(self, request: ChatRequest) -> str:
-        return request_key(self.provider.identity, request, self.stream)
-
-    def _from_cache(self, request: ChatRequest) -> ChatReply | LLMError | None:
+    def _from_cache(self, call: _Call) -> ChatReply | LLMError | None:
         """The kept reply; None if the provider is to be asked."""
         if self.cache is None:
             return None
-        key, start = self._key(request), time.perf_counter()
-        result: ChatReply | LLMError | None = self.cache.get(key)
+        start = time.perf_counter()
+        result: ChatReply | LLMError | None = self.cache.get(call.key)
         if isinstance(result, ChatReply):
             result = replace(result, latency=time.perf_counter() - start)
         elif self.cache.mode == "only":
-            result = self.cache.missing(request)
+            result = self.cache.missing(call.request)
         if result is not None:
-            self._record(key, request, result)
+            self._record(call, result)
         return result
 
-    def _from_provider(self, requests: Sequence[ChatRequest]) -> list[ChatReply | LLMError]:
+    def _from_provider(self, calls: Sequence[_Call]) -> list[ChatReply | LLMError]:
         if not self.provider.parallel:
-            return self._batch(requests)
-        if len(requests) <= 1:
+            return self._batch(calls)
+        if len(calls) <= 1:
             # In this thread, so that Ctrl-C ends a long wait at once.
-            return [self._one(request) for request in requests]
-        pool = ThreadPoolExecutor(min(self.limits.concurrency, len(requests)), thread_name_prefix="llm")
+            return [self._one(call) for call in calls]
+        pool = ThreadPoolExecutor(min(self.limits.concurrency, len(calls)), thread_name_prefix="llm")
         try:
-            return list(pool.map(self._one, requests))
+            return list(pool.map(self._one, calls))
         except BaseException:
             self._broken = True  # threads that wait to try again give up
             raise
@@ -196,44 +202,45 @@ class ChatClient:
             pool.shutdown(cancel_futures=True)
             self._broken = False
 
-    def _one(self, request: ChatRequest) -> ChatReply | LLMError:
+    def _one(self, call: _Call) -> ChatReply | LLMError:
         """Ask the provider for one reply, as often as it takes."""
         try:
             with self.limits.slot():
                 # Another process may have asked the same while this request waited for its turn.
-                kept = self._from_cache(request)
+                kept = self._from_cache(call)
                 if kept is not None:
                     return kept
-                reservation = self.budget.reserve(request, self.provider, wait=True)
-                return self._ask([request], [reservation])[0]
+                reservation = self.budget.reserve(call.request, self.provider, wait=True)
+                return self._ask([call], [reservation])[0]
         except LLMError as error:
-            self._record(self._key(request), request, error)
+            self._record(call, error)
             return error
 
-    def _batch(self, requests: Sequence[ChatRequest]) -> list[ChatReply | LLMError]:
+    def _batch(self, calls: Sequence[_Call]) -> list[ChatReply | LLMError]:
         """Ask the provider for many replies in one call."""
         reservations: list[Reservation] = []
         refused: LLMError | None = None
         try:
-            for request in requests:
-                reservations.append(self.budget.reserve(request, self.provider, wait=False))
+            for call in calls:
+                reservations.append(self.budget.reserve(call.request, self.provider, wait=False))
         except BudgetExhausted as error:
             refused = error
         results: list[ChatReply | LLMError] = []
-        asked = requests[: len(reservations)]
+        asked = calls[: len(reservations)]
         try:
             with self.limits.slot():
                 results += self._ask(asked, reservations) if asked else []
         except LLMError as error:
             results += [error] * len(asked)
-        results += [refused] * (len(requests) - len(asked)) if refused else []
-        for request, result in zip(requests, results, strict=True):
+        results += [refused] * (len(calls) - len(asked)) if refused else []
+        for call, result in zip(calls, results, strict=True):
             if isinstance(result, LLMError):
-                self._record(self._key(request), request, result)
+                self._record(call, result)
         return results
 
-    def _ask(self, requests: Sequence[ChatRequest], reservations: Sequence[Reservation]) -> list[ChatReply]:
+    def _ask(self, calls: Sequence[_Call], reservations: Sequence[Reservation]) -> list[ChatReply]:
         """Replies of the provider, paid, kept and logged."""
+        requests = [call.request for call in calls]
         tokens = sum(reservation.tokens for reservation in reservations)
         start = time.perf_counter()
         replies: list[ChatReply] = []
@@ -255,7 +262,7 @@ class ChatClient:
         finally:
             for i, reservation in enumerate(reservations):
                 self.budget.settle(reservation, replies[i] if replies else None)
-        return [self._keep(request, reply) for request, reply in zip(requests, replies, strict=True)]
+        return [self._keep(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     def _cost(self, reply: ChatReply) -> float | None:
         if reply.cost is not None:
@@ -275,17 +282,16 @@ class ChatClient:
         took(sum(a + b for a, b in counts if a is not None and b is not None) or tokens)
         return replies
 
-    def _keep(self, request: ChatRequest, reply: ChatReply) -> ChatReply:
-        key = self._key(request)
+    def _keep(self, call: _Call, reply: ChatReply) -> ChatReply:
         if self.cache is not None:
-            reply = self.cache.put(key, self.provider.identity, request, reply)
-        self._record(key, request, reply)
+            reply = self.cache.put(call.key, self.provider.identity, call.request, reply)
+        self._record(call, reply)
         return reply
 
-    def _record(self, key: str, request: ChatRequest, result: ChatReply | LLMError) -> None:
+    def _record(self, call: _Call, result: ChatReply | LLMError) -> None:
         if self.ledger is not None and not isinstance(result, NotAsked):
             identity = self.provider.identity
-            self.ledger.record(key, self.label, identity, self.stream, request, result, self.budget)
+            self.ledger.record(call.key, self.label, identity, self.stream, call.request, result, self.budget)
 
     def _count(self, results: Sequence[ChatReply | LLMError]) -> None:
         """In the order of the requests, not of arrival: a sum of rounded numbers depends on it."""

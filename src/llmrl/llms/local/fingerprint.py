@@ -14,7 +14,7 @@ SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt", ".safetensors", ".bin
 def folder_fingerprint(model: str) -> str | None:
     """SHA-256, in hex, of names and contents of the files in a model's folder; None for a hub name.
 
-    Reads every byte: about a second per gigabyte, less than loading the weights takes.
+    Reads every byte, as loading the weights does.
 
     Raises:
         LLMError: a file cannot be read.
