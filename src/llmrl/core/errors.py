@@ -38,3 +38,7 @@ class CheckpointError(LlmrlError):
 
 class RunFolderError(LlmrlError):
     """A run folder cannot be created, written, or is in use by another process."""
+
+
+class RunInUse(RunFolderError):  # noqa: N818  (nothing went wrong)
+    """Another live process works on the run folder."""

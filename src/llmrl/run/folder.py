@@ -119,13 +119,13 @@ def readable(overrides: Iterable[str], name: str = "") -> str:
     return text or "defaults"
 
 
-def run_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Iterable[str], seed: int) -> Path:
-    """Create (or find) the folder of one run and return it.
+def find_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Iterable[str], seed: int) -> Path:
+    """Where the folder of one run is, or would be.
 
     A folder with the same hash is reused whatever its readable part: the same experiment may be spelt in several ways.
 
     Raises:
-        RunFolderError: `name` leaves `root`, or the folder cannot be created.
+        RunFolderError: `name` leaves `root`, or `root` cannot be read.
     """
     relative = Path(name)
     if not name or relative.is_absolute() or ".." in relative.parts:
@@ -134,10 +134,22 @@ def run_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Iter
     digest = config_hash(config)
     try:
         siblings = sorted(path for path in parent.glob(f"*-{digest}") if path.is_dir())
-        folder = (siblings[0] if siblings else parent / f"{readable(overrides, name)}-{digest}") / f"seed={seed}"
-        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(parent, error) from error
+    return (siblings[0] if siblings else parent / f"{readable(overrides, name)}-{digest}") / f"seed={seed}"
+
+
+def run_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Iterable[str], seed: int) -> Path:
+    """`find_folder`, created if it is not there.
+
+    Raises:
+        RunFolderError: also if the folder cannot be created.
+    """
+    folder = find_folder(root, name, config, overrides, seed)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from error
     return folder
 
 

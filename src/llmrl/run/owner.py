@@ -20,7 +20,7 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from llmrl.core.errors import RunFolderError
+from llmrl.core.errors import RunFolderError, RunInUse
 from llmrl.run.folder import unwritable
 
 log = logging.getLogger(__name__)
@@ -50,9 +50,9 @@ class Owner:
         pid = os.getpid()
         return Owner(
             host=socket.gethostname(),
-            machine=_machine(),
+            machine=this_machine(),
             pid=pid,
-            process_start=_process_start(pid) or "",
+            process_start=process_start(pid) or "",
             attempt=attempt,
             job_id=job_id(),
             restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
@@ -68,7 +68,8 @@ class Ownership:
     """Holds a run folder for this process from construction until `release`.
 
     Raises:
-        RunFolderError: another live process holds the folder, or it cannot be written.
+        RunInUse: another live process holds the folder.
+        RunFolderError: it cannot be written.
     """
 
     def __init__(self, folder: Path, attempt: int = 1, stale_after_s: float = STALE_AFTER_S) -> None:
@@ -119,7 +120,7 @@ class Ownership:
                 time.sleep(0.05)
                 return
         elif is_alive(current, self._path, self._stale_after_s):
-            raise RunFolderError(
+            raise RunInUse(
                 f"{self.folder} is in use by {current}. Wait for it or stop it. If that machine died, the folder is "
                 f"free {self._stale_after_s / 60:g} minutes after its last sign of life (or delete {self._path.name})."
             )
@@ -153,12 +154,17 @@ def read_owner(folder: Path) -> Owner | None:
 
 def is_alive(owner: Owner, path: Path, stale_after_s: float = STALE_AFTER_S) -> bool:
     """Whether `owner`, read from the owner file `path`, still works on the folder."""
-    if owner.machine == _machine():
-        return _process_start(owner.pid) == owner.process_start
+    if owner.machine == this_machine():
+        return process_start(owner.pid) == owner.process_start
     if owner.job_id and owner.job_id == job_id() and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > owner.restarts:
         return False
     age = _age(path)
     return age is not None and age < stale_after_s
+
+
+def process_exists(machine: str, pid: int, start: str) -> bool:
+    """Whether that very process is running here; false for one of another machine, which cannot be known."""
+    return machine == this_machine() and process_start(pid) == start
 
 
 def job_id() -> str:
@@ -174,7 +180,8 @@ def _parse(path: Path) -> Owner | None:
         return None
 
 
-def _machine() -> str:
+def this_machine() -> str:
+    """What tells this host, boot and container apart from others: process ids compare only inside one."""
     parts = [socket.gethostname()]
     boot = Path("/proc/sys/kernel/random/boot_id")
     if boot.exists():
@@ -182,7 +189,7 @@ def _machine() -> str:
     return " ".join(parts)
 
 
-def _process_start(pid: int) -> str | None:
+def process_start(pid: int) -> str | None:
     """When process `pid` started (in a unit that only tells it from a later one of the same id); None if it is gone."""
     if not Path("/proc/self/stat").exists():  # not Linux: existence is all that can be known
         try:

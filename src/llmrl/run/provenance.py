@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.metadata
 import json
 import logging
@@ -66,8 +68,11 @@ def redact_arguments(arguments: list[str]) -> list[str]:
     ]
 
 
-def write_provenance(folder: Path, attempt: int) -> None:
-    """Append the record of this attempt to `provenance.json`; uncommitted changes go to `code-<attempt>.diff`."""
+def write_provenance(folder: Path, attempt: int) -> str:
+    """Append the record of this attempt to `provenance.json`; uncommitted changes go to `code-<attempt>.diff`.
+
+    Returns the digest of the code that runs.
+    """
     path = folder / FILE_NAME
     attempts: list[dict[str, Any]] = []
     if path.exists():
@@ -75,7 +80,9 @@ def write_provenance(folder: Path, attempt: int) -> None:
             attempts = json.loads(path.read_text(encoding="utf-8"))["attempts"]
         except (ValueError, KeyError, TypeError) as error:
             log.warning("%s cannot be read (%s); starting it anew", path, error)
-    write_json(path, {"attempts": [*attempts, {"attempt": attempt, **collect(folder / f"code-{attempt}.diff")}]})
+    facts = collect(folder / f"code-{attempt}.diff")
+    write_json(path, {"attempts": [*attempts, {"attempt": attempt, **facts}]})
+    return str(facts["code_digest"])
 
 
 def collect(diff_path: Path) -> dict[str, Any]:
@@ -85,6 +92,7 @@ def collect(diff_path: Path) -> dict[str, Any]:
         "command": redact_arguments(sys.argv),
         "working_folder": str(Path.cwd()),
         "code": _code(Path(__file__).parent, diff_path),
+        "code_digest": code_digest(),
         "python": sys.version.split()[0],
         "packages": _packages(),
         "host": socket.gethostname(),
@@ -95,6 +103,19 @@ def collect(diff_path: Path) -> dict[str, Any]:
         "gpus": _gpus(),
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
     }
+
+
+@functools.cache
+def code_digest() -> str:
+    """16 hexadecimal digits that say which code of this package is imported: its Python files and prompts.
+
+    Read once, when first asked for: as near to their import as can be.
+    """
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".j2", ".lua")):
+        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def _code(package: Path, diff_path: Path) -> dict[str, Any] | None:

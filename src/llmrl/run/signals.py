@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -30,6 +31,7 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._since = 0.0
         self._pid = os.getpid()
         self._previous: dict[int, Any] = {}
         self._saving = 0
@@ -39,6 +41,11 @@ class StopFlag:
     def requested(self) -> bool:
         """Whether the loop should stop at its next safe point."""
         return self.signal is not None
+
+    @property
+    def waiting_s(self) -> float:
+        """How long ago the first signal came, seconds; 0 if none has."""
+        return 0.0 if self.signal is None else time.monotonic() - self._since
 
     @property
     def name(self) -> str:
@@ -74,7 +81,7 @@ class StopFlag:
         if os.getpid() != self._pid:
             return
         if self.signal is None:
-            self.signal = number
+            self.signal, self._since = number, time.monotonic()
             self._say("stopping at the next safe point; Ctrl-C to stop at once")
         elif number == signal.SIGINT:
             if not self._saving:

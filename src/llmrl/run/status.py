@@ -15,6 +15,8 @@ from llmrl.run.files import write_json
 from llmrl.run.owner import job_id
 
 FILE_NAME = "status.json"
+FORMAT = 1
+"""Version of the run folder's layout; raised when an older llmrl could misread a newer folder."""
 STATES = ("running", "finished", "failed", "stopped", "preempted", "budget_exhausted")
 RunState = Literal["running", "finished", "failed", "stopped", "preempted", "budget_exhausted"]
 
@@ -41,9 +43,11 @@ class Status:
         host, pid, job_id: where the latest attempt runs or ran; `job_id` is empty outside a scheduler.
         llm: label of the language model behind the results; empty where there is none.
         progress: see `Progress`.
+        overrides: what was typed, as Hydra overrides.
         result: the scalar of a finished run.
         error: last line of what went wrong or stopped the run.
         started, updated: Unix time, seconds, of the latest attempt's start and of this content.
+        format: see `FORMAT`.
     """
 
     state: RunState = "running"
@@ -52,11 +56,13 @@ class Status:
     pid: int = field(default_factory=os.getpid)
     job_id: str = field(default_factory=job_id)
     llm: str = ""
+    overrides: list[str] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
     result: float | None = None
     error: str = ""
     started: float = field(default_factory=time.time)
     updated: float = field(default_factory=time.time)
+    format: int = FORMAT
 
     def write(self, folder: Path) -> None:
         """Replace the status file of `folder`."""
@@ -68,18 +74,26 @@ def read_status(folder: Path) -> Status | None:
     """The status of the run in `folder`; None if it has not been started.
 
     Raises:
-        RunFolderError: the file is not a status.
+        RunFolderError: the file is not a status, or one of a newer llmrl.
     """
     path = folder / FILE_NAME
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if content.get("format", FORMAT) > FORMAT:
+            raise RunFolderError(
+                f"{folder} was written by a newer llmrl (layout {content['format']}, this one knows {FORMAT}); "
+                "use that version for it, or another output_root"
+            )
         known = {f.name for f in fields(Status)}
         status = Status(**{key: value for key, value in content.items() if key in known})
         status.progress = Progress(**content["progress"])
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise RunFolderError(f"{path} cannot be read ({error}); delete it to start this run again") from error
+        raise RunFolderError(
+            f"{path} cannot be read ({error}); delete that file and repeat the command: the run goes on from its "
+            "checkpoints"
+        ) from error
     if status.state not in STATES:
         raise RunFolderError(f"{path} has the unknown state {status.state!r}; known: {', '.join(STATES)}")
     return status

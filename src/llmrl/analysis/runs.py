@@ -1,0 +1,220 @@
+"""Run folders as they stand on disk: one `RunRecord` each, whatever state they are in.
+
+Reads files only, so it works on a folder copied from a cluster. What a scheduler knows can be added (`queue`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from llmrl.core.errors import RunFolderError
+from llmrl.run import owner
+from llmrl.run.folder import split_overrides
+from llmrl.run.metrics import FILE_NAME as METRICS_NAME
+from llmrl.run.queued import Queued, read_queued
+from llmrl.run.status import Progress, RunState, Status, read_status
+
+State = RunState | Literal["queued", "lost", "unreadable"]
+"""A run's state as a reader sees it. `queued`: a launcher has taken it on, it waits. `lost`: its process, or its place
+in the queue, is gone without a word (kill -9, out of memory, a dead machine). `unreadable`: a record is damaged or of a
+newer llmrl."""
+
+UNFINISHED: tuple[State, ...] = ("failed", "stopped", "preempted", "budget_exhausted", "lost")
+"""States in which nobody works on a run and the same command would go on with it."""
+
+_NOT_RUNS = {"checkpoints", "evaluation", "videos", "llm_cache", "__pycache__"}
+_TAIL_BYTES = 16_384
+NOTHING_RECORDED = "no process has got far enough to record anything"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What is known of one run.
+
+    Attributes:
+        folder: the run folder.
+        name: folder of the experiment or sweep under the output root.
+        group: `<readable>-<hash>`: runs of one group are the seeds of one experiment.
+        seed: the seed.
+        state: see `State`.
+        attempt: attempts so far; 0 if none has started.
+        overrides: what was typed, `{key: value}`, without the seed and what cannot change numbers.
+        llm: label of the language model behind the results; empty if none.
+        progress: how far it is.
+        result: the scalar of a finished run.
+        error: last line of what went wrong.
+        host, job_id: where it runs, ran, or waits; `job_id` is the scheduler's, or empty.
+        launcher: `slurm`, `local`, or empty for a run that was started by itself.
+        pid: of the latest attempt; 0 if none has started.
+        log: file with what its job printed; empty if it was started by itself.
+        started, updated: Unix time of the latest attempt's start and of the latest news, seconds; 0 if none.
+    """
+
+    folder: Path
+    name: str
+    group: str
+    seed: int
+    state: State
+    attempt: int = 0
+    overrides: dict[str, str] = field(default_factory=dict)
+    llm: str = ""
+    progress: Progress = field(default_factory=Progress)
+    result: float | None = None
+    error: str = ""
+    host: str = ""
+    job_id: str = ""
+    launcher: str = ""
+    pid: int = 0
+    log: str = ""
+    started: float = 0.0
+    updated: float = 0.0
+
+    def last_metrics(self) -> dict[str, Any]:
+        """The last whole line of `metrics.jsonl`; empty if there is none. Reads the end of the file only."""
+        try:
+            with (self.folder / METRICS_NAME).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                lines = file.read().splitlines(keepends=True)
+        except FileNotFoundError:
+            return {}
+        for line in reversed(lines):
+            if line.endswith(b"\n"):
+                try:
+                    return dict(json.loads(line))
+                except ValueError:
+                    return {}
+        return {}
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """All run folders in and under `folder` (which may be one), sorted by name, seeds by number.
+
+    Raises:
+        RunFolderError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise RunFolderError(f"there is no folder {folder}; give one of runs, such as outputs or outputs/<name>")
+    return sorted(_walk(folder), key=lambda run: (str(run.parent), _seed(run)))
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    if folder.name.startswith("seed=") and folder.name[5:].lstrip("-").isdecimal():
+        yield folder
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir() and entry.name not in _NOT_RUNS and not entry.name.startswith((".", "backup_")):
+                yield from _walk(Path(entry.path))
+
+
+def read_runs(folder: Path, queue: Mapping[str, str] | None = None) -> list[RunRecord]:
+    """A record of every run in and under `folder`; see `read_run`."""
+    return [read_run(run, queue) for run in find_runs(folder)]
+
+
+def read_run(folder: Path, queue: Mapping[str, str] | None = None) -> RunRecord:
+    """The record of the run in `folder`; never raises for what is in it.
+
+    Args:
+        folder: a run folder.
+        queue: state by job id of what a scheduler has waiting or running (SLURM's words, `PENDING`, `RUNNING`, ...);
+            None if it cannot be asked, and then what it was given is believed to be there still.
+    """
+    folder = folder.absolute()
+    place: dict[str, Any] = {
+        "folder": folder,
+        "name": folder.parent.parent.name,
+        "group": folder.parent.name,
+        "seed": _seed(folder),
+    }
+    try:
+        status, queued = read_status(folder), read_queued(folder)
+    except RunFolderError as error:
+        return RunRecord(**place, state="unreadable", error=str(error))
+    launched: dict[str, Any] = {} if queued is None else {"launcher": queued.launcher, "log": queued.log}
+    waiting = queued is not None and (status is None or status.attempt <= queued.attempt)
+    if status is None:
+        if queued is None:
+            return RunRecord(**place, **launched, state="lost", error=NOTHING_RECORDED)
+        state, error_text = _queued_state(queued, queue)
+        return RunRecord(
+            **place,
+            **launched,
+            state=state,
+            error=error_text,
+            overrides=split_overrides(queued.overrides),
+            host=queued.host,
+            job_id=queued.job_id,
+            updated=queued.submitted,
+        )
+    state, error_text = _started_state(folder, status, queue)
+    job = status.job_id
+    if queued is not None and waiting and state in UNFINISHED:
+        again, _ = _queued_state(queued, queue)
+        if again == "queued":
+            state, error_text, job = "queued", "", queued.job_id
+    return RunRecord(
+        **place,
+        **launched,
+        state=state,
+        attempt=status.attempt,
+        overrides=split_overrides(status.overrides),
+        llm=status.llm,
+        progress=status.progress,
+        result=status.result,
+        error=error_text,
+        host=status.host,
+        job_id=job,
+        pid=status.pid,
+        started=status.started,
+        updated=status.updated,
+    )
+
+
+def _queued_state(queued: Queued, queue: Mapping[str, str] | None) -> tuple[State, str]:
+    """Whether what was taken on still waits, and if not, what became of it."""
+    if queued.launcher == "local" or not queued.job_id:
+        if queued.machine != owner.this_machine() or queued.launcher_lives():
+            return "queued", ""
+        missed = "this run's turn" if queued.launcher == "local" else "this run was submitted"
+        return "lost", f"the launcher (process {queued.pid} on {queued.host}) ended before {missed}"
+    if queue is None or queued.job_id in queue:
+        return "queued", ""
+    return "lost", f"job {queued.job_id} left the queue before the run had started"
+
+
+def _started_state(folder: Path, status: Status, queue: Mapping[str, str] | None) -> tuple[State, str]:
+    """The state of a run that has been started, its process's and the queue's news included."""
+    in_queue = "" if queue is None or not status.job_id else queue.get(status.job_id, "")
+    if status.state == "preempted" and in_queue in ("PENDING", "REQUEUED", "REQUEUE_HOLD"):
+        return "queued", ""  # put back into the queue by itself
+    if status.state != "running":
+        return status.state, status.error
+    holder = owner.read_owner(folder)
+    gone = f"process {status.pid} on {status.host} ended without a word (kill -9, out of memory, a dead machine?)"
+    if in_queue == "PENDING":
+        return "queued", ""
+    if holder is None or not _alive(holder, folder / owner.FILE_NAME):
+        return "lost", gone
+    return "running", status.error
+
+
+def _alive(holder: owner.Owner, path: Path) -> bool:
+    """As `owner.is_alive`, but by this machine's clock: a reader writes nothing into the folder."""
+    if holder.machine == owner.this_machine():
+        return owner.process_exists(holder.machine, holder.pid, holder.process_start)
+    try:
+        return time.time() - path.stat().st_mtime < owner.STALE_AFTER_S
+    except FileNotFoundError:
+        return False
+
+
+def _seed(folder: Path) -> int:
+    text = folder.name.removeprefix("seed=")
+    return int(text) if text.lstrip("-").isdecimal() else 0

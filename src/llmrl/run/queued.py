@@ -1,0 +1,71 @@
+"""`queued.json`: the latest time a launcher took a run on, before any process works on it.
+
+It tells runs that wait apart from runs nobody has asked for, and where to look for what a job printed. The launcher
+writes it, the run itself never does, so the two cannot overwrite each other's news.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from llmrl.core.errors import RunFolderError
+from llmrl.run.files import write_json
+from llmrl.run.owner import process_exists
+
+FILE_NAME = "queued.json"
+
+
+@dataclass(frozen=True)
+class Queued:
+    """Who took a run on.
+
+    Attributes:
+        launcher: `slurm`, or `local` for a pool of processes on one machine.
+        attempt: attempts the run had had by then; it has started once its status tells of a later one.
+        job_id: the scheduler's, `123` or `123_4` in an array; empty for `local`.
+        machine, pid, process_start: the launching process; a local queue ends with it.
+        host: its name.
+        log: file that gets what the job prints.
+        submitted: Unix time, seconds.
+        code: digest of the package's code at that time (`run.provenance.code_digest`).
+        overrides: what was typed for this run, as Hydra overrides.
+    """
+
+    launcher: Literal["local", "slurm"]
+    attempt: int
+    job_id: str
+    machine: str
+    pid: int
+    process_start: str
+    host: str
+    log: str
+    submitted: float
+    code: str
+    overrides: list[str]
+
+    def write(self, folder: Path) -> None:
+        """Replace the record in `folder`."""
+        write_json(folder / FILE_NAME, asdict(self))
+
+    def launcher_lives(self) -> bool:
+        """Whether the launching process is known to be there still; false on another machine."""
+        return process_exists(self.machine, self.pid, self.process_start)
+
+
+def read_queued(folder: Path) -> Queued | None:
+    """The record in `folder`; None if no launcher has taken the run on.
+
+    Raises:
+        RunFolderError: the file is not such a record.
+    """
+    path = folder / FILE_NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Queued(**{f.name: content[f.name] for f in fields(Queued)})
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        raise RunFolderError(f"{path} cannot be read ({error}); delete that file") from error
