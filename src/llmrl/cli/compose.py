@@ -14,6 +14,7 @@ from llmrl.core.protocols import Agent, ChatModel, Loop, Meter, Proposer, Scorer
 from llmrl.core.seeding import Seeds
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
+from llmrl.sweeps.hardware import Hardware
 
 Config = Mapping[str, Any]
 
@@ -96,7 +97,7 @@ def build_model(
     node = {name: value for name, value in config["llm"].items() if name not in POLICIES}
     injected: dict[str, Any] = {"seeds": Seeds(config["seed"]).child("llm")}
     if Builder(trusted=trusted).needs(node, "device", "llm"):
-        injected["device"] = _device(config["hardware"])
+        injected["device"] = _device(config)
     model: Provider | Scorer | None = Builder(injected, trusted).build(node, "llm")
     if isinstance(model, Provider):
         policies = {name: config["llm"][name] for name in POLICIES}
@@ -146,7 +147,7 @@ def build_parts(
         play_only: leave out the principal, whose language model might cost money; the agents stay as they were built.
     """
     seeds = Seeds(config["seed"])
-    device = _device(config["hardware"])
+    device = _device(config)
     trusted = config["trusted_modules"]
     env_node = dict(config["env"])
     if render is not None and "render" in env_node:
@@ -209,17 +210,27 @@ def _no_mechanism(env: str) -> str:
     )
 
 
-def _device(hardware: Config) -> str:
-    """The torch device, with torch's thread count set on the way.
+def build_hardware(config: Config) -> Hardware:
+    """What the run is computed on.
+
+    Raises:
+        ConfigError: a field makes no sense.
+    """
+    hardware: Hardware = Builder(trusted=config["trusted_modules"]).build(config["hardware"], "hardware")
+    return hardware
+
+
+def game_processes(config: Config) -> int:
+    """Processes beside the run's own that its games keep busy."""
+    env = Builder(trusted=config["trusted_modules"]).locate(config["env"]["_target_"], "env")
+    return int(config["env"].get("n_envs", 1)) if getattr(env, "game_per_process", False) else 0
+
+
+def _device(config: Config) -> str:
+    """The torch device, with torch set up on the way.
 
     Raises:
         ConfigError: hardware=gpu on a machine where torch sees none.
     """
-    import torch
-
-    if hardware["threads"] is not None:
-        torch.set_num_threads(hardware["threads"])
-    device = str(hardware["device"])
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"hardware.device={device}, but torch {torch.__version__} sees no GPU here; use hardware=cpu")
-    return device
+    hardware = build_hardware(config)
+    return replace(hardware, cores=hardware.cores_for(game_processes(config))).apply(dry=bool(config["dry_run"]))

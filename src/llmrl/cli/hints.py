@@ -31,7 +31,7 @@ def missing_field(arguments: Sequence[str]) -> str | None:
     for key, _ in pairs:
         *parents, field = key.split(".")
         node = OmegaConf.select(config, ".".join(parents)) if parents else config
-        if isinstance(node, DictConfig) and field not in node:
+        if isinstance(node, DictConfig) and field not in list(node):  # `in` denies a field without a default
             valid = [str(name) for name in node if name != "_target_"]
             close = difflib.get_close_matches(field, valid, n=1)
             guess = f" Did you mean {close[0]}?" if close else ""

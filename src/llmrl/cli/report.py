@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -13,9 +16,10 @@ from llmrl.core.protocols import ChatModel, Meter, Scorer
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
+    from llmrl.sweeps.jobs import Outcome
 
 
-def _console() -> Console:
+def terminal() -> Console:
     """Tables that go to a file are not squeezed into 80 columns. Brackets in a model's reply are no markup."""
     return Console(width=None if sys.stdout.isatty() else 120, markup=False)
 
@@ -28,12 +32,12 @@ def print_plan(rows: Sequence[tuple[str, str]]) -> None:
 def print_skipped(run: Run) -> None:
     """A finished run of the same configuration and seed is not run again."""
     result = "" if run.result is None else f" (result {run.result:.4g})"
-    _console().print(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old one.")
+    terminal().print(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old one.")
 
 
 def print_summary(run: Run) -> None:
     """The end of a run: what was reached, and where to look."""
-    console = _console()
+    console = terminal()
     history = run.summary.get("history")
     if history:
         names = list(history[0]["mechanism"])
@@ -77,22 +81,22 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]]) -> None:
     table = Table(title=title, show_header=False, min_width=70)
     for name, value in rows:
         table.add_row(name, value)
-    _console().print(table)
+    terminal().print(table)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table whose first two columns are texts and whose others are numbers; names of runs are long."""
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], sides: str = "ll") -> None:
+    """A table of texts, flush left where `sides` has `l`, and of numbers, flush right; names of runs are long."""
     table = Table(title=title)
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < 2 else "right", overflow="fold")
+        table.add_column(column, justify="left" if sides[i : i + 1] == "l" else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    Console(width=None if sys.stdout.isatty() else 200, markup=False).print(table)
 
 
 def print_evaluation(results: dict[str, Any]) -> None:
     """The table of `llmrl-evaluate`."""
-    console = _console()
+    console = terminal()
     imposed = results["mechanism"]
     title = f"{results['episodes']} episodes, seed {results['seed']}, checkpoint {results['checkpoint']}"
     if imposed:
@@ -108,3 +112,35 @@ def print_evaluation(results: dict[str, Any]) -> None:
         table.add_row(name, number["mean"], number["standard_error"], interval, number["min"], number["max"])
     console.print(table)
     console.print(f"Saved in {results['out']}: results.json, episodes.csv" + (", videos/" if results["videos"] else ""))
+
+
+def print_sweep(outcomes: Sequence[Outcome]) -> None:
+    """The closing table of a sweep, and what to do next."""
+    from llmrl.run.folder import split_overrides
+
+    counts = Counter(outcome.state for outcome in outcomes)
+    table = Table(title=", ".join(f"{n} {state}" for state, n in counts.most_common()))
+    for column in ("run", "seed", "state", "result", ""):
+        table.add_column(column, justify="right" if column in ("seed", "result") else "left", overflow="fold")
+    for outcome in outcomes:
+        named = split_overrides(outcome.job.naming)
+        name = ", ".join(f"{key}={value}" for key, value in named.items()) or outcome.folder.parent.name
+        result = "" if outcome.result is None else f"{outcome.result:.5g}"
+        skipped = "nothing to do" if outcome.skipped and outcome.state == "finished" else ""
+        style = {"finished": None, "submitted": None, "elsewhere": "dim"}.get(outcome.state, "bold")
+        seed = str(outcome.job.config["seed"])
+        table.add_row(name, seed, outcome.state, result, outcome.error or skipped, style=style)
+    console = terminal()
+    console.print(table)
+    root = common_folder([outcome.folder for outcome in outcomes])
+    unfinished = [o for o in outcomes if o.state not in ("finished", "elsewhere", "submitted")]
+    if unfinished:
+        console.print(f"Why: llmrl-sweep logs '{unfinished[0].folder}'; the same command again runs what is missing.")
+    for command in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
+        console.print(f"{command} '{root}'")
+
+
+def common_folder(folders: Sequence[Path]) -> Path:
+    """The folder that all run folders of a sweep are in, one above their groups where there are several."""
+    parents = [str(folder.parent.parent) for folder in folders]
+    return Path(os.path.commonpath(parents))

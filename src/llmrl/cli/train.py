@@ -24,34 +24,77 @@ EXIT_BUDGET = 3
 @hydra.main(config_path="pkg://llmrl.conf", config_name="train", version_base="1.3")
 def train(config: DictConfig) -> float | None:
     """The task Hydra calls for every job; returns what a sweeper optimises."""
-    from llmrl.core.errors import BudgetExhausted, LlmrlError
-    from llmrl.run.run import Stopped
+    from llmrl.core.errors import LlmrlError
 
-    # Libraries that tell of every request; failures are told by us.
-    for library in ("httpx", "httpcore", "LiteLLM"):
-        logging.getLogger(library).setLevel(logging.WARNING)
+    try:
+        plain, overrides = resolve(config)
+    except LlmrlError as error:
+        sys.stderr.write(f"\nllmrl-train: {error}\n")
+        raise SystemExit(EXIT_FAILED) from error
+    if plain["hardware"].get("launcher") == "slurm":
+        sys.stderr.write("llmrl-train: hardware=slurm_* submits with --multirun; without it the run is computed here\n")
+    return run_reporting(plain, overrides)
+
+
+def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
+    """A composed config as plain data, and what was typed for it; Hydra's own config must be set.
+
+    Raises:
+        ConfigError: a value is missing, or a part cannot be found.
+    """
+    from llmrl.cli.compose import asks_for_llm
+    from llmrl.core.errors import ConfigError
+
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
     try:
         container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
-        sys.stderr.write(f"\nllmrl-train: {error.full_key} has no default; add {error.full_key}=<value>\n")
-        raise SystemExit(EXIT_FAILED) from error
+        raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
     assert isinstance(container, dict)
     plain = {str(key): value for key, value in container.items()}
-    try:
-        from llmrl.cli.compose import asks_for_llm
+    if asks_for_llm(plain) and not any(override.startswith("llm=") for override in overrides):
+        # Which model is behind results belongs into the run's name, chosen or not: it may be none at all.
+        overrides.append(f"llm={hydra_config.runtime.choices['llm']}")
+    if plain["prompts"] is not None:
+        plain["prompts_digest"] = prompts_digest(plain)
+    return plain, overrides
 
-        if asks_for_llm(plain) and not any(override.startswith("llm=") for override in overrides):
-            # Which model is behind results belongs into the run's name, chosen or not: it may be none at all.
-            overrides.append(f"llm={hydra_config.runtime.choices['llm']}")
-        return run_experiment(plain, overrides)
-    except BudgetExhausted as error:
-        sys.stderr.write(f"\nllmrl-train: {error}\n")
-        raise SystemExit(EXIT_BUDGET) from error
+
+def prompts_digest(config: dict[str, Any]) -> str:
+    """What the user's own prompts say: other words are another experiment, wherever they are kept.
+
+    Raises:
+        ConfigError: there is no such folder, or the words are not those the run was submitted with.
+    """
+    from llmrl.core.errors import ConfigError
+    from llmrl.llms.prompts import folder_digest
+
+    digest = folder_digest(Path(config["prompts"]).expanduser())
+    if config.get("prompts_digest", digest) != digest:
+        raise ConfigError(f"the prompts in {config['prompts']} have changed since this run was submitted; submit again")
+    return digest
+
+
+def run_reporting(config: dict[str, Any], overrides: list[str]) -> float | None:
+    """`run_experiment` as a command: what a user is to know goes to standard error, the rest is in the exit code.
+
+    Raises:
+        SystemExit: the run did not finish.
+    """
+    from llmrl.core.errors import BudgetExhausted, LlmrlError, RunInUse
+    from llmrl.run.run import Stopped
+    from llmrl.sweeps.work import EXIT_IN_USE
+
+    # Libraries that tell of every request; failures are told by us.
+    for library in ("httpx", "httpcore", "LiteLLM"):
+        logging.getLogger(library).setLevel(logging.WARNING)
+    try:
+        return run_experiment(config, overrides)
     except LlmrlError as error:
         sys.stderr.write(f"\nllmrl-train: {error}\n")
-        raise SystemExit(EXIT_FAILED) from error
+        code = EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED
+        raise SystemExit(EXIT_IN_USE if isinstance(error, RunInUse) else code) from error
     except KeyboardInterrupt as interrupt:
         sys.stderr.write("\nllmrl-train: stopped at once; the same command goes on from the last checkpoint\n")
         raise SystemExit(EXIT_INTERRUPTED) from interrupt
@@ -67,13 +110,11 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
     """
     from llmrl.cli.compose import build_llm, build_loop, build_parts
     from llmrl.cli.report import llm_summary, print_plan, print_skipped, print_summary
+    from llmrl.llms.transcript import Transcript
     from llmrl.run.run import Run
 
     if config["prompts"] is not None:
-        from llmrl.llms.prompts import folder_digest
-
-        # Other words are another experiment, wherever they are kept.
-        config = {**config, "prompts_digest": folder_digest(Path(config["prompts"]).expanduser())}
+        config = {**config, "prompts_digest": prompts_digest(config)}
     if config["dry_run"]:
         from llmrl.cli.plan import plan
 
@@ -98,6 +139,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
             return run.result
         llm = build_llm(config, run.folder, stopping=lambda: run.stop.requested)
         run.status.llm = "" if llm is None else llm.label
+        run.metrics.attach(Transcript.TAG, Transcript(run.folder))
         parts = build_parts(config, llm)
         try:
             run.result = build_loop(config, parts).run(run)

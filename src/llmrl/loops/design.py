@@ -127,28 +127,28 @@ class DesignLoop:
         if context is not None:
             self.env.set_context(context)
         while self.round < self.adapt_rounds:
-            rollout = self._play("adapt", self.round, self.agent.learns, progress)
+            rollout = self._play(run, "adapt", self.round, self.agent.learns, progress)
             generator = self._seeds("adapt", self.round).torch("minibatches")
             losses = self.agent.update(rollout, generator) if self.agent.learns else {}
             self._log_round(run, rollout, losses)
             self.round += 1
             run.safe_point(self._iteration(), self.state_dict)
-        rollouts = [self._play("validate", i, False, progress) for i in range(self.validate_rounds)]
+        rollouts = [self._play(run, "validate", i, False, progress) for i in range(self.validate_rounds)]
         self._tell(run, context, rollouts)
         self.step, self.round, self.vector = self.step + 1, 0, None
         run.safe_point(self._iteration(), self.state_dict)
 
-    def _play(self, phase: str, index: int, learn: bool, progress: Progress) -> Rollout:
-        """One episode in every game."""
+    def _play(self, run: Run, phase: str, index: int, learn: bool, progress: Progress) -> Rollout:
+        """One episode in every game; changes nothing that a checkpoint holds."""
+
+        def on_step() -> None:
+            progress.update(progress.numbers.done + games)
+            run.within_grace(self._iteration(), self.state_dict)
+
         seeds = self._seeds(phase, index)
         games = self.env.spec.n_envs
         self.collector.reset(seeds.integer("env"))
-        return self.collector.collect(
-            self.horizon,
-            seeds.torch("actions"),
-            learn,
-            on_step=lambda: progress.update(progress.numbers.done + games),
-        )
+        return self.collector.collect(self.horizon, seeds.torch("actions"), learn, on_step=on_step)
 
     def _tell(self, run: Run, context: int | None, rollouts: list[Rollout]) -> None:
         """Score the validation episodes, tell the principal, log."""

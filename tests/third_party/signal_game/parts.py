@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from llmrl.agents.random_agent import RandomPolicy
 from llmrl.core.limits import NonNegativeFloat
 from llmrl.core.protocols import Scorer
 from llmrl.core.records import Act, Outcome, State
@@ -106,3 +111,27 @@ class AlwaysZero:
     def loss(self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
         loss = -logits.log_softmax(-1)[:, 0].mean()
         return self.weight * loss, {"teacher/loss": float(loss.detach())}
+
+
+class Troubled(RandomPolicy):
+    """Random, and in trouble at every action as long as the file `until` does not exist."""
+
+    def __init__(self, spec: EnvSpec, trouble: str, until: Path) -> None:
+        super().__init__(spec)
+        self.trouble, self.until = trouble, until
+
+    def act(self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None) -> Act:
+        if self.trouble != "none" and not self.until.exists():
+            if self.trouble == "raise":
+                raise ZeroDivisionError("made to fail")
+            if self.trouble == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.1)
+        return super().act(observation, state, generator)
+
+
+class TroubledAgent(EchoAgent):
+    """`agent=troubled`: `trouble` is none, raise, kill or slow."""
+
+    def __init__(self, spec: EnvSpec, trouble: Literal["none", "raise", "kill", "slow"], until: str) -> None:
+        self.policy = Troubled(spec, trouble, Path(until))

@@ -47,6 +47,8 @@ class MeltingPotEnv:
         ConfigError: values that the substrate cannot play.
     """
 
+    game_per_process = True
+
     def __init__(
         self,
         substrate: SubstrateName,

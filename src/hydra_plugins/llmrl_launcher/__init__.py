@@ -1,0 +1,1 @@
+"""Hydra finds launchers and sweepers here; what they do is in `llmrl.sweeps`."""

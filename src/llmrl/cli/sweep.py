@@ -1,0 +1,235 @@
+"""`llmrl-sweep`: what a sweep's runs are doing, and doing something about it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from llmrl.analysis.runs import RunRecord
+
+COLUMNS = ("run", "seed", "state", "attempt", "done", "steps/s", "left", "last", "LLM $", "where", "")
+STYLES = {"failed": "red", "lost": "red", "unreadable": "red", "running": "green"}
+RETRIED = "failed,stopped,preempted,lost"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(prog="llmrl-sweep", description=__doc__)
+    commands = p.add_subparsers(dest="command", required=True)
+
+    def command(name: str, text: str, folder: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.add_argument("folder", type=Path, help=folder)
+        return sub
+
+    any_folder = "outputs, outputs/<name>, or any folder of runs"
+    status = command("status", "a table of all runs", any_folder)
+    status.add_argument(
+        "--watch", type=float, nargs="?", const=5.0, metavar="SECONDS", help="look again every so often (default 5)"
+    )
+    status.add_argument("--json", action="store_true", help="one JSON list, for programs")
+    retry = command("retry", "run again what is not finished, where its config says", any_folder)
+    retry.add_argument("--states", default=RETRIED, help=f"which runs, by state (default {RETRIED})")
+    retry.add_argument("--no-wait", action="store_true", help="return when they are submitted (SLURM)")
+    command("cancel", "stop runs that run or wait; those that run save first", any_folder)
+    logs = command("logs", "what a run and its job said last", "a run folder, outputs/<name>/<run>/seed=<n>")
+    logs.add_argument("--lines", type=int, default=20, help="lines of each file (default 20)")
+    clean = command("clean", "remove what is no longer needed; shows it only, without --yes", any_folder)
+    from llmrl.sweeps.records import KINDS
+
+    for kind, text in KINDS.items():
+        clean.add_argument(f"--{kind}", action="store_true", help=text)
+    clean.add_argument("--yes", action="store_true", help="remove it")
+    return p
+
+
+def status(args: argparse.Namespace) -> int:
+    """Print the table, or watch it; returns 1 if a run has failed or is lost."""
+    from llmrl.sweeps.records import records
+
+    if args.json:
+        print(json.dumps([as_json(record) for record in records(args.folder)], indent=2))
+        return 0
+    from llmrl.cli.report import terminal
+
+    if args.watch is None:
+        found = records(args.folder)
+        terminal().print(table(found, args.folder))
+        return 1 if any(record.state in ("failed", "lost", "unreadable") for record in found) else 0
+    from rich.live import Live
+
+    with Live(console=terminal(), auto_refresh=False) as live:
+        while True:
+            live.update(table(records(args.folder), args.folder), refresh=True)
+            time.sleep(args.watch)
+
+
+def table(found: Sequence[RunRecord], folder: Path) -> Table:
+    """A row for every run; overrides that all have in common are in the title."""
+    from rich.table import Table
+
+    counts = Counter(record.state for record in found)
+    common = dict(set.intersection(*(set(record.overrides.items()) for record in found))) if found else {}
+    shared = f"\n{', '.join(f'{key}={value}' for key, value in sorted(common.items()))}" if common else ""
+    title = f"{folder}: {', '.join(f'{n} {state}' for state, n in counts.most_common()) or 'no runs'}{shared}"
+    names = {record.name for record in found}
+    rows = [_row(record, common, len(names) > 1) for record in found]
+    shown = Table(title=title)
+    # Columns that have nothing to tell leave room for those that have.
+    used = [i for i in range(len(COLUMNS)) if i < 3 or any(row[i] not in ("", "-") for row in rows)]
+    for i in used:
+        numeric = COLUMNS[i] in ("seed", "attempt", "done", "steps/s", "left", "last", "LLM $")
+        shown.add_column(COLUMNS[i], justify="right" if numeric else "left", overflow="fold")
+    for record, row in zip(found, rows, strict=True):
+        shown.add_row(*(row[i] for i in used), style=STYLES.get(record.state))
+    return shown
+
+
+def _row(record: RunRecord, common: dict[str, str], several: bool) -> list[str]:
+    """One run's cells of the table; the experiment's name is said where there are several."""
+    own = {key: value for key, value in record.overrides.items() if key not in common}
+    name = ", ".join(f"{key}={value}" for key, value in own.items()) or record.group
+    p, active = record.progress, record.state == "running"
+    metrics = record.last_metrics()
+    spent = metrics.get("spent/llm_cost")
+    return [
+        f"{record.name}: {name}" if several else name,
+        str(record.seed),
+        record.state,
+        str(record.attempt),
+        "100%" if record.state == "finished" else f"{p.done / p.total:.0%}" if p.total else "-",
+        f"{p.steps_per_second:,.3g}" if active and p.steps_per_second else "-",
+        _clock(p.eta_s) if active and p.eta_s is not None else "-",
+        _last(record, metrics),
+        "-" if "spent/llm_calls" not in metrics else "unknown" if spent is None else f"{spent:.2f}",
+        f"job {record.job_id}" if record.job_id else record.host,
+        record.error,
+    ]
+
+
+def _last(record: RunRecord, metrics: dict[str, Any]) -> str:
+    """The result, or the last value of what the run is about."""
+    if record.result is not None:
+        return f"{record.result:.4g}"
+    for name in ("principal/objective", "evaluation/return", "train/return"):
+        if isinstance(metrics.get(name), int | float):
+            return f"{metrics[name]:.4g}"
+    return "-"
+
+
+def as_json(record: RunRecord) -> dict[str, Any]:
+    """A record as plain data, with the last line of its metrics."""
+    return {**asdict(record), "folder": str(record.folder), "last_metrics": record.last_metrics()}
+
+
+def retry(args: argparse.Namespace) -> int:
+    """Launch unfinished runs again, each as its folder's config says."""
+    from llmrl.analysis.runs import UNFINISHED
+    from llmrl.cli.compose import build_hardware, game_processes
+    from llmrl.cli.report import print_sweep
+    from llmrl.cli.train import run_reporting
+    from llmrl.core.errors import ConfigError
+    from llmrl.sweeps.jobs import Job
+    from llmrl.sweeps.launch import exit_code, launch
+    from llmrl.sweeps.records import records, to_retry
+
+    states = args.states.split(",")
+    if unknown := set(states) - set(UNFINISHED):
+        raise ConfigError(f"--states: {', '.join(sorted(unknown))} cannot be retried; states: {', '.join(UNFINISHED)}")
+    found = to_retry(records(args.folder), states)
+    if not found:
+        print(f"no run in {args.folder} is {' or '.join(states)}")
+        return 0
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    jobs = []
+    for run, config, overrides in found:
+        # Where the folder is now, which may be a copy; and what was begun is to be gone on with.
+        config |= {"output_root": str(run.folder.parents[2]), "name": run.name, "rerun": False, "resume": True}
+        hardware = build_hardware(config)
+        jobs.append(Job(config, overrides, hardware, hardware.cores_for(game_processes(config)), overrides))
+    folder = Path(jobs[0].config["output_root"]) / ".sweeps" / time.strftime("retry_%Y-%m-%d_%H-%M-%S")
+    outcomes = launch(jobs, run_reporting, folder, wait=not args.no_wait)
+    print_sweep(outcomes)
+    return exit_code(outcomes)
+
+
+def cancel(args: argparse.Namespace) -> int:
+    """Cancel, and say what was reached."""
+    from llmrl.sweeps.records import cancel, records
+
+    jobs, processes, unreachable = cancel(records(args.folder))
+    print(f"cancelled {jobs} SLURM jobs, told {processes} processes of this machine to save and stop")
+    for run in unreachable:
+        print(f"not reached: {run}")
+    return 1 if unreachable else 0
+
+
+def logs(args: argparse.Namespace) -> int:
+    """Print the ends of a run's log files."""
+    from llmrl.analysis.runs import read_run
+    from llmrl.core.errors import RunFolderError
+
+    if not args.folder.is_dir() or not args.folder.name.startswith("seed="):
+        raise RunFolderError(f"{args.folder} is no run folder; give one like outputs/<name>/<run>/seed=0")
+    record = read_run(args.folder)
+    print(f"{record.state}{f': {record.error}' if record.error else ''}")
+    files = [Path(record.log)] if record.log else []
+    for path in (*files, args.folder / "run.log", args.folder / "traceback.txt"):
+        if path.is_file():
+            print(f"\n==> {path}")
+            with path.open(encoding="utf-8", errors="replace") as file:
+                sys.stdout.writelines(deque(file, args.lines))
+    return 0
+
+
+def clean(args: argparse.Namespace) -> int:
+    """Show, or remove, what is no longer needed."""
+    from llmrl.core.errors import ConfigError
+    from llmrl.sweeps.records import KINDS, records, removable, remove, size
+
+    kinds = [kind for kind in KINDS if getattr(args, kind)]
+    if not kinds:
+        raise ConfigError(f"say what to remove: {', '.join(f'--{kind}' for kind in KINDS)}")
+    found = removable(args.folder, records(args.folder), kinds)
+    total = 0
+    for path in found:
+        total += (bytes_ := size(path))
+        print(f"{bytes_ / 1e6:10.1f} MB  {path}")
+        if args.yes:
+            remove(path)
+    print(f"{'removed' if args.yes else 'would remove'} {len(found)} items, {total / 1e6:.1f} MB")
+    if found and not args.yes:
+        print("--yes removes them")
+    return 0
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Console script."""
+    args = parser().parse_args(argv)
+    from llmrl.core.errors import LlmrlError
+
+    commands = {"status": status, "retry": retry, "cancel": cancel, "logs": logs, "clean": clean}
+    try:
+        raise SystemExit(commands[args.command](args))
+    except LlmrlError as error:
+        sys.stderr.write(f"llmrl-sweep: {error}\n")
+        raise SystemExit(1) from error
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

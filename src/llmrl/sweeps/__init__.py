@@ -1,0 +1,1 @@
+"""Sweeps: which runs are missing, where they are computed, what became of them."""

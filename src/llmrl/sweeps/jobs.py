@@ -1,0 +1,157 @@
+"""The runs of a sweep as jobs: which are missing, and taking them on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from llmrl.analysis.runs import RunRecord, State, read_run
+from llmrl.run import owner
+from llmrl.run.files import write_atomic
+from llmrl.run.folder import find_folder, run_folder, split_overrides
+from llmrl.run.provenance import code_digest
+from llmrl.run.queued import Queued
+from llmrl.run.run import save_config
+from llmrl.run.status import read_status
+from llmrl.sweeps.hardware import Hardware
+
+Ending = State | Literal["submitted", "elsewhere", "not started"]
+"""What a launcher can say of a run: a run's state; `submitted` and not waited for; `elsewhere`: another process or job
+works on it already; `not started`: the launcher was stopped, or could not submit it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be computed.
+
+    Attributes:
+        config: the resolved config, plain data; `output_root` is absolute.
+        overrides: what was typed for this run.
+        hardware: where to compute it.
+        cores: cores it should have for itself.
+        naming: the overrides that make its folder readable: those that differ within the sweep.
+    """
+
+    config: dict[str, Any]
+    overrides: list[str]
+    hardware: Hardware
+    cores: int
+    naming: list[str]
+
+    @property
+    def folder(self) -> Path:
+        """Its run folder, which need not exist yet."""
+        c = self.config
+        return find_folder(Path(c["output_root"]), c["name"], c, self.naming, c["seed"])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job.
+
+    Attributes:
+        job: the job.
+        folder: its run folder.
+        state: see `Ending`.
+        skipped: nothing was done for it, because it was finished or is being worked on elsewhere.
+        result: the scalar of a finished run.
+        error: why it is not finished, or who works on it.
+        seconds: how long the attempt took, as far as known.
+    """
+
+    job: Job
+    folder: Path
+    state: Ending
+    skipped: bool = False
+    result: float | None = None
+    error: str = ""
+    seconds: float | None = None
+
+    @staticmethod
+    def of(job: Job, record: RunRecord, **changes: Any) -> Outcome:
+        """The outcome that a run's record tells."""
+        seconds = record.updated - record.started if record.started else None
+        outcome = Outcome(job, record.folder, record.state, False, record.result, record.error, seconds)
+        return replace(outcome, **changes)
+
+
+def named_by_differences(overrides: Sequence[Sequence[str]]) -> list[list[str]]:
+    """For each run of a sweep, the overrides that tell it from the others, seeds aside; all where none do.
+
+    Which language model is behind a result is always said.
+
+    >>> named_by_differences([["env=x", "principal=ucb", "seed=0"], ["env=x", "principal=llm", "seed=0"]])
+    [['principal=ucb'], ['principal=llm']]
+    >>> named_by_differences([["env=x", "seed=0"], ["env=x", "seed=1"]])
+    [['env=x', 'seed=0'], ['env=x', 'seed=1']]
+    """
+    split = [split_overrides(of_run) for of_run in overrides]
+    keys = {key for one in split for key in one}
+    differing = {key for key in keys if len({one.get(key) for one in split}) > 1}
+    if not differing:
+        return [list(of_run) for of_run in overrides]
+    return [[o for o in of_run if o.partition("=")[0].lstrip("+~") in (differing | {"llm"})] for of_run in overrides]
+
+
+def missing(jobs: Sequence[Job], queue: Mapping[str, str] | None) -> tuple[list[Job], list[Outcome]]:
+    """The jobs that somebody has to work on, and an outcome for each of the others.
+
+    A job given twice is done once. `queue`: see `llmrl.analysis.runs.read_run`.
+    """
+    todo: list[Job] = []
+    skipped: list[Outcome] = []
+    seen: set[Path] = set()
+    for job in jobs:
+        folder = job.folder
+        if folder in seen:
+            continue
+        seen.add(folder)
+        record = read_run(folder, queue) if folder.exists() else None
+        if record is not None and record.state == "finished" and not job.config["rerun"]:
+            skipped.append(Outcome.of(job, record, skipped=True, seconds=None))
+        elif record is not None and record.state in ("running", "queued"):
+            place = f"job {record.job_id}" if record.job_id else f"process {record.pid} on {record.host}"
+            text = f"{record.state} already, {place if record.pid or record.job_id else 'on ' + record.host}"
+            skipped.append(Outcome.of(job, record, skipped=True, state="elsewhere", error=text, seconds=None))
+        else:
+            todo.append(job)
+    return todo, skipped
+
+
+def take_on(job: Job, launcher: Literal["local", "slurm"], log: str, job_id: str = "") -> Queued:
+    """Make the run's folder and write down that this process has taken it on.
+
+    Raises:
+        RunFolderError: the folder cannot be written.
+    """
+    c = job.config
+    folder = run_folder(Path(c["output_root"]), c["name"], c, job.naming, c["seed"])
+    status = read_status(folder)
+    pid = os.getpid()
+    queued = Queued(
+        launcher=launcher,
+        attempt=status.attempt if status else 0,
+        job_id=job_id,
+        machine=owner.this_machine(),
+        pid=pid,
+        process_start=owner.process_start(pid) or "",
+        host=socket.gethostname(),
+        log=log,
+        submitted=time.time(),
+        code=code_digest(),
+        overrides=job.overrides,
+    )
+    if not (folder / "config.yaml").exists():
+        save_config(folder / "config.yaml", c)
+    queued.write(folder)
+    return queued
+
+
+def write_log_header(log: Path, job: Job) -> None:
+    """Begin the file that gets what a job prints."""
+    write_atomic(log, f"llmrl-train {' '.join(job.overrides)}\n{job.folder}\n\n")

@@ -1,0 +1,174 @@
+"""The runs of a folder with what a scheduler knows of them, and what can be done to them afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llmrl.analysis.runs import UNFINISHED, RunRecord, find_runs, read_run, read_runs
+from llmrl.core.errors import RunFolderError
+from llmrl.run import owner
+from llmrl.run.queued import read_queued
+from llmrl.run.status import read_status
+from llmrl.sweeps import slurm
+
+UNSETTLED = ("running", "queued", "lost", "preempted")
+"""States of which a scheduler may know more than the run folder."""
+
+
+def records(folder: Path) -> list[RunRecord]:
+    """A record of every run in and under `folder`; SLURM is asked where one of them is a job that has not ended.
+
+    Raises:
+        RunFolderError: there is no such folder.
+    """
+    found = read_runs(folder)
+    if not slurm.available() or not any(r.job_id and r.state in UNSETTLED for r in found):
+        return found
+    queue = slurm.live(slurm.job_states())
+    if queue is None:
+        return found
+    again = [read_run(r.folder, queue) if r.job_id else r for r in found]
+    gone = slurm.known_states([r for r in again if r.state in ("lost", "preempted")])
+    return [
+        replace(r, error=f"{r.error} (SLURM: {gone[r.job_id]})") if r.job_id in gone and r.state in UNFINISHED else r
+        for r in again
+    ]
+
+
+def cancel(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
+    """Stop runs that run or wait; those that run save first.
+
+    Returns:
+        How many SLURM jobs were cancelled, how many processes of this machine were told to stop, and what could not be
+        reached.
+
+    Raises:
+        SlurmError: SLURM refused.
+    """
+    active = [r for r in runs if r.state in ("running", "queued")]
+    jobs = [r.job_id for r in active if r.job_id and r.launcher == "slurm"]
+    slurm.cancel(jobs)
+    told: set[int] = set()
+    unreachable: list[str] = []
+    folders = {r.folder for r in active}
+    for run in active:
+        if run.job_id and run.launcher == "slurm":
+            continue
+        pid = _launcher_to_stop(run, folders) if run.state == "queued" else _process(run)
+        if pid is None:
+            unreachable.append(f"{run.folder} ({run.state} on {run.host})")
+        elif pid not in told:
+            os.kill(pid, signal.SIGTERM)
+            told.add(pid)
+    return len(jobs), len(told), unreachable
+
+
+def _process(run: RunRecord) -> int | None:
+    """The process that works on a run, if it is on this machine."""
+    holder = owner.read_owner(run.folder)
+    if holder is None or not owner.process_exists(holder.machine, holder.pid, holder.process_start):
+        return None
+    return holder.pid
+
+
+def _launcher_to_stop(run: RunRecord, cancelled: set[Path]) -> int | None:
+    """The local launcher in whose queue a run waits; it stops as a whole, with the runs it has started.
+
+    Raises:
+        RunFolderError: it also has runs that are not to be cancelled.
+    """
+    queued = read_queued(run.folder)
+    if queued is None or not queued.launcher_lives():
+        return None
+    sweep = Path(queued.log).parent
+    others = [f for f in find_runs(run.folder.parent.parent) if f not in cancelled and _waits_with(f, sweep)]
+    if others:
+        raise RunFolderError(
+            f"{run.folder} waits in the queue of process {queued.pid}, which also has {others[0]} and "
+            f"{len(others) - 1} more; a local queue stops as a whole: cancel {run.folder.parent.parent}"
+        )
+    return queued.pid
+
+
+def _waits_with(folder: Path, sweep: Path) -> bool:
+    try:
+        queued, status = read_queued(folder), read_status(folder)
+    except RunFolderError:
+        return False
+    if queued is None or Path(queued.log).parent != sweep:
+        return False
+    return status is None or status.attempt <= queued.attempt or status.state == "running"
+
+
+def to_retry(runs: Sequence[RunRecord], states: Sequence[str]) -> list[tuple[RunRecord, dict[str, Any], list[str]]]:
+    """Each run in one of `states` with its resolved config and what was typed for it.
+
+    Raises:
+        RunFolderError: a run has no config that can be read.
+    """
+    import yaml
+
+    found = []
+    for run in runs:
+        if run.state not in states:
+            continue
+        path = run.folder / "config.yaml"
+        try:
+            config = yaml.safe_load(path.read_text(encoding="utf-8"))
+            queued = read_queued(run.folder)
+            status = None if run.state == "unreadable" else read_status(run.folder)
+        except (OSError, yaml.YAMLError) as error:
+            raise RunFolderError(f"{path} cannot be read ({error}); start this run by its command") from error
+        overrides = status.overrides if status and status.overrides else queued.overrides if queued else []
+        found.append((run, config, overrides))
+    return found
+
+
+KINDS = {
+    "backups": "what reruns have moved aside (backup_<k>/)",
+    "checkpoints": "checkpoints of finished runs: they cannot be evaluated or built on afterwards",
+    "launches": "what jobs printed, and submitit's files, of launches none of whose runs run or wait (.sweeps/)",
+    "unfinished": "whole folders of runs that failed, stopped or were lost",
+}
+"""What can be removed, and what that means."""
+
+
+def removable(folder: Path, runs: Sequence[RunRecord], kinds: Sequence[str]) -> list[Path]:
+    """What of `kinds` there is to remove; nothing of a run that runs or waits."""
+    found: list[Path] = []
+    idle = [run for run in runs if run.state not in ("running", "queued")]
+    for run in idle:
+        if "unfinished" in kinds and run.state in UNFINISHED:
+            found.append(run.folder)
+            continue
+        if "backups" in kinds:
+            found += sorted(run.folder.glob("backup_*"))
+        if "checkpoints" in kinds and run.state == "finished":
+            found += sorted(run.folder.glob("checkpoints"))
+    if "launches" in kinds:
+        busy = {Path(run.log).parent.parent for run in runs if run.log and run.state in ("running", "queued")}
+        found += [launch for launch in sorted(folder.rglob(".sweeps/*")) if launch not in busy]
+    return found
+
+
+def size(path: Path) -> int:
+    """Bytes in a file or folder."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder, and the folder of a group of runs that is empty then."""
+    if path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
+    if path.name.startswith("seed=") and not any(path.parent.iterdir()):
+        path.parent.rmdir()
