@@ -1,0 +1,119 @@
+"""The one-node cluster of scripts/slurm as tests use it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "slurm"
+ONE_NODE = SCRIPTS / "one_node.sh"
+MAX_ARRAY_SIZE = "6"
+"""For a cluster that tests configure: so small that a few runs need more than one array."""
+
+
+class NoClusterError(Exception):
+    """There can be no cluster of ours on this machine, and why."""
+
+
+def outside_of_jobs() -> dict[str, str]:
+    """This environment without what an enclosing job, or a user's habits, would tell SLURM's commands."""
+    prefixes = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SQUEUE_", "SINFO_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+
+
+def as_root() -> list[str]:
+    """What to put before a command so that it runs as root.
+
+    Raises:
+        NoClusterError: it would ask for a password.
+    """
+    if os.geteuid() == 0:
+        return []
+    if shutil.which("sudo") and subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode == 0:
+        return ["sudo", "-n"]
+    raise NoClusterError("one_node.sh needs root, and sudo asks for a password")
+
+
+def one_node(command: str, settings: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run one_node.sh, as root where it needs that, with `settings` in its environment."""
+    root = [] if command == "status" else as_root()
+    # Through env, because sudo passes no variables on.
+    variables = [f"{name}={value}" for name, value in (settings or {}).items()]
+    return subprocess.run(
+        [*root, "env", *variables, str(ONE_NODE), command],
+        env=outside_of_jobs(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running one-node cluster."""
+
+    max_array_size: int
+    cpus: int
+
+    def run(self, *command: str) -> str:
+        """Output of one of SLURM's commands.
+
+        Raises:
+            AssertionError: it failed, with what it said.
+        """
+        done = subprocess.run(command, env=outside_of_jobs(), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+        return done.stdout.strip()
+
+    def show(self, job: str) -> dict[str, str]:
+        """What `scontrol show job` knows, by field; ended jobs are known for five minutes."""
+        words = self.run("scontrol", "--oneliner", "show", "job", job).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def wait(self, job: str, *states: str, seconds: float = 120) -> dict[str, str]:
+        """`show` once the job is in one of `states`, by default those of ended jobs.
+
+        Raises:
+            AssertionError: it did not get there in time.
+        """
+        states = states or ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+        end = time.monotonic() + seconds
+        while (fields := self.show(job))["JobState"] not in states:
+            assert time.monotonic() < end, f"job {job} is not {' or '.join(states)} after {seconds} s: {fields}"
+            time.sleep(0.2)
+        return fields
+
+
+def cluster() -> Cluster:
+    """The cluster of this machine, started if it is down. Any number of processes may ask at the same time.
+
+    Raises:
+        NoClusterError: SLURM is not installed, is configured by somebody else, or nobody here is root.
+        AssertionError: it is ours and does not start.
+    """
+    path = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
+    if not shutil.which("slurmctld", path=path):
+        raise NoClusterError(f"SLURM is not installed; {ONE_NODE} install")
+    if one_node("status").returncode != 0:
+        settings = {"LLMRL_SLURM_MAX_ARRAY_SIZE": os.environ.get("LLMRL_SLURM_MAX_ARRAY_SIZE", MAX_ARRAY_SIZE)}
+        started = one_node("start", settings)
+        if "was not written by this script" in started.stderr:
+            raise NoClusterError(started.stderr.strip())
+        assert started.returncode == 0, started.stdout + started.stderr
+    config = subprocess.run(
+        ["scontrol", "show", "config"], env=outside_of_jobs(), capture_output=True, text=True, check=True
+    ).stdout
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in config.splitlines())}
+    cpus = subprocess.run(
+        ["sinfo", "--noheader", "--partition=main", "--format=%c"],
+        env=outside_of_jobs(),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return Cluster(int(fields["MaxArraySize"]), int(cpus))
