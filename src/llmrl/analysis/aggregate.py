@@ -1,0 +1,260 @@
+"""From a folder of runs to the numbers of a report."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from llmrl.analysis.curves import curves_of
+from llmrl.analysis.groups import Group, Task, tasks_of
+from llmrl.analysis.llm_calls import CallTotals, call_totals
+from llmrl.analysis.report import GroupNumbers, Left, Report, Section, Settings
+from llmrl.analysis.runs import RunRecord, read_runs
+from llmrl.analysis.scores import ScoreRule, metric_names
+from llmrl.analysis.statistics import (
+    bootstrap_bands,
+    improvement_matrix,
+    interquartile_mean,
+    mean,
+    median,
+    optimality_gap,
+    over_tasks,
+    performance_profile,
+    standard_error,
+    standard_error_over_tasks,
+)
+from llmrl.core.errors import ConfigError, RunFolderError
+
+BAND_RESAMPLES = 2_000
+"""Most resamples of curves and profiles, which have a hundred points each."""
+
+FEW = 5
+"""Runs below which a percentile bootstrap interval is far too narrow, and is said to be."""
+
+_MOST_THRESHOLDS = 200
+
+
+def summarize(folder: Path, settings: Settings) -> Report:
+    """Read the runs in and under `folder` and make their numbers.
+
+    Raises:
+        RunFolderError: there is no such folder, or no run in it.
+        ConfigError: a metric that no run has logged, settings that make no sense.
+    """
+    if settings.resamples < 1:
+        raise ConfigError(f"--resamples={settings.resamples} must be positive")
+    if settings.seed < 0:
+        raise ConfigError(f"--seed={settings.seed} must not be negative")
+    if settings.target is not None and not math.isfinite(settings.target):
+        raise ConfigError(f"--target={settings.target} must be a number")
+    runs = read_runs(folder)
+    if not runs:
+        raise RunFolderError(f"there are no runs in {folder} (folders seed=<n>); give outputs, or a folder inside it")
+    _check_metrics([name for name in (settings.rule.metric, *settings.curves) if name], runs)
+    left: list[Left] = []
+    every: list[tuple[str, Group, RunRecord, float | None]] = []
+    sections, scored = [], []
+    for task in tasks_of(runs, folder):
+        known: dict[str, np.ndarray] = {}
+        finished: list[tuple[Group, list[RunRecord]]] = []
+        for group in task.groups:
+            scores = _scores(task, group, settings.rule, left)
+            every += [(task.title, group, run, scores.get(run.seed)) for run in group.runs]
+            if scores:
+                known[group.label] = np.array(list(scores.values()))
+                finished.append((group, [run for run in group.runs if run.seed in scores]))
+        curves, about = curves_of(finished, settings.curves, min(settings.resamples, BAND_RESAMPLES), settings.seed)
+        section = _section(task.title, (task,), [known], settings)
+        sections.append(replace(section, common=task.common, curves=curves, notes=about))
+        scored.append((task, known))
+    together, notes = _over_tasks(scored, settings)
+    return Report(
+        folder,
+        settings,
+        dict(Counter(run.state for run in runs)),
+        tuple(every),
+        (*sections, *together),
+        tuple(left),
+        _calls(folder, [task for task, _ in scored]),
+        notes,
+    )
+
+
+def _check_metrics(metrics: Sequence[str], runs: Sequence[RunRecord]) -> None:
+    if not metrics:
+        return
+    known = metric_names(runs)
+    for name in metrics:
+        if name not in known:
+            raise ConfigError(f"no run has logged {name}; there is {', '.join(known) or 'nothing logged at all'}")
+
+
+def _scores(task: Task, group: Group, rule: ScoreRule, left: list[Left]) -> dict[int, float]:
+    """Scores by seed of the runs that have one; the others go to `left`."""
+    scores: dict[int, float] = {}
+    out: dict[tuple[str, str], list[int]] = {}
+    for run in group.runs:
+        found = rule.score(run) if run.state == "finished" else _why_unfinished(run)
+        if isinstance(found, float):
+            scores[run.seed] = found
+        else:
+            out.setdefault((run.state, found), []).append(run.seed)
+    if group.missing:
+        out["missing", "has no run folder; other groups of this task have this seed"] = list(group.missing)
+    left += [Left(task.title, group, tuple(seeds), *what) for what, seeds in out.items()]
+    return scores
+
+
+def _why_unfinished(run: RunRecord) -> str:
+    if run.error:
+        return run.error
+    if run.state == "queued":
+        return "waits for its turn"
+    done, total = run.progress.done, run.progress.total
+    so_far = f"{done:,.0f} {run.progress.unit} done" + (f" ({done / total:.0%})" if total else "")
+    return f"not finished: {so_far}"
+
+
+def _section(
+    title: str, tasks: Sequence[Task], scores: Sequence[Mapping[str, np.ndarray]], settings: Settings
+) -> Section:
+    """Numbers of the groups of `tasks`, which have the same labels, from each task's scores [n_runs] by label."""
+    usable = [group.label for group in tasks[0].groups if all(group.label in of_task for of_task in scores)]
+    by_group = {label: tuple(of_task[label] for of_task in scores) for label in usable}
+    everything = np.concatenate([np.concatenate(parts) for parts in by_group.values()]) if usable else np.array([])
+    target, source = _target(
+        {group.shown: by_group[group.label] for group in tasks[0].groups if group.label in by_group},
+        settings.target,
+        len(tasks) > 1,
+    )
+    numbers = []
+    for i, group in enumerate(tasks[0].groups):
+        expected = sum(task.groups[i].expected for task in tasks)
+        if group.label in by_group:
+            assert target is not None
+            numbers.append(_numbers(group, expected, by_group[group.label], target, settings))
+        else:
+            lacking = [task.title for task, of_task in zip(tasks, scores, strict=True) if group.label not in of_task]
+            where = f" in {', '.join(lacking)}" if len(tasks) > 1 else ""
+            numbers.append(GroupNumbers(group, expected, remark=f"no finished run{where}"))
+    thresholds = _thresholds(everything)
+    bands = min(settings.resamples, BAND_RESAMPLES)
+    profiles = [
+        performance_profile(
+            np.concatenate(parts), thresholds, [len(part) for part in parts], resamples=bands, seed=settings.seed
+        )
+        for parts in by_group.values()
+    ]
+    return Section(
+        title,
+        {},
+        tuple(task.title for task in tasks),
+        tuple(numbers),
+        target,
+        source,
+        improvement_matrix(list(by_group.values()), resamples=settings.resamples, seed=settings.seed),
+        thresholds,
+        tuple(profiles),
+    )
+
+
+def _numbers(
+    group: Group, expected: int, scores: tuple[np.ndarray, ...], target: float, settings: Settings
+) -> GroupNumbers:
+    sizes = [len(part) for part in scores]
+    several = len(scores) > 1
+    estimates = bootstrap_bands(
+        np.concatenate(scores),
+        {
+            "iqm": interquartile_mean,
+            "mean": over_tasks(mean, sizes) if several else mean,
+            "median": over_tasks(median, sizes) if several else median,
+            "gap": partial(optimality_gap, target=target),
+        },
+        sizes,
+        resamples=settings.resamples,
+        seed=settings.seed,
+    )
+    error = standard_error_over_tasks(scores) if several else float(standard_error(scores[0]))
+    remark = ""
+    if max(sizes) == 1:
+        remark = "one seed a task: no interval" if several else "one seed: no interval"
+    elif min(sizes) < FEW:
+        remark = f"{min(sizes)} {'seed' if min(sizes) == 1 else 'seeds'}{' of a task' if several else ''}: "
+        remark += "interval too narrow"
+    return GroupNumbers(group, expected, scores, estimates, error, remark)
+
+
+def _thresholds(scores: np.ndarray) -> np.ndarray:
+    """Where profiles have their steps: at the scores, or, of very many, at evenly many of them; and a little around."""
+    if not len(scores):
+        return scores
+    steps = np.unique(scores)
+    steps = steps[np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_THRESHOLDS)).round().astype(int))]
+    around = 0.02 * float(np.ptp(scores)) or 0.5
+    return np.concatenate([[steps[0] - around], steps, [steps[-1] + around]])
+
+
+def _target(
+    by_group: Mapping[str, Sequence[np.ndarray]], asked: float | None, normalized: bool
+) -> tuple[float | None, str]:
+    if not by_group:
+        return None, ""
+    if normalized:
+        return 1.0, "the best run of each task"
+    if asked is not None:
+        return asked, "as asked for with --target"
+    best = max(by_group, key=lambda label: float(mean(by_group[label][0])))
+    return float(mean(by_group[best][0])), f"the mean of the best group, {best}; choose your own with --target"
+
+
+def _over_tasks(
+    scored: Sequence[tuple[Task, Mapping[str, np.ndarray]]], settings: Settings
+) -> tuple[list[Section], tuple[str, ...]]:
+    """A section for each set of tasks that have the same groups, of scores normalised within each task."""
+    families: dict[tuple[str, ...], list[tuple[Task, Mapping[str, np.ndarray]]]] = {}
+    for task, scores in scored:
+        families.setdefault(tuple(group.label for group in task.groups), []).append((task, scores))
+    comparable = [family for labels, family in families.items() if len(labels) > 1 and len(family) > 1]
+    sections, notes = [], []
+    if len(scored) > 1 and not comparable:
+        notes.append("There are no numbers over tasks: no two tasks have the same two or more groups.")
+    for family in comparable:
+        tasks, normalized, ranges = [], [], []
+        for task, scores in family:
+            low = min((float(part.min()) for part in scores.values()), default=math.nan)
+            high = max((float(part.max()) for part in scores.values()), default=math.nan)
+            if not high > low:
+                notes.append(f"{task.title} is not in the numbers over tasks: {_no_range(high)}")
+                continue
+            tasks.append(task)
+            normalized.append({label: (part - low) / (high - low) for label, part in scores.items()})
+            ranges.append(f"{task.title}: 0 is {low:.4g}, 1 is {high:.4g}")
+        if len(tasks) > 1:
+            section = _section(f"All tasks ({', '.join(task.title for task in tasks)})", tasks, normalized, settings)
+            sections.append(replace(section, notes=(f"Scores are normalised within each task: {'; '.join(ranges)}.",)))
+    return sections, tuple(notes)
+
+
+def _no_range(high: float) -> str:
+    return "no run has finished" if math.isnan(high) else "all its scores are equal, and cannot be normalised"
+
+
+def _calls(folder: Path, tasks: Sequence[Task]) -> tuple[tuple[str, Group, CallTotals], ...]:
+    """What each group's runs asked of language models; groups without a model are left out."""
+    of_runs = call_totals(folder.absolute())
+    rows = []
+    for task in tasks:
+        for group in task.groups:
+            total = CallTotals()
+            for run in group.runs:
+                total = total.plus(of_runs.get(run.folder, CallTotals()))
+            if group.llm or total.models:
+                rows.append((task.title, group, total))
+    return tuple(rows)

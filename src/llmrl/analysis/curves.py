@@ -1,0 +1,122 @@
+"""Metrics over environment steps, aggregated over the seeds of a group: how fast, not only how far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmrl.analysis.groups import Group
+from llmrl.analysis.runs import RunRecord
+from llmrl.analysis.scores import DEFAULT_CURVES, Series, series
+from llmrl.analysis.statistics import Band, bootstrap_bands, interquartile_mean
+from llmrl.core.errors import RunFolderError
+
+GRID = 101
+"""Places at which curves are compared when the runs of a group logged at different ones."""
+
+MOST_PLACES = 200
+
+
+@dataclass(frozen=True)
+class Line:
+    """One group's curve.
+
+    Attributes:
+        label: the group's.
+        places: environment steps, [n_places].
+        band: interquartile mean over the runs with 95% intervals, [n_places].
+        runs: how many runs it is made of.
+    """
+
+    label: str
+    places: np.ndarray
+    band: Band
+    runs: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric of all groups that have it."""
+
+    metric: str
+    lines: tuple[Line, ...]
+
+
+def curves_of(
+    groups: Sequence[tuple[Group, Sequence[RunRecord]]], metrics: Sequence[str], resamples: int, seed: int
+) -> tuple[tuple[Curve, ...], tuple[str, ...]]:
+    """A curve of each metric, and notes about what is not in them.
+
+    Args:
+        groups: each group with its finished runs.
+        metrics: names in `metrics.jsonl`; none: the first of `DEFAULT_CURVES` that a run has.
+        resamples, seed: of the bootstrap over runs.
+    """
+    curves, notes = [], []
+    for metric in metrics or DEFAULT_CURVES:
+        lines = []
+        about = []
+        for group, runs in groups:
+            found, lacking = _series_of(runs, metric)
+            about += [f"Curve of {metric}, {group.shown}: {why}." for why in lacking]
+            if found:
+                line = _line(group.label, found, resamples, seed)
+                if line is None:
+                    about.append(
+                        f"Curve of {metric}, {group.shown}: no stretch of steps is covered by all of its runs."
+                    )
+                else:
+                    lines.append(line)
+        if lines:
+            curves.append(Curve(metric, tuple(lines)))
+        if lines or metrics:
+            notes += about
+        if lines and not metrics:
+            break
+    return tuple(curves), tuple(notes)
+
+
+def on_common_grid(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Curves of several runs at common places, [n_places] and [n_places, n_runs]; None if no place is common to all.
+
+    Only where every run has values on both sides: nothing is extrapolated. Places that all runs logged at are kept,
+    thinned evenly to `MOST_PLACES`; otherwise values are interpolated linearly on an even grid.
+    """
+    first, last = max(places[0] for places, _ in runs), min(places[-1] for places, _ in runs)
+    if first > last:
+        return None
+    shared = runs[0][0]
+    if all(np.array_equal(places, shared) for places, _ in runs):
+        kept = np.unique(np.linspace(0, len(shared) - 1, min(len(shared), MOST_PLACES)).round().astype(int))
+        grid = shared[kept]
+    else:
+        grid = np.unique(np.linspace(first, last, GRID))
+    return grid, np.stack([np.interp(grid, places, values) for places, values in runs], axis=-1)
+
+
+def _series_of(runs: Sequence[RunRecord], metric: str) -> tuple[list[Series], list[str]]:
+    """Curves of the runs that have one, and what is to be said of the others."""
+    found, without, damaged = [], [], []
+    for run in runs:
+        try:
+            places, values = series(run.folder, metric)
+        except RunFolderError as error:
+            damaged.append(f"left out, {error}")
+            continue
+        if len(places):
+            found.append((places, values))
+        else:
+            without.append(run.seed)
+    lacking = [f"seed {', '.join(map(str, without))} logged none"] if without else []
+    return found, lacking + damaged
+
+
+def _line(label: str, runs: Sequence[Series], resamples: int, seed: int) -> Line | None:
+    common = on_common_grid(runs)
+    if common is None:
+        return None
+    grid, values = common
+    band = bootstrap_bands(values, {"": interquartile_mean}, resamples=resamples, seed=seed)[""]
+    return Line(label, grid, band, len(runs))

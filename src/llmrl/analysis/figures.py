@@ -1,0 +1,278 @@
+"""A report's numbers as figures, drawn without a display and the same for the same numbers."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmrl.analysis.curves import Curve, Line
+from llmrl.analysis.groups import footnotes
+from llmrl.analysis.report import ESTIMATES, MOST_SHOWN, GroupNumbers, Report, Section
+from llmrl.analysis.tables import slug, slugs
+from llmrl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+"""Okabe and Ito's palette without its yellow: told apart by colour-blind readers, and on white."""
+
+AXIS_LABEL = "environment steps"
+
+_BESIDE, _LEGEND = 40, 80  # characters of a line of a label beside the axes, and in the legend
+_LINE = 0.23  # its height, inches
+_DASHES = ("solid", "dashed")
+_STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that figures are the same everywhere
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "text.parse_math": False,  # a dollar sign in a label is one
+    "svg.hashsalt": "llmrl",
+    "savefig.dpi": 150,
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A finished figure.
+
+    Attributes:
+        name: of its files.
+        caption: what it shows, and how to read it.
+        png, svg: the files' content.
+    """
+
+    name: str
+    caption: str
+    png: bytes
+    svg: bytes
+
+
+def check_installed() -> None:
+    """Raises ConfigError if matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "figures need matplotlib: pip install 'llmrl[plots]'; or leave them out with --no-figures"
+        ) from error
+
+
+def drawings_of(section: Section, report: Report) -> list[Drawing]:
+    """The figures of one section: none if no run of it has finished.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    check_installed()
+    import matplotlib
+
+    name = slugs(report)[report.sections.index(section)]
+    unit = "normalised score" if section.over_tasks else report.settings.rule.metric or "result"
+    with matplotlib.rc_context(_STYLE):
+        return [_saved(f"{name}_{what}", caption, figure) for what, caption, figure in _figures(section, unit)]
+
+
+def _figures(section: Section, unit: str) -> Iterator[tuple[str, str, Figure]]:
+    drawn = section.shown
+    if not drawn:
+        return
+    dots = "" if section.over_tasks else " Dots are runs."
+    yield "scores", f"{_capital(unit)} of each group: estimates with 95% intervals.{dots}", _scores(section, unit)
+    if len(drawn) > 1:
+        caption = "Probability that a run of the row's group beats one of the column's, with 95% interval."
+        yield "improvement", caption, _improvement(section, drawn)
+    caption = f"Performance profiles: share of runs whose {unit} is above each threshold, with pointwise 95% bands."
+    yield "profile", caption, _profile(section, drawn, unit)
+    for curve in section.curves:
+        caption = (
+            f"{curve.metric} over {AXIS_LABEL}: IQM over the runs of a group with pointwise 95% bands, only where all "
+            "of its runs have values."
+        )
+        yield f"curve_{slug(curve.metric)}", caption, _curve(curve, drawn, section)
+
+
+def _styles(section: Section) -> dict[str, dict[str, Any]]:
+    """A colour and a dash by label, the same in all figures of a section."""
+    labels = [numbers.group.label for numbers in section.numbers]
+    if len(labels) > len(COLOURS) * len(_DASHES):
+        labels = [section.compared[i].group.label for i in section.shown]
+    return {
+        label: {"color": COLOURS[k % len(COLOURS)], "linestyle": _DASHES[k // len(COLOURS)], "linewidth": 2}
+        for k, label in enumerate(labels)
+    }
+
+
+def _scores(section: Section, unit: str) -> Figure:
+    """Estimates side by side, one row a group; groups without a finished run are there, empty."""
+    kept, styles = {section.compared[i].group.label for i in section.shown}, _styles(section)
+    empty = [n.group.label for n in section.numbers if not n.scores]
+    kept.update(empty[:MOST_SHOWN])
+    rows = [n for n in section.numbers if n.group.label in kept]
+    notes = [f"{len(empty) - MOST_SHOWN} more groups have no finished run."] if len(empty) > MOST_SHOWN else []
+    labels = [_wrapped(n.group.shown, _BESIDE) for n in rows]
+    height = max(0.5, *(0.2 + _LINE * (1 + label.count("\n")) for label in labels))
+    figure = _new_figure(12, 1.6 + height * len(rows))
+    panels = figure.subplots(1, len(ESTIMATES), sharey=True)
+    for panel, (key, title) in zip(panels, ESTIMATES.items(), strict=True):
+        for y, n in enumerate(rows):
+            if n.scores:
+                _whisker(panel, n, key, y, styles[n.group.label]["color"], dots=key == "iqm" and not section.over_tasks)
+        panel.set_title(title)
+        panel.set_xlabel(f"mean shortfall below {section.target:.4g}" if key == "gap" else unit)
+        panel.grid(axis="y", visible=False)
+        panel.tick_params(axis="y", length=0)
+        panel.locator_params(axis="x", nbins=4)
+        panel.margins(x=0.08)
+    for y, n in enumerate(rows):
+        if not n.scores:
+            place = panels[0].get_yaxis_transform()
+            panels[0].text(
+                0.5, y, "no finished run", transform=place, ha="center", va="center", color="#666666", fontsize=9
+            )
+    panels[0].set_yticks(range(len(rows)), labels)
+    panels[0].set_ylim(len(rows) - 0.5, -0.5)
+    _foot(figure, [], [*footnotes(n.group for n in rows), *section.not_shown, *notes])
+    return figure
+
+
+def _whisker(panel: Axes, numbers: GroupNumbers, key: str, y: int, colour: str, dots: bool) -> None:
+    band = numbers.estimates[key]
+    if dots:
+        panel.scatter(numbers.pooled, np.full(len(numbers.pooled), y), s=14, color="#888888", alpha=0.6, linewidths=0)
+    if np.isfinite(band.low):
+        panel.plot([band.low, band.high], [y, y], color=colour, linewidth=5, alpha=0.45, solid_capstyle="butt")
+    panel.plot([band.estimate], [y], marker="|", markersize=14, markeredgewidth=2.5, color=colour)
+
+
+def _improvement(section: Section, drawn: Sequence[int]) -> Figure:
+    band, groups = section.improvement, [section.compared[i].group for i in drawn]
+    labels = [f"{_wrapped(group.shown, _BESIDE)}  ({k + 1})" for k, group in enumerate(groups)]
+    height = max(0.7, *(_LINE * (1 + label.count("\n")) for label in labels))
+    figure = _new_figure(5 + 0.95 * len(drawn), 1.7 + height * len(drawn))
+    panel = figure.subplots()
+    shown = band.estimate[np.ix_(drawn, drawn)].copy()
+    np.fill_diagonal(shown, np.nan)
+    image = panel.imshow(shown, cmap="PuOr", vmin=0, vmax=1, aspect="auto")
+    panel.grid(visible=False)
+    for r, i in enumerate(drawn):
+        for c, j in enumerate(drawn):
+            if i != j:
+                known = np.isfinite(band.low[i, j])
+                interval = f"{band.low[i, j]:.2f}–{band.high[i, j]:.2f}" if known else "no interval"  # noqa: RUF001
+                red, green, blue, _ = image.to_rgba(shown[r, c])
+                colour = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black"
+                panel.text(c, r - 0.13, f"{shown[r, c]:.2f}", ha="center", va="center", color=colour, fontsize=11)
+                panel.text(c, r + 0.2, interval, ha="center", va="center", color=colour, fontsize=8)
+    panel.set_yticks(range(len(drawn)), labels)
+    panel.set_xticks(range(len(drawn)), [f"({k + 1})" for k in range(len(drawn))])
+    panel.tick_params(length=0)
+    panel.set_xlabel("over")
+    panel.spines[:].set_visible(False)
+    figure.colorbar(image, ax=panel, label="P(row > column)", shrink=0.9)
+    _foot(figure, [], [*footnotes(groups), *section.not_shown])
+    return figure
+
+
+def _profile(section: Section, drawn: Sequence[int], unit: str) -> Figure:
+    figure = _new_figure(8, 4 + _LINE * _lines((section.compared[i].group.shown for i in drawn), _LEGEND))
+    panel = figure.subplots()
+    handles, styles = [], _styles(section)
+    for i in drawn:
+        band, group = section.profiles[i], section.compared[i].group
+        style = styles[group.label]
+        handles += panel.plot(section.thresholds, band.estimate, drawstyle="steps-post", label=group.shown, **style)
+        if np.isfinite(band.low).all():
+            colour = style["color"]
+            panel.fill_between(section.thresholds, band.low, band.high, step="post", color=colour, alpha=0.15, lw=0)
+    panel.set_xlabel(f"threshold ({unit})")
+    panel.set_ylabel("share of runs above it")
+    panel.set_ylim(-0.02, 1.02)
+    _foot(figure, handles, [*footnotes(section.compared[i].group for i in drawn), *section.not_shown])
+    return figure
+
+
+def _curve(curve: Curve, drawn: Sequence[int], section: Section) -> Figure:
+    from matplotlib.ticker import EngFormatter
+
+    figure = _new_figure(8, 4 + _LINE * _lines((section.compared[i].group.shown for i in drawn), _LEGEND))
+    panel = figure.subplots()
+    handles, groups, styles = [], [], _styles(section)
+    lines = {line.label: line for line in curve.lines}
+    for i in drawn:
+        group = section.compared[i].group
+        if group.label in lines:
+            handles.append(_draw_line(panel, lines[group.label], group.shown, styles[group.label]))
+            groups.append(group)
+    panel.set_xlabel(AXIS_LABEL)
+    panel.set_ylabel(curve.metric)
+    panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+    _foot(figure, handles, [*footnotes(groups), *section.not_shown])
+    return figure
+
+
+def _draw_line(panel: Axes, line: Line, label: str, style: dict[str, Any]) -> Any:
+    label += f" ({line.runs} {'run' if line.runs == 1 else 'runs'})"
+    marker = "o" if len(line.places) == 1 else ""
+    [handle] = panel.plot(line.places, line.band.estimate, label=label, marker=marker, **style)
+    if np.isfinite(line.band.low).all():
+        panel.fill_between(line.places, line.band.low, line.band.high, color=style["color"], alpha=0.15, lw=0)
+    return handle
+
+
+def _new_figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _foot(figure: Figure, handles: list[Any], notes: Sequence[str]) -> None:
+    """Legend and notes below the axes, where they cover nothing."""
+    from matplotlib.lines import Line2D
+
+    empty = [Line2D([], [], alpha=0) for _ in notes]
+    wrapped = [_wrapped(handle.get_label(), _LEGEND) for handle in handles]
+    if handles or notes:
+        columns = 2 if handles and not notes and max(map(len, wrapped)) < 38 else 1
+        texts = [*wrapped, *(textwrap.fill(note, 90) for note in notes)]
+        figure.legend([*handles, *empty], texts, loc="outside lower center", ncols=columns, fontsize=10)
+
+
+def _lines(labels: Iterable[str], width: int) -> int:
+    return sum(1 + _wrapped(label, width).count("\n") for label in labels)
+
+
+def _wrapped(label: str, width: int) -> str:
+    """A long label on several lines, broken between overrides where that is enough."""
+    lines: list[str] = []
+    for part in label.split(", "):
+        if lines and len(lines[-1]) + len(part) + 2 <= width:
+            lines[-1] += f", {part}"
+        else:
+            lines += textwrap.wrap(part, width) or [""]
+    return "\n".join(lines)
+
+
+def _capital(text: str) -> str:
+    return text if "/" in text else text[:1].upper() + text[1:]
+
+
+def _saved(name: str, caption: str, figure: Figure) -> Drawing:
+    files = {}
+    for form, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+        stream = io.BytesIO()
+        figure.savefig(stream, format=form, metadata=metadata)
+        files[form] = stream.getvalue()
+    return Drawing(name, caption, files["png"], files["svg"])

@@ -1,0 +1,130 @@
+"""What a sweep varied: runs that differ in their seed alone are a group, groups of one environment are a task."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmrl.analysis.runs import RunRecord
+
+SCRIPTED = "scripted"
+"""Word in the label of a stand-in for a language model."""
+
+DAGGER = "†"
+
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one experiment: its seeds.
+
+    Attributes:
+        label: what was typed for it and not for all groups of its task, `principal=ucb`; `default` if nothing was,
+            `all runs` for an only group.
+        runs: every run that has a folder, whatever its state, by seed.
+        llm: labels of the language models behind the results; empty without one.
+        missing: seeds that another group of the task has and this one has no folder for.
+    """
+
+    label: str
+    runs: tuple[RunRecord, ...]
+    llm: str = ""
+    missing: tuple[int, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """The label, with a dagger if a stand-in took the place of a language model; see `footnotes`."""
+        return f"{self.label} {DAGGER}" if SCRIPTED in self.llm else self.label
+
+    @property
+    def expected(self) -> int:
+        """Runs there should be: one for every seed that any group of the task has."""
+        return len(self.runs) + len(self.missing)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Groups whose scores can be compared: one environment, one `name`.
+
+    Attributes:
+        title: the `name` of its runs, with what tells it from other tasks of that name.
+        common: overrides that all groups share.
+        groups: in order of their labels.
+    """
+
+    title: str
+    common: dict[str, str]
+    groups: tuple[Group, ...]
+
+
+def tasks_of(records: Iterable[RunRecord], root: Path) -> list[Task]:
+    """Sort runs into tasks and groups.
+
+    Runs in one folder of seeds are a group. Groups of one `name` are a task; where a name holds several environments,
+    each is a task of its own, because scores of different games cannot be compared.
+
+    Args:
+        records: of runs in and under `root`.
+        root: names of the same spelling in different folders are told apart by their path from here.
+    """
+    seeds: dict[Path, list[RunRecord]] = {}
+    for record in records:
+        seeds.setdefault(record.folder.parent, []).append(record)
+    named: dict[tuple[Path, str], list[Path]] = {}
+    environments: dict[Path, set[str]] = {}
+    for folder, runs in seeds.items():
+        env = _overrides(runs).get("env", "")
+        named.setdefault((folder.parent, env), []).append(folder)
+        environments.setdefault(folder.parent, set()).add(env)
+    spelt = Counter(folder.name for folder in environments)
+    tasks = []
+    for (parent, env), folders in named.items():
+        title = parent.name if spelt[parent.name] == 1 else _relative(parent, root)
+        if len(environments[parent]) > 1:
+            title += f", env={env or _DEFAULT}"
+        tasks.append(_task(title, [seeds[folder] for folder in folders]))
+    return sorted(tasks, key=lambda task: task.title)
+
+
+def footnotes(groups: Iterable[Group]) -> list[str]:
+    """What the dagger of `Group.shown` means, where one of the groups has it."""
+    return list(dict.fromkeys(f"{DAGGER} {group.llm}" for group in groups if group.shown != group.label))
+
+
+def _task(title: str, groups: Sequence[list[RunRecord]]) -> Task:
+    overrides = [_overrides(runs) for runs in groups]
+    keys = list(dict.fromkeys(key for each in overrides for key in each))
+    differing = [key for key in keys if len({each.get(key) for each in overrides}) > 1]
+    alone = "all runs" if len(groups) == 1 else _DEFAULT
+    labels = [", ".join(f"{key}={each[key]}" for key in differing if key in each) or alone for each in overrides]
+    # Equal overrides in different folders: something else, such as a default, changed between them.
+    repeated = Counter(labels)
+    labels = [
+        f"{label} ({runs[0].group.rpartition('-')[2]})" if repeated[label] > 1 else label
+        for label, runs in zip(labels, groups, strict=True)
+    ]
+    seeds = {run.seed for runs in groups for run in runs}
+    made = [
+        Group(
+            label,
+            tuple(sorted(runs, key=lambda run: run.seed)),
+            ", ".join(dict.fromkeys(run.llm for run in runs if run.llm)),
+            tuple(sorted(seeds - {run.seed for run in runs})),
+        )
+        for label, runs in zip(labels, groups, strict=True)
+    ]
+    common = {key: value for key, value in overrides[0].items() if key not in differing}
+    return Task(title, common, tuple(sorted(made, key=lambda group: group.label)))
+
+
+def _overrides(runs: Sequence[RunRecord]) -> dict[str, str]:
+    """What was typed for a group; the same experiment may be spelt in several ways, the commonest is taken."""
+    spellings = Counter(tuple(run.overrides.items()) for run in runs if run.overrides)
+    return dict(spellings.most_common(1)[0][0]) if spellings else {}
+
+
+def _relative(folder: Path, root: Path) -> str:
+    return folder.relative_to(root.absolute()).as_posix() if folder.is_relative_to(root.absolute()) else str(folder)

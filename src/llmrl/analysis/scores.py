@@ -1,0 +1,115 @@
+"""The one number a run is judged by, and the curve of a metric, both from the run's folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl.analysis.runs import RunRecord
+from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.run.metrics import FILE_NAME, TIME
+
+AXIS = "env_steps"
+DEFAULT_CURVES = ("principal/objective", "train/return")
+"""Main logged objective of the loops, the first that a task has."""
+
+Series = tuple[np.ndarray, np.ndarray]
+"""Axis [n_points], increasing, and a metric's finite values [n_points] there."""
+
+
+@dataclass(frozen=True)
+class ScoreRule:
+    """How a finished run is scored.
+
+    Args:
+        metric: a name in `metrics.jsonl`; empty: the run's own result, as `status.json` has it.
+        last_fraction: share in (0, 1] of the metric's logged values, from the end, that are averaged; 0: the last one.
+
+    Raises:
+        ConfigError: a share without a metric, or outside its range.
+    """
+
+    metric: str = ""
+    last_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.last_fraction <= 1:
+            raise ConfigError(f"--last-fraction={self.last_fraction} must be in (0, 1], such as 0.1 for the last tenth")
+        if self.last_fraction and not self.metric:
+            raise ConfigError("--last-fraction is of a metric's logged values; add --metric <name>")
+
+    def __str__(self) -> str:
+        if not self.metric:
+            return "the run's result (status.json)"
+        if self.last_fraction:
+            return f"mean of the last {self.last_fraction:.0%} of the logged values of {self.metric}"
+        return f"last logged value of {self.metric}"
+
+    def score(self, run: RunRecord) -> float | str:
+        """The score of a finished run, or why there is none."""
+        if not self.metric:
+            known = run.result is not None and math.isfinite(run.result)
+            return float(run.result) if run.result is not None and known else "finished without a result"
+        try:
+            rows = _rows(run.folder, self.metric)
+        except RunFolderError as error:
+            return str(error)
+        if not rows:
+            return f"logged no {self.metric}"
+        last = [row[self.metric] for row in rows[-max(1, math.ceil(self.last_fraction * len(rows))) :]]
+        return f"{self.metric} ends in NaN or infinity" if None in last else float(np.mean(last))
+
+
+def series(folder: Path, metric: str) -> Series:
+    """A metric over environment steps.
+
+    Lines without `env_steps` and values that were not finite are left out; of several at one place the last is kept.
+
+    Raises:
+        RunFolderError: a line of the file is damaged.
+    """
+    points = {
+        float(row[AXIS]): float(row[metric]) for row in _rows(folder, metric) if row[metric] is not None and AXIS in row
+    }
+    places = np.array(sorted(points))
+    return places, np.array([points[place] for place in places])
+
+
+def metric_names(runs: Iterable[RunRecord]) -> list[str]:
+    """Every metric that any of the runs has logged; clocks and axes are left out, and so are damaged lines."""
+    names: set[str] = set()
+    for run in runs:
+        for line in _lines(run.folder):
+            try:
+                names.update(json.loads(line))
+            except ValueError:
+                continue
+    return sorted(name for name in names - {"step", AXIS} if not name.startswith(TIME))
+
+
+def _rows(folder: Path, metric: str) -> list[dict[str, Any]]:
+    """The lines that have the metric, `null` where it was not finite. Others, often most, are not parsed."""
+    wanted = json.dumps(metric).encode() + b":"
+    rows = []
+    for number, line in enumerate(_lines(folder), start=1):
+        if wanted in line:
+            try:
+                rows.append(dict(json.loads(line)))
+            except (ValueError, TypeError) as error:
+                raise RunFolderError(f"{folder / FILE_NAME}, line {number} is damaged") from error
+    return [row for row in rows if metric in row]
+
+
+def _lines(folder: Path) -> list[bytes]:
+    """The whole lines of `metrics.jsonl`; the last one may still be being written."""
+    try:
+        lines = (folder / FILE_NAME).read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [line for line in lines if line.endswith(b"\n")]

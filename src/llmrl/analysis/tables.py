@@ -1,0 +1,205 @@
+"""The tables of a report."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+
+from llmrl.analysis.groups import Group, footnotes
+from llmrl.analysis.llm_calls import CallTotals
+from llmrl.analysis.report import ESTIMATES, GroupNumbers, Report, Section
+from llmrl.analysis.statistics import Band
+from llmrl.analysis.table import NOTHING, NumberFormat, Table, seed_list
+
+
+def tables_of(report: Report) -> list[Table]:
+    """All tables, in the order in which a reader wants them; those of a section begin with its `slugs`."""
+    tables = [not_counted(report)] if report.left else []
+    for section, name in zip(report.sections, slugs(report), strict=True):
+        tables += [scores(section, name), improvement(section, name), *_profiles(section, name)]
+        tables += [_curve(section, name, i) for i in range(len(section.curves))]
+    return [*tables, *([llm_calls(report)] if report.calls else []), _runs(report)]
+
+
+def slugs(report: Report) -> list[str]:
+    """A file name for each section, all different."""
+    names: list[str] = []
+    for section in report.sections:
+        name = "all_tasks" if section.over_tasks else slug(section.title)
+        names.append(name if name not in names else f"{name}_{len(names)}")
+    return names
+
+
+def slug(text: str) -> str:
+    """`text` as a file name: `env=cleanup, a/b` becomes `env_cleanup_a_b`."""
+    return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_.")[:60] or "_"
+
+
+def scores(section: Section, name: str) -> Table:
+    """Estimates of each group, with what they rest on."""
+    form = NumberFormat(np.concatenate([n.pooled for n in section.numbers]))
+    models = any(n.group.llm for n in section.numbers)
+    remarks = any(n.remark for n in section.numbers)
+    rows = []
+    for n in section.numbers:
+        extremes = [form(float(f(n.pooled))) if n.scores else NOTHING for f in (np.min, np.max)]
+        cells = [n.group.shown, *([n.group.llm or NOTHING] if models else [])]
+        cells += [f"{len(n.pooled)} of {n.expected}", *(_with_interval(n, key, form) for key in ESTIMATES)]
+        rows.append([*cells, form(n.standard_error), *extremes, *([n.remark] if remarks else [])])
+    columns = ["group", *(["language model"] if models else []), "runs", *ESTIMATES.values(), "s.e.", "min", "max"]
+    columns += ["remark"] if remarks else []
+    header = ["group", "llm", "finished", "expected"]
+    header += [column for key in ESTIMATES for column in (key, f"{key}_low", f"{key}_high")]
+    data: list[list[object]] = [[*header, "standard_error", "min", "max", "remark"]]
+    for n in section.numbers:
+        line: list[object] = [n.group.label, n.group.llm, len(n.pooled), n.expected]
+        for key in ESTIMATES:
+            band = n.estimates.get(key)
+            line += [None] * 3 if band is None else [band.estimate, band.low, band.high]
+        line += [n.standard_error, *((f(n.pooled) if n.scores else None) for f in (np.min, np.max)), n.remark]
+        data.append(line)
+    return Table(
+        f"{name}_scores",
+        f"{section.title}: scores over runs, with 95% bootstrap intervals",
+        data,
+        columns,
+        rows,
+        2 if models else 1,
+        remarks,
+        footnotes(n.group for n in section.numbers),
+    )
+
+
+def improvement(section: Section, name: str) -> Table:
+    """How often a run of the row's group beats one of the column's."""
+    compared, band, shown = section.compared, section.improvement, section.shown
+    rows = []
+    for k, i in enumerate(shown):
+        cells = [NOTHING if i == j else _probability(band, i, j) for j in shown]
+        rows.append([f"({k + 1}) {compared[i].group.shown}", *cells])
+    data: list[list[object]] = [["group", "over", "probability", "low", "high"]]
+    data += [
+        [a.group.label, b.group.label, band.estimate[i, j], band.low[i, j], band.high[i, j]]
+        for i, a in enumerate(compared)
+        for j, b in enumerate(compared)
+        if i != j
+    ]
+    return Table(
+        f"{name}_improvement",
+        f"{section.title}: probability that a run of the row's group beats one of the column's, with 95% intervals",
+        data,
+        ["group", *(f"({k + 1})" for k in range(len(shown)))] if len(shown) > 1 else (),
+        rows,
+        notes=[*footnotes(compared[i].group for i in shown), *section.not_shown],
+    )
+
+
+def not_counted(report: Report) -> Table:
+    """The runs that are not in the numbers, and why."""
+    rows = [[left.task, left.group.shown, seed_list(left.seeds), left.state, left.reason] for left in report.left]
+    return Table(
+        "not_in_the_numbers",
+        "Runs not in the numbers",
+        [
+            ["task", "group", "seed", "state", "reason"],
+            *(
+                [left.task, left.group.label, seed, left.state, left.reason]
+                for left in report.left
+                for seed in left.seeds
+            ),
+        ],
+        ["task", "group", "seeds", "state", "reason"],
+        rows,
+        5,
+        notes=footnotes(left.group for left in report.left),
+    )
+
+
+def llm_calls(report: Report) -> Table:
+    """What was asked of language models, and what it took."""
+    total = CallTotals()
+    for *_, each in report.calls:
+        total = total.plus(each)
+    rows = [[task, group.shown, *_call_cells(each, group)] for task, group, each in report.calls]
+    if len(rows) > 1:
+        rows.append(["all", "", *_call_cells(total, None)])
+    header = ["task", "group", "models", "calls", "cached", "failed", "prompt_tokens", "completion_tokens", "usd"]
+    return Table(
+        "llm_calls",
+        "Calls to language models: all attempts of all runs, unfinished ones included",
+        [
+            header,
+            *(
+                [
+                    t,
+                    g.label,
+                    ", ".join(c.models),
+                    c.calls,
+                    c.cached,
+                    c.failed,
+                    c.prompt_tokens,
+                    c.completion_tokens,
+                    c.cost,
+                ]
+                for t, g, c in report.calls
+            ),
+        ],
+        ["task", "group", "model", "replies", "from cache", "failed", "tokens in", "tokens out", "paid, $"],
+        rows,
+        3,
+        notes=footnotes(group for _, group, _ in report.calls),
+    )
+
+
+def _with_interval(numbers: GroupNumbers, key: str, form: NumberFormat) -> str:
+    band = numbers.estimates.get(key)
+    return (
+        NOTHING
+        if band is None
+        else f"{form(float(band.estimate))} {_interval(float(band.low), float(band.high), form)}"
+    )
+
+
+def _interval(low: float, high: float, form: NumberFormat) -> str:
+    return f"[{form(low)}, {form(high)}]" if math.isfinite(low) else f"[{NOTHING}]"
+
+
+def _probability(band: Band, i: int, j: int) -> str:
+    low, high = float(band.low[i, j]), float(band.high[i, j])
+    interval = f"[{low:.2f}, {high:.2f}]" if math.isfinite(low) else f"[{NOTHING}]"
+    return f"{band.estimate[i, j]:.2f} {interval}"
+
+
+def _call_cells(total: CallTotals, group: Group | None) -> list[str]:
+    model = ", ".join(total.models) or (group.llm if group else "")
+    counts = [f"{count:,}" for count in (total.calls, total.cached, total.failed)]
+    tokens = ["unknown" if count is None else f"{count:,}" for count in (total.prompt_tokens, total.completion_tokens)]
+    return [model, *counts, *tokens, "unknown" if total.cost is None else f"{total.cost:.4f}"]
+
+
+def _profiles(section: Section, name: str) -> list[Table]:
+    data: list[list[object]] = [["group", "threshold", "share_above", "low", "high"]]
+    for n, band in zip(section.compared, section.profiles, strict=True):
+        columns = zip(section.thresholds, band.estimate, band.low, band.high, strict=True)
+        data += [[n.group.label, *line] for line in columns]
+    return [Table(f"{name}_profile", f"{section.title}: performance profile", data)] if section.profiles else []
+
+
+def _curve(section: Section, name: str, index: int) -> Table:
+    curve = section.curves[index]
+    data: list[list[object]] = [["group", "runs", "env_steps", "iqm", "low", "high"]]
+    for line in curve.lines:
+        columns = zip(line.places, line.band.estimate, line.band.low, line.band.high, strict=True)
+        data += [[line.label, line.runs, *cells] for cells in columns]
+    return Table(f"{name}_curve_{slug(curve.metric)}", f"{section.title}: {curve.metric}", data)
+
+
+def _runs(report: Report) -> Table:
+    root = report.folder.absolute()
+    lines = [
+        [task, group.label, run.seed, run.state, score, run.llm, run.folder.relative_to(root).as_posix()]
+        for task, group, run, score in report.runs
+    ]
+    return Table("runs", "Every run", [["task", "group", "seed", "state", "score", "llm", "folder"], *lines])

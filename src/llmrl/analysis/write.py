@@ -1,0 +1,154 @@
+"""A report as files: a page that needs nothing else, a Markdown summary, tables and figures."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import llmrl
+from llmrl.analysis.aggregate import BAND_RESAMPLES, FEW
+from llmrl.analysis.figures import Drawing, drawings_of
+from llmrl.analysis.report import Report, Section
+from llmrl.analysis.table import Table
+from llmrl.analysis.tables import slugs, tables_of
+from llmrl.core.errors import RunFolderError
+from llmrl.run.files import write_atomic
+
+PAGE = "report.html"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section as it is shown: where its optimality gap is measured from, its tables and its figures."""
+
+    name: str
+    section: Section
+    target: str
+    tables: Sequence[Table]
+    drawings: Sequence[Drawing]
+
+
+def write_report(report: Report, out: Path, figures: bool = True) -> Path:
+    """Write all files of `report` into the folder `out`, each in one step, the page last; returns the page.
+
+    `report.html`, `summary.md`, `tables/*.csv` and `*.tex`, `figures/*.png` and `*.svg`. Files of these names that are
+    there are replaced, others are left alone.
+
+    Args:
+        report: what to write.
+        out: created if it is not there.
+        figures: False leaves the figures out, which need matplotlib.
+
+    Raises:
+        ConfigError: figures are wanted and matplotlib is not installed.
+        RunFolderError: the folder cannot be written.
+    """
+    tables = tables_of(report)
+    parts = [
+        Part(
+            name,
+            section,
+            _target(section),
+            [table for table in tables if table.columns and table.name in (f"{name}_scores", f"{name}_improvement")],
+            drawings_of(section, report) if figures else [],
+        )
+        for section, name in zip(report.sections, slugs(report), strict=True)
+    ]
+    try:
+        for folder in (out / "tables", out / "figures") if figures else (out / "tables",):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"cannot write the report {out}: {error.strerror}; choose a place with --out") from error
+    for table in tables:
+        write_atomic(out / "tables" / f"{table.name}.csv", table.csv())
+        if table.columns:
+            write_atomic(out / "tables" / f"{table.name}.tex", table.latex())
+    for part in parts:
+        for drawing in part.drawings:
+            _replace(out / "figures" / f"{drawing.name}.png", drawing.png)
+            _replace(out / "figures" / f"{drawing.name}.svg", drawing.svg)
+    for template, path in (("summary.md.j2", out / "summary.md"), ("report.html.j2", out / PAGE)):
+        write_atomic(path, _render(template, report, parts, tables))
+    return out / PAGE
+
+
+def counted(report: Report) -> str:
+    """How many runs there are, of which state, and how many are in the numbers, in a sentence."""
+    states = ", ".join(f"{count} {state}" for state, count in sorted(report.states.items()))
+    missing = sum(len(left.seeds) for left in report.left if left.state == "missing")
+    more = f" {missing} more {'has' if missing == 1 else 'have'} no folder." if missing else ""
+    return f"{report.counted} of {len(report.runs)} runs are in the numbers ({states}).{more}"
+
+
+def method(report: Report) -> list[str]:
+    """What the numbers mean, line by line."""
+    settings = report.settings
+    bands = min(settings.resamples, BAND_RESAMPLES)
+    lines = [
+        f"A run's score is {settings.rule}. Higher is taken to be better. Only finished runs count.",
+        "Runs that differ in their seed alone are a group; there should be one for every seed that any group of the "
+        "task has.",
+        f"Intervals are 95% percentile bootstrap intervals: {settings.resamples:,} resamples of a group's runs (seed "
+        f"{settings.seed}). With few runs they cover less than they say, about 75% with 3 runs, 83 to 89% with 5, 90 "
+        f"to 93% with 10 (normal scores); below {FEW} runs the table says so. One run has no interval.",
+        "IQM, the interquartile mean, is the mean of the middle half: a quarter of the runs, rounded down, is dropped "
+        "at either end. With fewer than four runs it is the mean.",
+        "The optimality gap is the mean shortfall below a target; what lies above it does not make up for it.",
+        "The probability of improvement is how often a run of one group beats a run of the other, ties counting half. "
+        "Its interval resamples both groups.",
+        f"Profiles and curves have pointwise bands from {bands:,} resamples. Curves are the IQM over a group's "
+        "finished runs; where these logged at different steps, values in between are interpolated linearly, and only "
+        "steps that all of them cover are drawn.",
+    ]
+    if any(section.over_tasks for section in report.sections):
+        lines.append(
+            "Over tasks, scores are normalised within each task, so that 0 is the worst and 1 the best of all finished "
+            "runs there; these two are taken as given by the bootstrap, which resamples the runs of each task by "
+            "themselves. Mean and median are of the tasks' means; IQM and optimality gap are over all runs, so that a "
+            "task with more runs weighs more; the probability of improvement is averaged over tasks."
+        )
+    return lines
+
+
+def _target(section: Section) -> str:
+    if section.target is None:
+        return "No run has finished."
+    return f"The optimality gap is the mean shortfall below {section.target:.4g} ({section.target_source})."
+
+
+def _render(template: str, report: Report, parts: Sequence[Part], tables: Sequence[Table]) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("llmrl.analysis"),
+        autoescape=".html" in template,
+        undefined=StrictUndefined,
+    )
+    environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
+    named = {table.name: table for table in tables}
+    text = environment.get_template(template).render(
+        report=report,
+        parts=parts,
+        left=named.get("not_in_the_numbers"),
+        calls=named.get("llm_calls"),
+        count=counted(report),
+        method=method(report),
+        version=llmrl.__version__,
+        date=time.strftime("%Y-%m-%d %H:%M"),
+    )
+    return re.sub(r"\n{3,}", "\n\n", text)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """As `write_atomic`, for bytes."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from error

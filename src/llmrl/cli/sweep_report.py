@@ -1,0 +1,106 @@
+"""`llmrl-report`: a folder of runs as statistics over seeds, with tables, figures and a page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmrl.analysis.report import Report
+
+
+_IN_TERMINAL = ("group", "runs", "IQM", "mean", "remark")
+"""Columns of the tables of scores that fit beside each other there."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(prog="llmrl-report", description=__doc__)
+    p.add_argument("folder", type=Path, help="outputs, a sweep in it, or any folder of runs")
+    p.add_argument("--metric", default="", help="score runs by this metric of metrics.jsonl (default: their result)")
+    p.add_argument(
+        "--last-fraction",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="with --metric: mean of the last share of its logged values, such as 0.1 (default: the last value)",
+    )
+    p.add_argument(
+        "--target", type=float, default=None, help="score the optimality gap is below (default: the best group's mean)"
+    )
+    p.add_argument(
+        "--curve",
+        action="append",
+        default=[],
+        metavar="METRIC",
+        help="draw this metric over environment steps; repeatable (default: the main objective)",
+    )
+    p.add_argument("--resamples", type=int, default=10_000, help="bootstrap resamples (default 10000)")
+    p.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")
+    p.add_argument("--no-figures", action="store_true", help="tables and texts only; needs no matplotlib")
+    p.add_argument("--out", type=Path, default=None, help="where the report goes (default: <folder>/report)")
+    return p
+
+
+def report(args: argparse.Namespace) -> tuple[Report, Path]:
+    """Read the runs, write the report; returns it and its page.
+
+    Raises:
+        LlmrlError: no such folder, no runs, an unknown metric, senseless settings, matplotlib missing, no place to
+            write.
+    """
+    from llmrl.analysis.aggregate import summarize
+    from llmrl.analysis.figures import check_installed
+    from llmrl.analysis.report import Settings
+    from llmrl.analysis.scores import ScoreRule
+    from llmrl.analysis.write import write_report
+
+    if not args.no_figures:
+        check_installed()
+    rule = ScoreRule(args.metric, args.last_fraction)
+    settings = Settings(rule, args.target, tuple(dict.fromkeys(args.curve)), args.resamples, args.seed)
+    numbers = summarize(args.folder, settings)
+    return numbers, write_report(numbers, args.out or args.folder / "report", figures=not args.no_figures)
+
+
+def print_numbers(numbers: Report, page: Path) -> None:
+    """The tables of scores, what is not in them, and where the rest is."""
+    from llmrl.analysis.tables import not_counted, scores
+    from llmrl.analysis.write import counted
+    from llmrl.cli.report import print_table
+
+    for section in numbers.sections:
+        table = scores(section, "")
+        kept = [i for i, column in enumerate(table.columns) if column in _IN_TERMINAL]
+        rows = [[row[i] for i in kept] for row in table.rows]
+        sides = "".join(table.sides[i] for i in kept)
+        print_table(table.caption, [table.columns[i] for i in kept], rows, sides)
+        for note in table.notes:
+            print(note)
+    if numbers.left:
+        table = not_counted(numbers)
+        print_table(table.caption, table.columns, table.rows, table.sides)
+    print(counted(numbers))
+    print(f"Report: {page}")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Console script."""
+    args = parser().parse_args(argv)
+    from llmrl.core.errors import LlmrlError
+
+    try:
+        numbers, page = report(args)
+        print_numbers(numbers, page)
+    except LlmrlError as error:
+        sys.stderr.write(f"llmrl-report: {error}\n")
+        raise SystemExit(1) from error
+    if not numbers.counted:
+        sys.stderr.write(f"llmrl-report: no run in {args.folder} has a score; the report says why\n")
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

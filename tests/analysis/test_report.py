@@ -1,0 +1,323 @@
+"""`llmrl-report` on run folders: its numbers, its files, what it says about what is not counted, and bad input."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import run as run_experiment
+from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.report import Settings
+from llmrl.analysis.runs import find_runs
+from llmrl.analysis.scores import ScoreRule
+from llmrl.analysis.statistics import bootstrap_interval, interquartile_mean, probability_of_improvement
+from llmrl.cli.sweep_report import main, parser
+from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.run.owner import this_machine
+from llmrl.run.queued import Queued
+from llmrl.run.run import Run
+from llmrl.run.status import Progress
+from run_folders import write_run
+
+
+def table(folder: Path, name: str) -> list[dict[str, str]]:
+    with (folder / "tables" / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def by_group(folder: Path, name: str) -> dict[str, dict[str, str]]:
+    return {row["group"]: row for row in table(folder, name)}
+
+
+@pytest.fixture(scope="module")
+def written(sweep: Path) -> Path:
+    main([str(sweep), "--resamples", "500", "--target", "12"])
+    return sweep / "report"
+
+
+def test_numbers_of_a_game(written: Path) -> None:
+    rows = by_group(written, "cleanup_scores")
+    assert list(rows) == ["llm=scripted, principal=llm", "principal=fixed", "principal=random", "principal=ucb"]
+    ucb = {key: float(value) for key, value in rows["principal=ucb"].items() if value and key not in ("group", "llm")}
+    scores = np.arange(10.0, 16)
+    assert (ucb["finished"], ucb["expected"]) == (6, 6)
+    assert (ucb["mean"], ucb["median"], ucb["iqm"], ucb["min"], ucb["max"]) == (12.5, 12.5, 12.5, 10, 15)
+    assert ucb["gap"] == pytest.approx(3 / 6)
+    assert ucb["standard_error"] == pytest.approx(scores.std(ddof=1) / 6**0.5)
+    interval = bootstrap_interval(scores, resamples=500)
+    assert (ucb["iqm_low"], ucb["iqm_high"]) == pytest.approx((interval.low, interval.high))
+    assert rows["principal=fixed"]["mean"] == "2.0"
+    assert rows["principal=fixed"]["mean_low"] == ""
+    assert rows["principal=fixed"]["remark"] == "one seed: no interval"
+    assert rows["llm=scripted, principal=llm"]["remark"] == "2 seeds: interval too narrow"
+    assert rows["principal=random"]["remark"] == "no finished run"
+    assert rows["principal=random"]["mean"] == ""
+
+
+def test_groups_against_each_other(written: Path) -> None:
+    rows = {(row["group"], row["over"]): row for row in table(written, "cleanup_improvement")}
+    assert len(rows) == 3 * 2
+    row = rows["llm=scripted, principal=llm", "principal=ucb"]
+    expected = probability_of_improvement([np.array([10.0, 12])], [np.arange(10.0, 16)])
+    assert float(row["probability"]) == pytest.approx(expected) == pytest.approx(3 / 12)
+    assert 0 <= float(row["low"]) <= expected <= float(row["high"])
+    assert rows["principal=fixed", "principal=ucb"]["low"] == ""
+
+
+def test_over_tasks_scores_are_normalised_within_each(written: Path) -> None:
+    rows = by_group(written, "all_tasks_scores")
+    parts = [(np.arange(10.0, 16) - 2) / 13, (np.arange(100.0, 106) - 2) / 103]
+    assert float(rows["principal=ucb"]["iqm"]) == pytest.approx(float(interquartile_mean(np.concatenate(parts))))
+    assert float(rows["principal=ucb"]["mean"]) == pytest.approx(np.mean([part.mean() for part in parts]))
+    assert float(rows["principal=fixed"]["mean"]) == 0
+    assert rows["principal=random"]["remark"] == "no finished run in cleanup, harvest"
+    text = (written / "summary.md").read_text()
+    assert "cleanup: 0 is 2, 1 is 15" in text
+    assert "scores are normalised within each task" in text
+
+
+def test_curves_and_profiles_as_data(written: Path) -> None:
+    rows = [row for row in table(written, "harvest_curve_principal_objective") if row["group"] == "principal=ucb"]
+    assert [(row["runs"], row["env_steps"]) for row in rows] == [("6", "100.0"), ("6", "200.0"), ("6", "300.0")]
+    assert [float(row["iqm"]) for row in rows] == [0, 100, 102.5]
+    profile = [row for row in table(written, "harvest_profile") if row["group"] == "principal=ucb"]
+    assert [float(row["share_above"]) for row in profile if float(row["threshold"]) == 102] == [0.5]
+
+
+def test_what_is_not_counted_is_said(written: Path) -> None:
+    rows = [row for row in table(written, "not_in_the_numbers") if row["task"] == "cleanup"]
+    failed = [(row["group"], row["seed"], row["reason"]) for row in rows if row["state"] == "failed"]
+    assert failed == [
+        ("llm=scripted, principal=llm", "2", "ValueError: the reply <b> is 100% {wrong} & a_b"),
+        ("principal=random", "1", "RuntimeError: no luck"),
+    ]
+    missing = [(row["group"], int(row["seed"])) for row in rows if row["state"] == "missing"]
+    assert ("principal=fixed", 5) in missing
+    assert len(missing) == 5 + 3 + 5
+    page = (written / "report.html").read_text()
+    assert "ValueError: the reply &lt;b&gt; is 100% {wrong} &amp; a_b" in page
+    assert "18 of 22 runs are in the numbers (4 failed, 18 finished). 26 more have no folder." in page
+    tex = (written / "tables" / "not_in_the_numbers.tex").read_text()
+    assert r"ValueError: the reply \textless{}b\textgreater{} is 100\% \{wrong\} \& a\_b" in tex
+
+
+def test_stand_ins_are_marked_and_unknown_costs_stay_unknown(written: Path) -> None:
+    for name in ("report.html", "summary.md"):
+        text = (written / name).read_text()
+        assert "llm=scripted, principal=llm †" in text
+        assert "† scripted (not a language model)" in text
+    assert r"principal=llm \dag{}" in (written / "tables" / "cleanup_scores.tex").read_text()
+    svg = (written / "figures" / "cleanup_profile.svg").read_text()
+    assert "† scripted (not a language model)" in svg  # matplotlib writes each text as a comment, too
+    calls = {row["task"]: row for row in table(written, "llm_calls")}
+    assert (calls["cleanup"]["calls"], calls["cleanup"]["usd"]) == ("6", "0.0")
+    assert (calls["harvest"]["calls"], calls["harvest"]["usd"]) == ("6", "")
+    assert "unknown" in (written / "tables" / "llm_calls.tex").read_text()
+
+
+def test_the_page_needs_nothing_else(written: Path) -> None:
+    page = (written / "report.html").read_text()
+    sources = re.findall(r"""(?:src|href)\s*=\s*["']([^"']+)""", page)
+    assert sources
+    assert all(source.startswith(("data:image/svg+xml;base64,", "#")) for source in sources)
+    assert "<script" not in page
+    assert "@import" not in page
+    assert "url(" not in page
+    links = [source[1:] for source in sources if source.startswith("#")]
+    assert all(f'id="{link}"' in page for link in links)
+
+
+def test_files_are_whole_and_repeatable(written: Path, sweep: Path, tmp_path: Path) -> None:
+    names = {path.relative_to(written).as_posix() for path in written.rglob("*") if path.is_file()}
+    assert not [name for name in names if name.endswith(".tmp")]
+    for section in ("cleanup", "harvest", "all_tasks"):
+        kinds = ["scores", "improvement", "profile"] + ["curve_principal_objective"] * (section != "all_tasks")
+        assert {f"figures/{section}_{kind}.{form}" for kind in kinds for form in ("png", "svg")} <= names
+    assert (written / "figures" / "cleanup_scores.png").read_bytes().startswith(b"\x89PNG")
+    main([str(sweep), "--resamples", "500", "--target", "12", "--out", str(tmp_path / "again")])
+    for name in names - {"report.html", "summary.md"}:  # which tell the time
+        assert (tmp_path / "again" / name).read_bytes() == (written / name).read_bytes(), name
+
+
+def test_the_report_is_no_run(written: Path, sweep: Path) -> None:
+    assert written.exists()
+    assert len(find_runs(sweep)) == 22
+
+
+def test_the_terminal_shows_scores_what_is_missing_and_where(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(sweep / "cleanup"), "--no-figures", "--resamples", "50"])
+    out = capsys.readouterr().out
+    assert "cleanup: scores over runs" in out
+    assert "12.5 [" in out
+    assert "Runs not in the numbers" in out
+    assert f"Report: {sweep / 'cleanup' / 'report' / 'report.html'}" in out
+    assert not (sweep / "cleanup" / "report" / "figures").exists()
+
+
+def test_another_metric_and_its_end(sweep: Path) -> None:
+    settings = Settings(ScoreRule("other", 0.5), resamples=10)
+    section = summarize(sweep / "harvest", settings).sections[0]
+    assert section.numbers[-1].pooled.tolist() == [200 + seed for seed in range(6)]
+    assert section.target == pytest.approx(202.5)
+    assert section.target_source.startswith("the mean of the best group, principal=ucb")
+
+
+def test_every_state_has_a_reason(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path, "game", ["principal=ucb"], seed, [1.0])
+    write_run(tmp_path, "game", ["principal=ucb"], 2, [1.0], KeyboardInterrupt())
+    killed = write_run(tmp_path, "game", ["principal=ucb"], 3, [1.0], KeyboardInterrupt())
+    text = (killed / "status.json").read_text()
+    (killed / "status.json").write_text(text.replace('"stopped"', '"running"'))  # and nobody owns the folder
+    corrupt = write_run(tmp_path, "game", ["principal=ucb"], 4, [1.0])
+    (corrupt / "status.json").write_text("{")
+    waiting = corrupt.with_name("seed=5")
+    waiting.mkdir()
+    Queued("slurm", 0, "17", this_machine(), os.getpid(), "", "here", "", 0.0, "", ["principal=ucb"]).write(waiting)
+    (corrupt.with_name("seed=6")).mkdir()
+    with Run.open(tmp_path, "game", {"of": ["game", "principal=ucb"]}, ["principal=ucb"], 7) as run:
+        run.status.progress = Progress(4, 10, "steps")
+        run.status.write(run.folder)
+        report = summarize(tmp_path, Settings(resamples=10))
+    reasons = {seed: (left.state, left.reason) for left in report.left for seed in left.seeds}
+    assert {seed: state for seed, (state, _) in reasons.items()} == {
+        2: "stopped",
+        3: "lost",
+        4: "unreadable",
+        5: "queued",
+        6: "lost",
+        7: "running",
+    }
+    assert reasons[2][1] == "KeyboardInterrupt"
+    assert "ended without a word" in reasons[3][1]
+    assert "cannot be read" in reasons[4][1]
+    assert reasons[5][1] == "waits for its turn"
+    assert reasons[7][1] == "not finished: 4 steps done (40%)"
+    assert report.counted == 2
+    assert report.sections[0].numbers[0].expected == 8
+
+
+def test_uneven_curves_stay_within_what_all_runs_cover(tmp_path: Path) -> None:
+    write_run(tmp_path, "game", [], 0, [1.0, 2, 3], steps=100)
+    write_run(tmp_path, "game", [], 1, [1.0, 2, 3, 4], steps=60)
+    write_run(tmp_path, "game", [], 2, [float("nan")])
+    section = summarize(tmp_path, Settings(curves=("other",), resamples=10)).sections[0]
+    [line] = section.curves[0].lines
+    assert (line.places[0], line.places[-1], line.runs) == (100, 240, 2)
+    assert not section.notes  # the third run is not in the numbers at all
+    (tmp_path / "game").joinpath(find_runs(tmp_path)[1], "metrics.jsonl").write_text("")
+    assert summarize(tmp_path, Settings(curves=("other",), resamples=10)).sections[0].notes == (
+        "Curve of other, all runs: seed 1 logged none.",
+    )
+
+
+def test_many_groups(tmp_path: Path) -> None:
+    for group in range(13):
+        write_run(tmp_path, "game", [f"rate={group}$\\wrong{{$"], 0, [float(group)])
+    main([str(tmp_path), "--resamples", "50"])
+    text = (tmp_path / "report" / "summary.md").read_text()
+    assert "The 12 groups of the highest IQM, of 13." in text
+    assert len(table(tmp_path / "report", "game_scores")) == 13
+    assert len(table(tmp_path / "report", "game_improvement")) == 13 * 12
+
+
+def test_real_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for principal in (["principal=ucb"], ["principal=llm", "llm=scripted"]):
+        for seed in range(2):
+            few = ["design.steps=2", "design.adapt_rounds=1", "design.validate_episodes=2"]
+            run_experiment("env=escape_room", *principal, *few, f"seed={seed}", f"output_root={tmp_path}")
+    capsys.readouterr()
+    main([str(tmp_path), "--resamples", "50", "--no-figures"])
+    rows = by_group(tmp_path / "report", "escape_room_scores")
+    assert {label: row["finished"] for label, row in rows.items()} == {
+        "llm=scripted, principal=llm": "2",
+        "principal=ucb": "2",
+    }
+    assert "llm=scripted, principal=llm †" in capsys.readouterr().out
+    [calls] = table(tmp_path / "report", "llm_calls")
+    assert int(calls["calls"]) >= 4
+    assert (tmp_path / "report" / "tables" / "escape_room_curve_principal_objective.csv").exists()
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    assert end.value.code == 1
+    return capsys.readouterr().err
+
+
+def test_nothing_to_report_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no folder" in fails(capsys, tmp_path / "absent")
+    assert "there are no runs in" in fails(capsys, tmp_path)
+    assert not (tmp_path / "report").exists()
+
+
+def test_no_finished_run_still_gets_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, "game", ["principal=ucb"], 0, [1.0], ValueError("no"))
+    assert "the report says why" in fails(capsys, tmp_path)
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "0 of 1 runs are in the numbers (1 failed)." in page
+    assert "No run has finished." in page
+    assert "ValueError: no" in page
+
+
+def test_unknown_metrics_name_those_there_are(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--metric", "--curve"):
+        error = fails(capsys, sweep, option, "objektive", "--out", sweep / "nowhere")
+        assert "no run has logged objektive; there is other, principal/objective" in error
+    assert not (sweep / "nowhere").exists()
+
+
+def test_senseless_settings(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--last-fraction" in fails(capsys, sweep, "--last-fraction", "0.1")
+    assert "--resamples=0" in fails(capsys, sweep, "--resamples", "0")
+    assert "--target=nan" in fails(capsys, sweep, "--target", "nan")
+    assert "--seed=-1" in fails(capsys, sweep, "--seed", "-1")
+    with pytest.raises(ConfigError, match="resamples"):
+        summarize(sweep, Settings(resamples=-1))
+
+
+def test_a_place_that_cannot_be_written(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot write the report" in fails(capsys, sweep, "--no-figures", "--out", tmp_path / "file")
+    with pytest.raises(RunFolderError):
+        summarize(tmp_path / "file", Settings())
+
+
+def test_without_matplotlib(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "pip install 'llmrl[plots]'" in fails(capsys, sweep, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    main([str(sweep), "--no-figures", "--resamples", "10", "--out", str(tmp_path / "out")])
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_reading_runs_needs_neither_torch_nor_matplotlib() -> None:
+    script = "import sys, llmrl.analysis.write, llmrl.cli.sweep_report; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
+    assert not {"torch", "matplotlib", "scipy", "pandas"} & set(loaded)
+
+
+def test_the_page_of_the_documentation_names_every_option() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    options = [option for action in parser()._actions for option in action.option_strings if option.startswith("--")]
+    assert [option for option in options if f"`{option}" not in page and option != "--help"] == []
+
+
+def test_a_copied_folder_reads_the_same(sweep: Path, tmp_path: Path) -> None:
+    shutil.copytree(sweep, tmp_path / "copy", ignore=shutil.ignore_patterns("report"))
+    settings = Settings(resamples=10)
+    ours, theirs = (summarize(folder, settings) for folder in (sweep, tmp_path / "copy"))
+    assert [n.pooled.tolist() for s in ours.sections for n in s.numbers] == [
+        n.pooled.tolist() for s in theirs.sections for n in s.numbers
+    ]

@@ -1,0 +1,41 @@
+"""Run folders as runs leave them, without an experiment in them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmrl.run.run import Run
+
+SCRIPTED = "scripted (not a language model)"
+
+
+def write_run(
+    root: Path,
+    name: str,
+    overrides: Sequence[str],
+    seed: int,
+    values: Sequence[float] = (1.0,),
+    error: Exception | None = None,
+    llm: str = "",
+    steps: int = 100,
+) -> Path:
+    """A run that logs `values` as principal/objective every `steps` environment steps; its result is the last one."""
+    run = Run.open(root, name, {"of": [name, *overrides]}, [*overrides, f"seed={seed}"], seed)
+    with contextlib.suppress(type(error) if error is not None else ()), run:
+        run.status.llm = llm
+        for i, value in enumerate(values, start=1):
+            run.metrics.log(i, {"principal/objective": value, "other": 2 * value}, env_steps=i * steps)
+        if error is not None:
+            raise error
+        run.result = values[-1]
+    return run.folder
+
+
+def write_calls(run: Path, model: str, costs: Sequence[float | None]) -> None:
+    """The call log of a run, each reply paid for with the given price."""
+    call = {"model": model, "cached": False, "prompt_tokens": 10, "completion_tokens": 3, "valid": True}
+    text = "".join(json.dumps({**call, "cost": cost}) + "\n" for cost in costs)
+    (run / "llm_calls.jsonl").write_text(text)
