@@ -1,0 +1,237 @@
+"""The sweeper. Hydra imports this module on every command, `--help` included: nothing heavy at module level."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+    from hydra.plugins.launcher import Launcher
+
+    from hydra_plugins.llmrl_optuna._grammar import Sought
+    from llmrl.tuning.study import Result, Settings, Study, Trial
+
+SEED = "seed"
+"""The one swept key that is not searched."""
+_SETTINGS = "llmrl.tuning.study.Settings"
+FAILED_STATES = ("failed", "lost", "unreadable")
+"""What ends a trial for good. A run in any other unfinished state is gone on with when the command is repeated."""
+_POLL_S, _LOOK_AGAIN_S = 2.0, 600.0
+_SHOWN = 10
+
+
+class OptunaSweeper(Sweeper):
+    """Searches what the command line sweeps; runs all seeds of a trial, through whichever launcher was chosen.
+
+    Args:
+        params: a search space besides the command line's.
+        settings: fields of `llmrl.tuning.study.Settings`, checked when the search starts.
+    """
+
+    def __init__(self, params: Mapping[str, Any] | None = None, **settings: Any) -> None:
+        self.params, self.settings = params or {}, settings
+        self.hydra_context: HydraContext | None = None
+        self.config: DictConfig | None = None
+        self.launcher: Launcher | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from hydra.core.plugins import Plugins
+
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> None:
+        from llmrl.core.errors import LlmrlError
+
+        try:
+            self._search([*(f"{key}={value}" for key, value in self.params.items()), *arguments])
+        except LlmrlError as error:
+            sys.stderr.write(f"\nllmrl-train: {error}\n")
+            raise SystemExit(1) from error
+
+    def _search(self, arguments: list[str]) -> None:
+        from hydra_plugins.llmrl_optuna._grammar import read
+        from llmrl.cli.build import Builder
+        from llmrl.core.errors import ConfigError
+        from llmrl.tuning.study import Study
+
+        assert self.hydra_context is not None and self.config is not None and self.launcher is not None
+        settings: Settings = Builder().build({**self.settings, "_target_": _SETTINGS}, "hydra.sweeper")
+        sought = read(arguments, self.hydra_context.config_loader)
+        first = self._compose_all(sought)
+        folder = Path(settings.folder or Path(first["output_root"]) / first["name"] / settings.study)
+        seeds = sought.seeds or [str(first[SEED])]
+        launched = failures = 0
+        with Study(folder, settings, sought.space, seeds, sought.fixed) as study:
+            while batch := study.next_batch():
+                jobs = [[*sought.fixed, *trial.overrides, f"{SEED}={seed}"] for trial in batch for seed in seeds]
+                results = [_result(job) for job in self._launch(jobs, launched)]
+                launched += len(jobs)
+                told = [
+                    study.tell(trial, results[i * len(seeds) : (i + 1) * len(seeds)]) for i, trial in enumerate(batch)
+                ]
+                study.write(self._command(sought, study))
+                _show(f"Search '{settings.study}'", study, told)
+                for trial in told:
+                    failures = failures + 1 if trial.state == "failed" else 0
+                    if failures == settings.max_failures:
+                        raise ConfigError(
+                            f"{failures} trials in a row failed, the last with {_error(trial)}. Tracebacks are in the "
+                            f"run folders, all trials in {study.folder}. Repeat the command to go on with other "
+                            "trials, with a larger hydra.sweeper.max_failures if some are bound to fail"
+                        )
+            self._report(sought, study)
+
+    def _launch(self, jobs: list[list[str]], first: int) -> list[JobReturn]:
+        """Compute the runs, and wait for those that were being computed already: jobs of a cluster, for one, outlive
+        the search that submitted them."""
+        assert self.launcher is not None
+        returns = list(self.launcher.launch(jobs, initial_job_idx=first))
+        while elsewhere := [i for i, job in enumerate(returns) if _state(job) == "elsewhere"]:
+            _wait_for([returns[i].outcome.folder for i in elsewhere])  # type: ignore[attr-defined]
+            again = self.launcher.launch([jobs[i] for i in elsewhere], initial_job_idx=first)
+            for i, job in zip(elsewhere, again, strict=True):
+                returns[i] = job
+        return returns
+
+    def _compose_all(self, sought: Sought) -> dict[str, Any]:
+        """Compose a trial with every option of every choice, so that a typing error is found before anything has run.
+
+        Returns `output_root`, `name` and `seed` of the first.
+
+        Raises:
+            ConfigError: runs of one search would go into several folders.
+        """
+        from hydra.core.hydra_config import HydraConfig
+
+        from llmrl.core.errors import ConfigError
+        from llmrl.tuning.space import Choices
+
+        assert self.hydra_context is not None and self.config is not None
+        first = {key: dimension.first() for key, dimension in sought.space.items()}
+        settings = [first]
+        for key, dimension in sought.space.items():
+            if isinstance(dimension, Choices):
+                settings += [{**first, key: option} for option in dimension.options[1:]]
+        before, found = HydraConfig.instance().cfg, []
+        try:
+            for setting in settings:
+                overrides = [*sought.fixed, *(f"{key}={text}" for key, text in setting.items())]
+                config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
+                HydraConfig.instance().set_config(config)  # the default name asks it for the environment
+                found.append({key: config[key] for key in ("output_root", "name", SEED)})
+        finally:
+            HydraConfig.instance().cfg = before
+        if len({config["name"] for config in found}) > 1:
+            names = ", ".join(dict.fromkeys(config["name"] for config in found))
+            raise ConfigError(f"runs of this search would go to several folders, {names}; choose one with name=<name>")
+        return found[0]
+
+    def _command(self, sought: Sought, study: Study) -> str:
+        """The command that runs (or finds) the best trial so far; empty if there is none."""
+        if not (ranking := study.ranking()):
+            return ""
+        assert self.config is not None
+        sources = self.config.hydra.runtime.config_sources
+        folders = [source.path for source in sources if source.provider == "command-line"]
+        words = ["llmrl-train", *(word for folder in folders for word in ("--config-dir", folder))]
+        words += ["--multirun"] if len(study.seeds) > 1 else []
+        return shlex.join([*words, *sought.fixed, *ranking[0].overrides, f"{SEED}={','.join(study.seeds)}"])
+
+    def _report(self, sought: Sought, study: Study) -> None:
+        from llmrl.cli.report import print_rows
+        from llmrl.tuning.study import BEST_NAME, TRIALS_NAME
+
+        ranking = study.ranking()
+        failed = [trial for trial in study.trials() if trial.state == "failed"]
+        _show(f"Search '{study.settings.study}', best trials", study, ranking[:_SHOWN])
+        if failed:
+            _show("Failed trials", study, failed[-_SHOWN:])
+        rows = [(f"importance of {key}", f"{share:.2f}") for key, share in study.importances().items()]
+        print_rows(
+            f"Search '{study.settings.study}'",
+            [
+                ("trials", f"{len(ranking)} finished, {len(failed)} failed"),
+                *rows,
+                ("all trials", str(study.folder / TRIALS_NAME)),
+                ("best trial", str(study.folder / BEST_NAME)),
+            ],
+        )
+        # Not in the table, whose lines cannot be copied.
+        sys.stdout.write(f"The best trial again: {self._command(sought, study)}\n")
+
+
+def _state(job: JobReturn) -> str | None:
+    """What became of a run, as llmrl's own launcher tells; None with another one."""
+    outcome = getattr(job, "outcome", None)
+    return None if outcome is None else str(outcome.state)
+
+
+def _wait_for(folders: list[Path]) -> None:
+    """Until these runs have ended, as far as their folders tell; and now and then, for the launcher knows more."""
+    from llmrl.analysis.runs import read_run
+
+    until = time.monotonic() + _LOOK_AGAIN_S
+    while time.monotonic() < until and any(read_run(folder).state in ("running", "queued") for folder in folders):
+        time.sleep(_POLL_S)
+
+
+def _result(job: JobReturn) -> Result:
+    """What a run came to.
+
+    Raises:
+        ConfigError: the launcher did not wait for results, or the runs have none.
+        BaseException: what interrupted the run. The search ends with it, and goes on with this very trial when the
+            command is repeated.
+    """
+    from hydra.core.utils import JobStatus
+
+    from llmrl.cli.train import EXIT_FAILED
+    from llmrl.core.errors import BudgetExhausted, ConfigError
+    from llmrl.run.run import Stopped
+
+    if job.status is JobStatus.COMPLETED and job.return_value is not None:
+        value = float(job.return_value)
+        return value if math.isfinite(value) else f"the result is {value}"
+    if job.status is not JobStatus.FAILED:
+        raise ConfigError(
+            f"a search needs the results of its runs, and there is none of {' '.join(job.overrides or ())}; leave out "
+            "dry_run=true and hydra.launcher.wait=false"
+        )
+    error = job._return_value  # the property would raise it, with a message of its own
+    if (state := _state(job)) in FAILED_STATES:
+        return str(job.outcome.error)  # type: ignore[attr-defined]
+    interrupted = isinstance(error, Stopped | BudgetExhausted | KeyboardInterrupt | SystemExit)
+    if state is not None or (interrupted and getattr(error, "code", None) != EXIT_FAILED):
+        raise error
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _error(trial: Trial) -> str:
+    return next((f"seed {seed}: {r}" for seed, r in trial.results.items() if isinstance(r, str)), "")
+
+
+def _show(title: str, study: Study, trials: Sequence[Trial]) -> None:
+    from llmrl.cli.report import print_table
+
+    columns = ["trial", "settings", study.settings.aggregate, *(f"seed {seed}" for seed in study.seeds)]
+    rows = []
+    for trial in trials:
+        results = [trial.results.get(seed, "-") for seed in study.seeds]
+        cells = [r if isinstance(r, str) else f"{r:.4g}" for r in results]
+        value = trial.state if trial.value is None else f"{trial.value:.4g}"
+        rows.append([str(trial.number), " ".join(trial.overrides), value, *cells])
+    done = sum(trial.state == "finished" for trial in study.trials())
+    print_table(f"{title} ({done} of {study.settings.trials} trials finished)", columns, rows)

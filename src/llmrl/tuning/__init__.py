@@ -1,0 +1,1 @@
+"""Hyperparameter search: what is searched, and a study that outlives the process. No Hydra in here."""

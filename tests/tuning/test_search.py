@@ -1,0 +1,212 @@
+"""`llmrl-train --multirun hydra/sweeper=optuna` as a user runs it. Real processes, real launchers, kill -9."""
+
+import csv
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llmrl.analysis.runs import read_runs
+
+HERE = Path(__file__).parent
+THIRD_PARTY = HERE.parent / "third_party"
+SKILLED = {
+    "_target_": "skilled_agent.SkilledAgent",
+    "skill": 0.5,
+    "breaks_above": 2.0,
+    "pause_s": 0.0,
+    "note": "none",
+}
+SEARCH = ("--multirun", "hydra/sweeper=optuna")
+GAME = ("env=signal_game", "agent=skilled", "trusted_modules=[signal_game,skilled_agent]", "learn.env_steps=1")
+
+
+@pytest.fixture
+def options_folder(tmp_path):
+    """A folder of options besides the package's, with a space in its name."""
+    for group, name in (("env", "signal_game"), ("agent", "skilled")):
+        target = tmp_path / "my options" / group / f"{name}.yaml"
+        target.parent.mkdir(parents=True)
+        shipped = THIRD_PARTY / "conf" / group / f"{name}.yaml"
+        target.write_text(yaml.safe_dump(SKILLED) if name == "skilled" else shipped.read_text())
+    return tmp_path / "my options"
+
+
+def start(*arguments, cwd, folder=None):
+    environment = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ['PYTHONPATH']}"}
+    more = [] if folder is None else ["--config-dir", str(folder)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "llmrl.cli.train", *more, *arguments],
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def search(*arguments, cwd, folder=None):
+    """(exit code, all that was printed)."""
+    process = start(*SEARCH, *arguments, cwd=cwd, folder=folder)
+    printed, _ = process.communicate(timeout=300)
+    return process.returncode, printed
+
+
+def trials(root, name="signal_game"):
+    return list(csv.DictReader((root / "outputs" / name / "search" / "trials.csv").open()))
+
+
+@pytest.mark.slow
+def test_a_search_from_one_command_to_the_best_again(tmp_path, options_folder):
+    arguments = (*GAME, "seed=0,1", "agent.skill=interval(0,1)", "agent.note='a b','x=[1,2]'", "env.horizon=range(8,9)")
+    more = ("hydra.sweeper.trials=4", "hydra.sweeper.parallel_trials=2", "hydra.sweeper.aggregate=min")
+    code, printed = search(*arguments, *more, cwd=tmp_path, folder=options_folder)
+    assert code == 0, printed
+    rows = trials(tmp_path)
+    assert [row["state"] for row in rows] == ["finished"] * 4
+    runs = read_runs(tmp_path / "outputs")
+    assert len(runs) == 8 and {run.state for run in runs} == {"finished"}
+    for row in rows:
+        of_trial = [run for run in runs if run.overrides["agent.skill"] == row["agent.skill"]]
+        results = {run.seed: run.result for run in of_trial}
+        assert float(row["min"]) == min(results.values()) == min(float(row["seed=0"]), float(row["seed=1"]))
+        assert results[1] == float(row["seed=1"])
+        for run in of_trial:
+            config = yaml.safe_load((run.folder / "config.yaml").read_text())
+            assert config["agent"]["note"] == {"'a b'": "a b", "'x=[1,2]'": "x=[1,2]"}[row["agent.note"]]
+            assert config["agent"]["skill"] == float(row["agent.skill"])
+    best = yaml.safe_load((tmp_path / "outputs/signal_game/search/best.yaml").read_text())
+    assert best["min"] == max(float(row["min"]) for row in rows)
+    # The command that is printed and kept finds the very runs: nothing is left to do.
+    assert f"The best trial again: {best['command']}\n" in printed
+    words = shlex.split(best["command"])
+    assert words[0] == "llmrl-train" and "--config-dir" in words
+    again = start(*words[1:], cwd=tmp_path)
+    assert again.communicate(timeout=100) and again.returncode == 0
+    assert [run.attempt for run in read_runs(tmp_path / "outputs")] == [1] * 8
+    code, printed = search(*arguments, "agent.pause_s=1", *more, cwd=tmp_path, folder=options_folder)
+    assert code == 1 and "agent.pause_s was not given and is 1" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", "llmrl"])
+def test_a_search_killed_in_the_middle_pays_for_nothing_twice(tmp_path, options_folder, launcher):
+    arguments = (*GAME, "seed=0,1", "agent.skill=interval(0,1)", f"hydra/launcher={launcher}", "agent.pause_s=0.5")
+    more = ("hydra.sweeper.trials=6", "hydra.sweeper.parallel_trials=2")
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    killed.mkdir(), whole.mkdir()
+    process = start(*SEARCH, *arguments, *more, cwd=killed, folder=options_folder)
+
+    def finished():
+        found = read_runs(killed / "outputs") if (killed / "outputs").exists() else []
+        return [run for run in found if run.state == "finished"]
+
+    while len(finished()) < 5 and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = {run.folder: run for run in finished()}
+    assert 5 <= len(before) < 12
+    code, printed = search(*arguments, *more, cwd=killed, folder=options_folder)
+    assert code == 0, printed
+    after = {run.folder: run for run in read_runs(killed / "outputs")}
+    assert len(after) == 12 and {run.state for run in after.values()} == {"finished"}
+    for folder, run in before.items():
+        assert (after[folder].attempt, after[folder].updated) == (1, run.updated)
+    # A third time there is nothing left to do, and an uninterrupted search has tried the same.
+    code, printed = search(*arguments, *more, cwd=killed, folder=options_folder)
+    assert code == 0 and {run.folder: run for run in read_runs(killed / "outputs")} == after
+    code, printed = search(*arguments, *more, cwd=whole, folder=options_folder)
+    assert code == 0 and trials(whole) == trials(killed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", "llmrl"])
+def test_failing_trials_are_kept_and_end_the_search_if_nothing_else_comes(tmp_path, options_folder, launcher):
+    arguments = (*GAME, "seed=0,1", "agent.skill=interval(0,1)", f"hydra/launcher={launcher}")
+    breaks = ("agent.breaks_above=0.6", "hydra.sweeper.trials=2", "hydra.sweeper.max_failures=9")
+    code, printed = search(*arguments, *breaks, "hydra.sweeper.study=some", cwd=tmp_path, folder=options_folder)
+    assert code == 0, printed
+    rows = list(csv.DictReader((tmp_path / "outputs/signal_game/some/trials.csv").open()))
+    assert [float(row["agent.skill"]) <= 0.6 for row in rows] == [row["state"] == "finished" for row in rows]
+    assert sum(row["state"] == "finished" for row in rows) == 2 and len(rows) > 2
+    assert "Failed trials" in printed
+    failed = next(row for row in rows if row["state"] == "failed")
+    assert "is too much" in failed["seed=0"] and failed["mean"] == ""
+    breaks = ("agent.breaks_above=-1", "hydra.sweeper.max_failures=2", "name=all")
+    code, printed = search(*arguments, *breaks, cwd=tmp_path, folder=options_folder)
+    assert code == 1 and "2 trials in a row failed, the last with seed 0: " in printed
+    assert [row["state"] for row in trials(tmp_path, "all")] == ["failed", "failed"]
+    tracebacks = list((tmp_path / "outputs" / "all").rglob("traceback.txt"))
+    assert len(tracebacks) == 4 and all("ZeroDivisionError" in path.read_text() for path in tracebacks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", "llmrl"])
+def test_an_interrupted_trial_is_not_a_failed_one(tmp_path, options_folder, launcher):
+    arguments = (*GAME, "seed=0,1", "agent.skill=interval(0,1)", f"hydra/launcher={launcher}", "hydra.sweeper.trials=2")
+    slow = ("agent.pause_s=1", "learn.env_steps=128")
+    process = start(*SEARCH, *arguments, *slow, cwd=tmp_path, folder=options_folder)
+    while process.poll() is None:
+        if list(tmp_path.rglob("owner.json")) and any(r.state == "running" for r in read_runs(tmp_path / "outputs")):
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=100)
+    assert process.returncode != 0, printed
+    code, printed = search(*arguments, *slow, cwd=tmp_path, folder=options_folder)
+    assert code == 0, printed
+    assert [(row["trial"], row["state"]) for row in trials(tmp_path)] == [("0", "finished"), ("1", "finished")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("seed=0,1",), "nothing to search"),
+        (
+            ("design.steps=1,2", "hydra.sweeper.aggregate=mode"),
+            "hydra.sweeper.aggregate='mode': input should be 'mean'",
+        ),
+        (("design.steps=1,2", "hydra.sweeper.trials=0"), "hydra.sweeper.trials=0: input should be greater than 0"),
+        (("design.steps=1,2", "hydra.sweeper.trails=9"), "trails"),
+        (("design.stepz=range(1,3)",), "Did you mean steps?"),
+        (("principal=ucb,thomson",), "thomson"),
+        (("principal=ucb,thompson", "principal.coefficient=interval(0,1)"), "principal.coefficient"),
+        (("env=escape_room,cleanup",), "several folders, escape_room, cleanup; choose one with name=<name>"),
+        (("design.steps=1,2", "dry_run=true", "hydra.sweeper.trials=1"), "leave out dry_run=true"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_before_anything_has_run(tmp_path, arguments, message):
+    code, printed = search("env=escape_room", "principal=ucb", *arguments, cwd=tmp_path)
+    assert code == 1 and message in printed, printed
+    assert not list(tmp_path.rglob("status.json"))
+
+
+def test_a_space_kept_in_a_file(tmp_path, options_folder):
+    preset = options_folder / "experiment" / "mine.yaml"
+    preset.parent.mkdir()
+    space = {"agent.skill": "interval(0.2,0.3)", "agent.note": "a,b"}
+    preset.write_text("# @package _global_\n" + json.dumps({"hydra": {"sweeper": {"params": space, "trials": 2}}}))
+    code, printed = search(*GAME, "experiment=mine", "agent.note=c,d", cwd=tmp_path, folder=options_folder)
+    assert code == 0, printed
+    rows = trials(tmp_path)
+    assert len(rows) == 2 and {row["agent.note"] for row in rows} <= {"c", "d"}
+    assert all(0.2 <= float(row["agent.skill"]) <= 0.3 for row in rows)
+
+
+def test_optuna_is_not_imported_unless_it_searches(tmp_path):
+    """Hydra imports every plugin whatever the command: the sweeper's module must cost nothing."""
+    command = ["llmrl-train", "--cfg", "job", "hydra/sweeper=optuna"]
+    script = f"import sys; sys.argv = {command!r}; from llmrl.cli.train import main; main(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert done.returncode == 0 and "hydra_plugins.llmrl_optuna.sweeper" in loaded
+    assert not {"optuna", "sqlalchemy", "torch", "llmrl.tuning", "hydra_plugins.llmrl_optuna._grammar"} & {*loaded}

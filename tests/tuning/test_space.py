@@ -1,0 +1,112 @@
+"""The search space: from Hydra's grammar, to Optuna, and back to overrides that Hydra reads."""
+
+import pytest
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hydra_plugins.llmrl_optuna._grammar import read
+from llmrl.core.errors import ConfigError
+from llmrl.tuning.space import Choices, Numbers, overrides
+
+
+@pytest.fixture(scope="module")
+def loader():
+    with initialize_config_module("llmrl.conf", version_base="1.3"):
+        yield GlobalHydra.instance().config_loader()
+
+
+@pytest.mark.parametrize(
+    ("sweep", "dimension"),
+    [
+        ("interval(0,1)", Numbers(0, 1)),
+        ("tag(log,interval(1e-5,1e-2))", Numbers(1e-5, 1e-2, log=True)),
+        ("int(interval(1,8))", Numbers(1, 8, integer=True)),
+        ("range(1,8)", Numbers(1, 7, 1, integer=True)),
+        ("range(8,1,-2)", Numbers(2, 8, 2, integer=True)),
+        ("shuffle(range(1,8))", Numbers(1, 7, 1, integer=True)),
+        ("tag(log,range(1,100))", Numbers(1, 99, 1, log=True, integer=True)),
+        ("range(0,1,0.25)", Numbers(0, 0.75, 0.25)),
+        ("none,core", Choices(("none", "core"))),
+        ("64,null,true", Choices(("64", "null", "True"))),
+        ("shuffle(c,a,b,a)", Choices(("c", "a", "b"))),
+        ("[64],[64,64],[]", Choices(("[64]", "[64,64]", "[]"))),
+        ("'a b','x=1,y',\"it's\"", Choices(("'a b'", "'x=1,y'", '"it\'s"'))),
+    ],
+)
+def test_every_kind_of_sweep_becomes_a_dimension(loader, sweep, dimension):
+    sought = read([f"agent.x={sweep}", "env=escape_room"], loader)
+    assert sought.space == {"agent.x": dimension}
+    assert (sought.fixed, sought.seeds) == (["env=escape_room"], None)
+    assert overrides(sought.space, {"agent.x": dimension.first()} if isinstance(dimension, Choices) else {"agent.x": 1})
+
+
+def test_seeds_are_not_searched_and_the_rest_stays_as_typed(loader):
+    typed = ["prompts='a b/c=d'", "env=escape_room", "+env.x=[1,2]", "~design", "principal=glob(*ing)", "seed=2,0,2"]
+    sought = read([*typed, "principal=ucb,egreedy"], loader)
+    assert sought.seeds == ["2", "0"]
+    assert sought.fixed == typed[:4]
+    assert sought.space == {"principal": Choices(("ucb", "egreedy"))}  # the last of several counts
+    assert read(["seed=range(0,3)", "agent.x=1,2"], loader).seeds == ["0", "1", "2"]
+    assert read(["principal=glob(*)", "seed=4"], loader).space["principal"].options[:2] == ("egreedy", "fixed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["env=escape_room", "seed=0,1"], "nothing to search; sweep a key other than seed"),
+        (["seed=interval(0,9)", "agent.x=1,2"], "every trial runs all seeds. Name them: seed=0,1,2"),
+        (["principal=interval(0,1)"], "name the options: principal=egreedy,fixed"),
+        (["agent.x=tag(log,interval(0,1))"], "it must start above 0"),
+        (["agent.x=tag(log,range(1,100,10))"], "in steps of 10; leave out the step or log"),
+        (["agent.x=tag(log,choice(1,2))"], "leave out the tag log"),
+        (["agent.x=tag(lin,interval(1,2))"], "is tagged lin; the only tag known here is log"),
+        (["agent.x=interval(2,1)"], "from 2 to 1; give two finite numbers in order"),
+        (["agent.x=interval(0,inf)"], "finite numbers"),
+        (["agent.x=range(3,3)"], "agent.x=range(3,3,1) is empty"),
+        (["agent.x=range(1,3,0)"], "is empty"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(loader, arguments, message):
+    with pytest.raises(ConfigError) as refusal:
+        read(arguments, loader)
+    assert message in str(refusal.value)
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
+
+
+@given(bounds=st.tuples(finite, finite), share=st.floats(0, 1))
+def test_a_number_stays_inside_its_bounds_when_hydra_reads_it(bounds, share):
+    low, high = min(bounds), max(bounds)
+    value = min(max(low * (1 - share) + high * share, low), high)
+    text = Numbers(low, high).text(value)
+    read_back = OverridesParser.create().parse_override(f"agent.x={text}").value()
+    assert isinstance(read_back, int | float) and low <= read_back <= high
+    assert read_back == pytest.approx(value, rel=1e-5)
+
+
+text = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]))
+plain = st.none() | st.booleans() | st.integers() | finite | text
+
+
+def typed(value):
+    """A value as a careful user types it: texts quoted."""
+    if isinstance(value, list):
+        return f"[{','.join(typed(item) for item in value)}]"
+    if isinstance(value, str):
+        return QuotedString(value, Quote.single).with_quotes()
+    return "null" if value is None else str(value)
+
+
+@given(values=st.lists(plain | st.lists(plain, max_size=3), min_size=2, max_size=4))
+def test_a_choice_comes_out_as_it_went_in(values):
+    space = read([f"agent.x={','.join(typed(value) for value in values)}"], None).space
+    options = space["agent.x"].options
+    jobs = [overrides(space, {"agent.x": option}) for option in options]
+    parsed = [OverridesParser.create().parse_override(override) for (override,) in jobs]
+    assert [repr(override.value()) for override in parsed] == list(dict.fromkeys(repr(value) for value in values))
+    assert not any(override.is_sweep_override() for override in parsed)
