@@ -1,4 +1,4 @@
-"""Metrics and TensorBoard curves, and that a resumed run's equal an uninterrupted one's."""
+"""Metrics and TensorBoard's view of them, and that a resumed run's equal an uninterrupted one's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams import plugin_data_pb2
+from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 
 from llmrl.core.errors import RunFolderError
 from llmrl.run.metrics import FILE_NAME, TIME, MetricLog, read_metrics
@@ -35,6 +35,14 @@ def hparams(folder: Path) -> dict[str, Any]:
     return accumulator.summary_metadata
 
 
+def texts(folder: Path, tag: str) -> list[tuple[int, str]]:
+    """(step, Markdown) of what the Text tab shows under `tag`."""
+    accumulator = EventAccumulator(str(folder), size_guidance={"tensors": 0})
+    accumulator.Reload()
+    assert accumulator.summary_metadata[tag].plugin_data.plugin_name == "text"
+    return [(event.step, event.tensor_proto.string_val[0].decode()) for event in accumulator.Tensors(tag)]
+
+
 def numbers(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / FILE_NAME).read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if not k.startswith(TIME)} for line in lines]
@@ -55,19 +63,19 @@ def test_lines_are_flat_json_and_exact(tmp_path: Path) -> None:
 
 
 def test_curves_and_hyperparameters_are_in_one_event_file(tmp_path: Path) -> None:
-    metrics = MetricLog(tmp_path, {"lr": 0.1, "principal": "ucb", "flag": True}, name="a/seed=0")
+    metrics = MetricLog(tmp_path, {"lr": 0.1, "principal": "ucb", "flag": True})
     record(metrics, range(5))
     metrics.close()
     assert len(list(tmp_path.glob("*tfevents*"))) == 1
     found = curves(tmp_path)
-    assert set(found) == {"reward/mean", "loss", "env_steps"}
+    assert set(found) == {"reward/mean", "loss"}  # env_steps is an axis
     assert [step for step, _ in found["loss"]] == list(range(5))
     assert found["reward/mean"][2][1] == pytest.approx(math.sin(2))
     metadata = hparams(tmp_path)
     start = plugin_data_pb2.HParamsPluginData.FromString(
         metadata["_hparams_/session_start_info"].plugin_data.content
     ).session_start_info
-    assert start.group_name == "a/seed=0"
+    assert start.group_name == ""  # so the row has the run's name
     assert start.hparams["lr"].number_value == pytest.approx(0.1)
     assert start.hparams["principal"].string_value == "ucb"
     assert start.hparams["flag"].bool_value
@@ -98,6 +106,45 @@ def test_resumed_files_equal_uninterrupted_ones(tmp_path: Path) -> None:
     assert len(list(broken.glob("*tfevents*"))) == 1
     elapsed = [line["time/elapsed_s"] for line in read_metrics(broken / FILE_NAME)]
     assert elapsed == sorted(elapsed)
+
+
+def test_final_numbers_are_metrics_of_the_last_step(tmp_path: Path) -> None:
+    metrics = MetricLog(tmp_path, {"x": 1})
+    record(metrics, range(5))
+    final = {"result": 2.5, "worst": float("nan"), "count": 3, "done": True, "best": {"a": 1.0}, "loss/policy": 1.0}
+    final["llm_usd_paid"] = 0.1  # runs without a model have none
+    metrics.close(final={"none": None} | final)
+    found = curves(tmp_path)
+    assert found.pop("Final/result") == [(4, 2.5)] and found.pop("Final/worst") == [(4, "nan")]
+    assert set(found) == {"reward/mean", "loss"}
+    assert min(found | {"Final/result": []}) == "Final/result"  # TensorBoard's table shows what sorts first
+
+
+def test_a_failed_run_has_no_final_numbers(tmp_path: Path) -> None:
+    metrics = MetricLog(tmp_path, {"x": 1})
+    record(metrics, range(2))
+    metrics.close(succeeded=False)
+    assert set(curves(tmp_path)) == {"reward/mean", "loss"}
+    end = plugin_data_pb2.HParamsPluginData.FromString(
+        hparams(tmp_path)["_hparams_/session_end_info"].plugin_data.content
+    )
+    assert end.session_end_info.status == api_pb2.STATUS_FAILURE
+
+
+def test_texts_beside_lines_of_before_and_after_a_resume(tmp_path: Path) -> None:
+    def told(line: dict[str, Any]) -> str | None:
+        return f"**{line['loss']:.2f}**" if line["step"] % 2 == 0 else None
+
+    metrics = MetricLog(tmp_path)
+    record(metrics, range(2))
+    metrics.attach("told", told)
+    record(metrics, range(2, 5))
+    assert texts(tmp_path, "told") == [(0, "**0.00**"), (2, "**0.20**"), (4, "**0.40**")]
+    metrics = MetricLog(tmp_path, lines=3)
+    metrics.attach("told", told)
+    record(metrics, range(3, 7))
+    assert texts(tmp_path, "told") == [(0, "**0.00**"), (2, "**0.20**"), (4, "**0.40**"), (6, "**0.60**")]
+    assert len(curves(tmp_path)["loss"]) == 7
 
 
 def test_without_a_checkpoint_everything_is_logged_anew(tmp_path: Path) -> None:

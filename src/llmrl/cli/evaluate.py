@@ -45,7 +45,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.core.seeding import Seeds
     from llmrl.envs.recorder import Recorder
     from llmrl.learners.rollout import Collector, Episode
-    from llmrl.loops.welfare import episode_welfare
+    from llmrl.loops.welfare import episode_welfare, summarize
+    from llmrl.run.evaluation import write_evaluation
     from llmrl.run.files import write_json
     from llmrl.run.run import saved_state
 
@@ -89,10 +90,9 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     finally:
         parts.close()
     base = np.array([episode.base_returns for episode in episodes])
+    objective = episode_welfare(base, config["design"]["objective"] or spec.objective)
     columns = {
-        f"objective ({spec.objective} over agents)": episode_welfare(
-            base, config["design"]["objective"] or spec.objective
-        ),
+        f"objective ({spec.objective} over agents)": objective,
         "return per agent": np.array([e.returns.mean() for e in episodes]),
         "base return per agent": base.mean(1),
         "length": np.array([float(e.length) for e in episodes]),
@@ -115,6 +115,10 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     rows = ["episode," + ",".join(columns)]
     rows += [f"{k}," + ",".join(f"{v[k]:.6g}" for v in columns.values()) for k in range(len(episodes))]
     (out / "episodes.csv").write_text("\n".join(rows) + "\n")
+    # Under the tags of the evaluations during training, at the step that the run's curves count.
+    scalars = {**summarize(episodes, "evaluation"), "evaluation/objective": float(objective.mean())}
+    gif = next((file for file in files if file.name == "world.gif"), None)
+    write_evaluation(out, int(state.get("step", iteration)), scalars, gif)
     return {**results, "out": str(out)}
 
 

@@ -13,17 +13,25 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import RunFolderError
-from llmrl.run.tensorboard import PATTERN, EventFile, HyperParameters
+from llmrl.run.tensorboard import EventFile, HyperParameters
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "metrics.jsonl"
 TIME = "time/"
+FINAL = "Final/"
+"""Of the tags of final numbers. Capital, because TensorBoard's HParams tab shows the five metrics that sort first, and
+leaves out of its plots the runs that lack one of them: so only what all runs have in common should be there."""
+_NO_CURVES = ("step", "env_steps")
+"""Axes. A chart of `env_steps` would mix rows that count different things in `step`."""
+
+TextOf = Callable[[Mapping[str, Any]], str | None]
+"""From a line of metrics to the Markdown to show beside it, if any. Asked once for each line, in their order."""
 
 
 class MetricLog:
@@ -32,7 +40,6 @@ class MetricLog:
     Args:
         folder: the run folder.
         hyperparameters: what TensorBoard's HParams table shows of this run.
-        name: the run's name in that table.
         lines: length to which an existing file is cut back first: `position()` at the checkpoint that is resumed, or
             0. The events are rewritten from what remains, so that both files continue as if uninterrupted.
 
@@ -40,9 +47,7 @@ class MetricLog:
         RunFolderError: the file has fewer lines, or cannot be written.
     """
 
-    def __init__(
-        self, folder: Path, hyperparameters: HyperParameters | None = None, name: str = "", lines: int = 0
-    ) -> None:
+    def __init__(self, folder: Path, hyperparameters: HyperParameters | None = None, lines: int = 0) -> None:
         self._path = folder / FILE_NAME
         self._not_finite: set[str] = set()
         try:
@@ -53,7 +58,15 @@ class MetricLog:
         kept = read_metrics(self._path)
         self._elapsed = float(kept[-1].get(TIME + "elapsed_s", 0.0)) if kept else 0.0
         self._started = time.monotonic()
-        self._events = _rewrite_events(folder, kept, hyperparameters or {}, name)
+        self._step = int(kept[-1]["step"]) if kept else 0
+        self._texts: dict[str, TextOf] = {}
+        self._events = _rewrite_events(folder, kept, hyperparameters or {})
+
+    def attach(self, tag: str, text_of: TextOf) -> None:
+        """Show a text beside lines in TensorBoard's Text tab, under `tag`: beside those there are and those to come."""
+        self._texts[tag] = text_of
+        for line in read_metrics(self._path):
+            self._show(tag, text_of, line)
 
     def log(self, step: int, metrics: Mapping[str, Any], **axes: int) -> None:
         """Record `metrics` (anything `float()` takes) at `step`; `axes` are further counters, e.g. `env_steps=800`.
@@ -67,11 +80,14 @@ class MetricLog:
             raise ValueError(f"metric names taken by axes: {', '.join(sorted(taken))}")
         line |= {name: self._finite(step, name, float(value)) for name, value in metrics.items()}
         line[TIME + "elapsed_s"] = round(self.elapsed_s, 3)
-        line[TIME + "unix"] = round(time.time(), 3)
+        line[TIME + "unix"] = round(time.time(), 6)  # fine enough to tell what came before the line and what after
         self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
         self._file.flush()
         self._lines += 1
+        self._step = line["step"]
         _to_events(self._events, line)
+        for tag, text_of in self._texts.items():
+            self._show(tag, text_of, line)
 
     @property
     def elapsed_s(self) -> float:
@@ -86,12 +102,30 @@ class MetricLog:
         os.fsync(self._file.fileno())
         return self._lines
 
-    def close(self, succeeded: bool = True) -> None:
-        """Close both files; `succeeded` is what TensorBoard's HParams table shows as the run's state."""
+    def close(self, succeeded: bool = True, final: Mapping[str, Any] | None = None) -> None:
+        """Close both files.
+
+        Args:
+            succeeded: what TensorBoard's HParams table shows as the run's state.
+            final: what the run found; its floats become metrics of that table, as `Final/<name>` at the last step. Not
+                counts, and not what has a curve, whose last value the table has anyway: names with a slash or `llm_`.
+        """
         if not self._file.closed:
             self._file.close()
+            numbers = {
+                FINAL + name: value
+                for name, value in (final or {}).items()
+                if isinstance(value, float) and "/" not in name and not name.startswith("llm_")
+            }
+            if numbers:
+                self._events.scalars(self._step, time.time(), numbers)
             self._events.end(succeeded)
             self._events.close()
+
+    def _show(self, tag: str, text_of: TextOf, line: Mapping[str, Any]) -> None:
+        text = text_of(line)
+        if text is not None:
+            self._events.text(int(line["step"]), float(line[TIME + "unix"]), tag, text)
 
     def _truncate(self, lines: int) -> None:
         whole = [line for line in self._path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
@@ -133,20 +167,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _rewrite_events(
-    folder: Path, lines: list[dict[str, Any]], hyperparameters: HyperParameters, name: str
-) -> EventFile:
+def _rewrite_events(folder: Path, lines: list[dict[str, Any]], hyperparameters: HyperParameters) -> EventFile:
     """A new event file with all of `lines`, in place of those of earlier attempts, whose ends nobody can trust."""
-    earlier = list(folder.glob(PATTERN))
-    temporary = folder / ".events.tmp"
-    events = EventFile(temporary, started=lines[0][TIME + "unix"] if lines else time.time())
+    events = EventFile(folder, started=lines[0][TIME + "unix"] if lines else time.time())
     if hyperparameters:
-        events.hyperparameters(hyperparameters, name)
+        events.hyperparameters(hyperparameters)
     for line in lines:
         _to_events(events, line)
-    events.path = temporary.rename(folder / EventFile.new_name())
-    for path in earlier:
-        path.unlink()
+    events.publish()
     return events
 
 
@@ -154,6 +182,6 @@ def _to_events(events: EventFile, line: Mapping[str, Any]) -> None:
     values = {
         key: math.nan if value is None else float(value)
         for key, value in line.items()
-        if key != "step" and not key.startswith(TIME)
+        if key not in _NO_CURVES and not key.startswith(TIME)
     }
     events.scalars(int(line["step"]), float(line[TIME + "unix"]), values)

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from llmrl.core.errors import BudgetExhausted, CheckpointError, Interrupted, LLMError, RunFolderError
 from llmrl.core.records import State
-from llmrl.run import owner, status
+from llmrl.run import owner, queued, status
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.files import write_atomic, write_json
 from llmrl.run.folder import config_hash, run_folder, split_overrides
@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _RUN_KEY = "run"  # entry of a saved state that belongs to this module, the rest is the loop's
 _PARTIAL_BACKUP = "backup.partial"
+GRACE_S = 20.0
+"""How long a run that was told to stop may take to its next safe point; SLURM kills 30 s (KillWait) after SIGTERM."""
+
 SUMMARY_NAME = "summary.json"
 
 
@@ -146,7 +149,7 @@ class Run:
         assert self._ownership is not None
         if fresh:
             _set_aside(self.folder)
-        self.status = status.Status(attempt=self._ownership.owner.attempt)
+        self.status = status.Status(attempt=self._ownership.owner.attempt, overrides=overrides)
         self._open_log()
         digest = config_hash(self.config)
         self.checkpoints = CheckpointStore(self.folder / "checkpoints", config_hash=digest)
@@ -159,12 +162,26 @@ class Run:
             self.iteration, self.restored = newest
             lines = self.restored.pop(_RUN_KEY)["metrics_lines"]
         hyperparameters = _hyperparameters(overrides, self.seed)
-        _save_config(self.folder / "config.yaml", self.config)
-        write_provenance(self.folder, self.status.attempt)
-        self.metrics = MetricLog(self.folder, hyperparameters, f"{self.folder.parent.name}/{self.folder.name}", lines)
+        save_config(self.folder / "config.yaml", self.config)
+        self._warn_of_changed_code(write_provenance(self.folder, self.status.attempt))
+        self.metrics = MetricLog(self.folder, hyperparameters, lines)
         self.status.write(self.folder)
         where = f"resumed from iteration {self.iteration}" if self.state == "resumed" else "new"
         log.info("run %s (%s, attempt %d, config hash %s)", self.folder, where, self.status.attempt, digest)
+
+    def _warn_of_changed_code(self, digest: str) -> None:
+        try:
+            submission = queued.read_queued(self.folder)
+        except RunFolderError as error:
+            log.warning("%s", error)
+            return
+        if submission is not None and submission.attempt == self.status.attempt - 1 and submission.code != digest:
+            log.warning(
+                "the code has changed between submission (digest %s) and start (%s): this run is computed by the code "
+                "as it is now",
+                submission.code,
+                digest,
+            )
 
     def __enter__(self) -> Run:
         if not self.finished:
@@ -219,6 +236,17 @@ class Run:
         if self.stop.signal is not None:
             raise Stopped(self.folder, self.stop.signal)
 
+    def within_grace(self, iteration: int, state: Callable[[], State]) -> None:
+        """To be called often on the way to the next safe point, where `state` still is what it was at the last one: if
+        that way is too long for the time a scheduler gives, the work since then is given up and done again later.
+
+        Raises:
+            Stopped: after saving.
+        """
+        if self.stop.waiting_s > GRACE_S:
+            log.info("the next safe point is not reached in %g s: giving up the work since the last one", GRACE_S)
+            self.safe_point(iteration, state)
+
     @contextmanager
     def saved_if_refused(self, iteration: int, state: Callable[[], State]) -> Iterator[None]:
         """For a block that asks a language model where the loop could be resumed from: if the model cannot be reached
@@ -257,7 +285,7 @@ class Run:
         self._check_held()
         self.status.state, self.status.result, self.status.error = "finished", self.result, ""
         (self.folder / "traceback.txt").unlink(missing_ok=True)
-        self.metrics.close()
+        self.metrics.close(final={"result": self.result} | self.summary)
         if self.summary:
             write_json(self.folder / SUMMARY_NAME, self.summary)
         self.status.write(self.folder)  # last, because it is what makes the run count as finished
@@ -345,7 +373,8 @@ def _set_aside(folder: Path) -> None:
     content = [
         path
         for path in folder.iterdir()
-        if path.name not in (owner.FILE_NAME, _PARTIAL_BACKUP) and not path.name.startswith(("backup_", "."))
+        if path.name not in (owner.FILE_NAME, queued.FILE_NAME, _PARTIAL_BACKUP)
+        and not path.name.startswith(("backup_", "."))
     ]
     if not content and not partial.exists():
         return
@@ -371,7 +400,8 @@ def _hyperparameters(overrides: list[str], seed: int) -> dict[str, bool | int | 
     return values | {"seed": seed}
 
 
-def _save_config(path: Path, config: dict[str, Any]) -> None:
+def save_config(path: Path, config: dict[str, Any]) -> None:
+    """Write a resolved config as YAML, in one step."""
     from omegaconf import OmegaConf
 
     write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(config)))

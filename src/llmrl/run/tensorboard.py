@@ -16,42 +16,65 @@ from typing import Any
 HyperParameters = Mapping[str, bool | int | float | str]
 
 PATTERN = "events.out.tfevents.*"
+_UNPUBLISHED = ".events.tmp"
 
 
 class EventFile:
-    """One event file. Its folder, seen from TensorBoard's log directory, is the run's name there.
+    """The event file of `folder`. That folder, seen from TensorBoard's log directory, is the run's name there.
 
-    `started` is the Unix time at which the run's clock begins, in seconds.
+    TensorBoard sees the file, and no longer those that were there before, from `publish` on; what is written later
+    appears as it is written.
+
+    `started` is the Unix time at which the run's clock begins, in seconds, as is every `wall_time`.
     """
 
-    def __init__(self, path: Path, started: float) -> None:
+    def __init__(self, folder: Path, started: float) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self.path = path
+        self._path = folder / _UNPUBLISHED
         self._started = started
-        self._file = path.open("wb")
+        self._file = self._path.open("wb")
         self._records = RecordWriter(self._file)
         self._write(Event(wall_time=started, file_version="brain.Event:2"))
 
-    @staticmethod
-    def new_name() -> str:
-        """A name TensorBoard recognises and sorts after those of earlier attempts."""
-        return PATTERN.replace("*", f"{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}")
+    def publish(self) -> None:
+        """Take the place of all earlier event files of the folder."""
+        folder = self._path.parent
+        earlier = list(folder.glob(PATTERN))
+        # A name TensorBoard recognises and sorts after the earlier ones.
+        name = PATTERN.replace("*", f"{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}")
+        self._path = self._path.rename(folder / name)
+        for path in earlier:
+            path.unlink()
 
     def scalars(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
-        """All `values` of one step as one record; `wall_time` is Unix time in seconds."""
-        from tensorboard.compat.proto.event_pb2 import Event
+        """All `values` of one step as one record."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
-        self._write(Event(step=step, wall_time=wall_time, summary=summary))
+        value = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._summary(Summary(value=value), step, wall_time)
 
-    def hyperparameters(self, values: HyperParameters, name: str) -> None:
-        """Make the run a row `name` of TensorBoard's HParams table."""
+    def text(self, step: int, wall_time: float, tag: str, markdown: str) -> None:
+        """One entry of the Text tab."""
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        self._summary(text_pb(tag, markdown), step, wall_time)
+
+    def image(self, step: int, wall_time: float, tag: str, encoded: bytes, size: tuple[int, int]) -> None:
+        """One entry of the Images tab: a PNG, JPEG or (animated) GIF file's bytes; `size` is (height, width)."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        height, width = size
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
+        self._summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step, wall_time)
+
+    def hyperparameters(self, values: HyperParameters) -> None:
+        """Make the run a row of TensorBoard's HParams table."""
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
-        self._summary(hparams_pb(dict(values), trial_id=name, start_time_secs=self._started))
+        # Without an id of its own the row has the run's name, so that runs of equal values stay apart.
+        self._summary(hparams_pb(dict(values), trial_id="", start_time_secs=self._started))
 
     def end(self, succeeded: bool) -> None:
         """Tell the HParams table how the run ended."""
@@ -70,10 +93,10 @@ class EventFile:
     def close(self) -> None:
         self._records.close()
 
-    def _summary(self, summary: Any) -> None:
+    def _summary(self, summary: Any, step: int = 0, wall_time: float | None = None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
-        self._write(Event(step=0, wall_time=self._started, summary=summary))
+        self._write(Event(step=step, wall_time=self._started if wall_time is None else wall_time, summary=summary))
 
     def _write(self, event: Any) -> None:
         self._records.write(event.SerializeToString())
