@@ -13,10 +13,12 @@ ALLOWED = {
     "envs": {"core"},
     "llms": {"core"},
     "run": {"core"},
-    "analysis": {"llms"},
+    "analysis": {"core", "llms", "run"},
+    "tuning": {"core", "run", "analysis"},
     "learners": {"core", "networks"},
     "principals": {"core", "llms"},
     "agents": {"core", "networks", "learners", "run"},
+    "sweeps": {"core", "run", "analysis"},
     "loops": {"core", "learners", "run", "analysis"},
 }
 HEAVY = {
@@ -29,6 +31,7 @@ HEAVY = {
     "imageio",
     "gymnasium",
     "pettingzoo",
+    "optuna",
 }
 TORCH_LAYERS = {"networks", "learners", "agents"}
 # Nobody imports these at module level but who wants the libraries they are about.
@@ -38,6 +41,7 @@ ABOUT_THEM = {
     "llms/local/scorer.py",
     "llms/local/seq2seq_scorer.py",
     "llms/local/causal_scorer.py",
+    "sweeps/preload.py",
 }
 
 

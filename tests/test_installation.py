@@ -1,5 +1,6 @@
 """The built wheel carries configs and prompts, and works in an environment of its own from any working directory."""
 
+import json
 import subprocess
 import sys
 import sysconfig
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import llmrl.conf
+from slurm.cluster import NoClusterError, cluster
 
 ROOT = Path(__file__).parents[1]
 
@@ -59,3 +61,21 @@ def test_wheel_works_in_a_fresh_environment(wheel, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert list(cwd.rglob("summary.json"))
+    for hardware in ("cpu", *(["slurm_cpu"] if slurm_is_up() else [])):
+        command = [tmp_path / "env" / "bin" / "llmrl-train", "--multirun", *overrides, "design.validate_episodes=2"]
+        done = subprocess.run(
+            [*command, f"hardware={hardware}", "hardware.memory_gb=1", "principal=ucb,llm", f"name={hardware}"],
+            cwd=cwd, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0 and "2 finished" in done.stdout, done.stdout + done.stderr
+        for record in (cwd / "outputs" / hardware).rglob("provenance.json"):
+            # Not the checkout's code: a wheel has no revision.
+            assert json.loads(record.read_text())["attempts"][0]["code"] is None
+
+
+def slurm_is_up() -> bool:
+    try:
+        cluster()
+    except NoClusterError:
+        return False
+    return True
