@@ -34,7 +34,7 @@ def test_llm_principal_governs_and_is_evaluated(tmp_path, env, capsys):
 
 
 def test_pretrained_core_starts_a_governed_run(tmp_path):
-    from llmrl.run.run import saved_state
+    from llmrl.run.content import saved_state
 
     run("env=harvest", "env.n_envs=1", "env.horizon=20", "learn.env_steps=20", "learn.evaluate_episodes=1",
         "name=pretrain", f"output_root={tmp_path}")  # fmt: skip

@@ -1,13 +1,18 @@
 """Killed with SIGKILL at random moments and resumed, a run ends with the numbers of one that was not, bit for bit."""
 
+import json
 import multiprocessing
+import os
 import random
+import signal
+import time
 
 import pytest
 import torch
 
 from experiments import comparable_metrics, only_run_folder, silent_run
-from llmrl.run.run import saved_state
+from llmrl.run.content import saved_state
+from sweeping import until
 
 KILLS = 10
 DESIGN = (
@@ -92,3 +97,41 @@ def test_learn_run_survives_kills(context, tmp_path):
         "checkpoint_seconds=0",
     )
     check(context, tmp_path, overrides, duration=3.0)
+
+
+def impatient_run(*overrides: str) -> None:
+    """`silent_run` with hardly any patience once it is told to stop."""
+    import llmrl.run.run
+
+    llmrl.run.run.GRACE_S = 0.1
+    silent_run(*overrides)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_far_from_its_next_safe_point_gives_up_the_way_there(context, tmp_path):
+    """Validation takes seconds; told to stop in the middle, the run is gone at once, and loses nothing but that way."""
+    overrides = (
+        *("env=escape_room", "principal=random", "env.n_envs=8", "design.steps=2", "design.adapt_rounds=3"),
+        *("design.validate_episodes=16000", "checkpoint_seconds=1000"),
+    )
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    process = context.Process(target=silent_run, args=(*overrides, f"output_root={whole}"))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    process = context.Process(target=impatient_run, args=(*overrides, f"output_root={stopped}"))
+    process.start()
+    # The rounds of adaptation are over: it validates.
+    until(lambda: [m for m in stopped.rglob("metrics.jsonl") if len(m.read_text().splitlines()) == 3])
+    time.sleep(0.3)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join()
+    status = json.loads((only_run_folder(stopped) / "status.json").read_text())
+    assert status["state"] == "preempted"
+    assert "giving up the work since the last one" in (only_run_folder(stopped) / "run.log").read_text()
+    assert len(comparable_metrics(only_run_folder(stopped))) == 3, "it got through the validation"
+    process = context.Process(target=silent_run, args=(*overrides, f"output_root={stopped}"))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert comparable_metrics(only_run_folder(whole)) == comparable_metrics(only_run_folder(stopped))

@@ -18,7 +18,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.learners.ppo import PPO, PPOSettings
 from llmrl.learners.rollout import Rollout
 from llmrl.networks.actor_critic import ActorCritic, SocietyPolicy
-from llmrl.run.run import saved_state
+from llmrl.run.content import saved_state
 
 logger = logging.getLogger(__name__)
 

@@ -46,9 +46,9 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.envs.recorder import Recorder
     from llmrl.learners.rollout import Collector, Episode
     from llmrl.loops.welfare import episode_welfare, summarize
+    from llmrl.run.content import saved_state
     from llmrl.run.evaluation import write_evaluation
     from llmrl.run.files import write_json
-    from llmrl.run.run import saved_state
 
     iteration, state = saved_state(args.run)
     config = yaml.safe_load((args.run / "config.yaml").read_text())

@@ -23,26 +23,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from llmrl.core.errors import BudgetExhausted, CheckpointError, Interrupted, LLMError, RunFolderError
+from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, RunFolderError
 from llmrl.core.records import State
 from llmrl.run import owner, queued, status
 from llmrl.run.checkpoints import CheckpointStore
+from llmrl.run.content import CONFIG_NAME, PARTIAL_BACKUP, RUN_KEY, remove_leftovers, save_config, set_aside
 from llmrl.run.files import write_atomic, write_json
 from llmrl.run.folder import config_hash, run_folder, split_overrides
 from llmrl.run.metrics import MetricLog
 from llmrl.run.progress import Progress
 from llmrl.run.provenance import write_provenance
 from llmrl.run.signals import StopFlag
-from llmrl.run.tensorboard import PATTERN
 
 log = logging.getLogger(__name__)
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_RUN_KEY = "run"  # entry of a saved state that belongs to this module, the rest is the loop's
-_PARTIAL_BACKUP = "backup.partial"
+
 GRACE_S = 20.0
 """How long a run that was told to stop may take to its next safe point; SLURM kills 30 s (KillWait) after SIGTERM."""
-
 SUMMARY_NAME = "summary.json"
 
 
@@ -110,7 +108,7 @@ class Run:
         run.seed, run.config = seed, dict(config)
         run.checkpoint_every_s = checkpoint_every_s
         before = status.read_status(run.folder)
-        interrupted = (run.folder / _PARTIAL_BACKUP).exists()  # somebody began a rerun and did not get far
+        interrupted = (run.folder / PARTIAL_BACKUP).exists()  # somebody began a rerun and did not get far
         if before is not None and before.state == "finished" and not rerun and not interrupted:
             run.state, run.status, run.result = "finished", before, before.result
             return run
@@ -148,21 +146,21 @@ class Run:
     def _start(self, overrides: list[str], fresh: bool) -> None:
         assert self._ownership is not None
         if fresh:
-            _set_aside(self.folder)
+            set_aside(self.folder)
         self.status = status.Status(attempt=self._ownership.owner.attempt, overrides=overrides)
         self._open_log()
         digest = config_hash(self.config)
         self.checkpoints = CheckpointStore(self.folder / "checkpoints", config_hash=digest)
         self.checkpoints.clean()
-        _remove_leftovers(self.folder)
+        remove_leftovers(self.folder)
         newest = self.checkpoints.load_newest()
         lines = 0
         if newest is not None:
             self.state = "resumed"
             self.iteration, self.restored = newest
-            lines = self.restored.pop(_RUN_KEY)["metrics_lines"]
+            lines = self.restored.pop(RUN_KEY)["metrics_lines"]
         hyperparameters = _hyperparameters(overrides, self.seed)
-        save_config(self.folder / "config.yaml", self.config)
+        save_config(self.folder / CONFIG_NAME, self.config)
         self._warn_of_changed_code(write_provenance(self.folder, self.status.attempt))
         self.metrics = MetricLog(self.folder, hyperparameters, lines)
         self.status.write(self.folder)
@@ -216,7 +214,7 @@ class Run:
         """
         self._check_held()
         with self.stop.saving():
-            own = {_RUN_KEY: {"metrics_lines": self.metrics.position()}}
+            own = {RUN_KEY: {"metrics_lines": self.metrics.position()}}
             path = self.checkpoints.save(iteration, {**state, **own})
         self._last_checkpoint = time.monotonic()
         return path
@@ -339,56 +337,6 @@ class Run:
             package.setLevel(logging.INFO)
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Remove half-written files of a killed attempt, but not what another process may be using to look at the owner."""
-    for path in folder.glob(".*.tmp"):
-        if not path.name.startswith((".clock", ".owner")):
-            path.unlink(missing_ok=True)
-
-
-def saved_state(folder: Path) -> tuple[int, State]:
-    """The newest whole checkpoint of any run folder: iterations done, and the loop's state.
-
-    Raises:
-        CheckpointError: `folder` is no run folder, or has no checkpoint that can be read.
-    """
-    if not (folder / "config.yaml").is_file():
-        raise CheckpointError(
-            f"{folder} is not a run folder (no config.yaml); give one like outputs/<name>/<run>/seed=0"
-        )
-    newest = CheckpointStore(folder / "checkpoints").load_newest()
-    if newest is None:
-        raise CheckpointError(f"{folder} has no checkpoint yet; let that run get to its first one")
-    iteration, state = newest
-    state.pop(_RUN_KEY, None)
-    return iteration, state
-
-
-def _set_aside(folder: Path) -> None:
-    """Move all content of a run folder into `backup_<n>/` inside it.
-
-    Done in two steps, so that a process killed in the middle leaves a state that the next one completes.
-    """
-    partial = folder / _PARTIAL_BACKUP
-    content = [
-        path
-        for path in folder.iterdir()
-        if path.name not in (owner.FILE_NAME, queued.FILE_NAME, _PARTIAL_BACKUP)
-        and not path.name.startswith(("backup_", "."))
-    ]
-    if not content and not partial.exists():
-        return
-    partial.mkdir(exist_ok=True)
-    # The status goes last: while it is there, a finished run still counts as finished.
-    for path in sorted(content, key=lambda path: path.name == status.FILE_NAME):
-        # TensorBoard searches all folders; under another name it does not list the old curves as one more run.
-        name = path.name.replace("tfevents", "tensorboard") if path.match(PATTERN) else path.name
-        path.rename(partial / name)
-    number = 1 + max((int(p.name[7:]) for p in folder.glob("backup_*") if p.name[7:].isdecimal()), default=0)
-    partial.rename(folder / f"backup_{number}")
-    log.info("moved the earlier content of %s to backup_%d", folder, number)
-
-
 def _hyperparameters(overrides: list[str], seed: int) -> dict[str, bool | int | float | str]:
     """The overrides as TensorBoard's hyperparameters: numbers as numbers, so that its charts can use them as axes."""
     values: dict[str, bool | int | float | str] = {}
@@ -398,10 +346,3 @@ def _hyperparameters(overrides: list[str], seed: int) -> dict[str, bool | int | 
         except ValueError:
             values[key] = text.lower() == "true" if text.lower() in ("true", "false") else text
     return values | {"seed": seed}
-
-
-def save_config(path: Path, config: dict[str, Any]) -> None:
-    """Write a resolved config as YAML, in one step."""
-    from omegaconf import OmegaConf
-
-    write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(config)))

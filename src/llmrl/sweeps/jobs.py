@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from llmrl.analysis.runs import RunRecord, State, read_run
 from llmrl.run import owner
+from llmrl.run.content import CONFIG_NAME, save_config
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import find_folder, run_folder, split_overrides
 from llmrl.run.provenance import code_digest
 from llmrl.run.queued import Queued
-from llmrl.run.run import save_config
 from llmrl.run.status import read_status
 from llmrl.sweeps.hardware import Hardware
 
@@ -146,8 +146,8 @@ def take_on(job: Job, launcher: Literal["local", "slurm"], log: str, job_id: str
         code=code_digest(),
         overrides=job.overrides,
     )
-    if not (folder / "config.yaml").exists():
-        save_config(folder / "config.yaml", c)
+    if not (folder / CONFIG_NAME).exists():
+        save_config(folder / CONFIG_NAME, c)
     queued.write(folder)
     return queued
 

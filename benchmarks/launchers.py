@@ -1,0 +1,199 @@
+"""What a launcher costs per run of a local sweep: ours against Hydra's basic and joblib launchers, in turn, in one run.
+
+    python benchmarks/launchers.py [--runs 200] [--rounds 3] [--jobs 2]
+
+All three compute the same sweep: `--runs` seeds of the smallest run there is, one principal step of one episode of the
+escape room with agents that do not learn, each with its run folder, logs, metrics and provenance. The overhead of a
+launcher per run is
+
+    wall / runs - work / jobs      and, in processor time,      cpu / runs - work_cpu
+
+where `wall` is the time of the whole command, from its start to its end; `jobs` is how many runs it computes at once
+(1 for basic); and `work` is what one run takes in a process that has imported all it needs and does nothing else.
+So starting up, composing configs, starting processes, imports, and whatever makes a run slower than there all count as
+overhead. Processor time is of all processes of the command together (Linux), and hardly depends on what else the
+machine does. The target is at most the overhead of joblib, whose processes are started once and used for many runs;
+ours gives every run a process of its own, so that one that is killed, or leaks, takes none with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmrl.sweeps.hardware import THREAD_VARIABLES
+
+TASK = [
+    "env=escape_room",
+    "env.n_envs=1",
+    "principal=random",
+    "agent=random",
+    "design.steps=1",
+    "design.adapt_rounds=0",
+    "design.validate_episodes=1",
+]
+TRAIN = [sys.executable, "-c", "from llmrl.cli.train import main; main()"]
+REFERENCE_RUNS = 20
+REFERENCE = """
+import json, os, resource, sys, time
+from pathlib import Path
+from hydra import compose, initialize_config_module
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import open_dict
+from llmrl.cli.train import resolve, run_experiment
+
+def cpu():
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
+
+report, runs, task = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+times = []
+with initialize_config_module("llmrl.conf", version_base="1.3"):
+    for seed in range(runs + 1):
+        config = compose("train", [*task, f"seed={seed}"], return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        with open_dict(config):
+            del config["hydra"]
+        arguments = resolve(config)
+        before = time.perf_counter(), cpu()
+        run_experiment(*arguments)
+        times.append((time.perf_counter() - before[0], cpu() - before[1]))
+Path(report).write_text(json.dumps(times[1:]))  # the first one imports
+"""
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux's prctl
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one sweep, in seconds: the whole command, its processor time, and until the first run had finished."""
+
+    wall: float
+    cpu: float
+    first: float
+
+
+def launchers(jobs: int) -> dict[str, tuple[int, list[str]]]:
+    """By name: runs at once, and the overrides that choose the launcher."""
+    joblib = ["hydra/launcher=joblib", "hydra/sweeper=basic", f"hydra.launcher.n_jobs={jobs}"]
+    return {
+        "llmrl": (jobs, ["hardware=local", f"hardware.parallel={jobs}"]),
+        "joblib": (jobs, joblib),
+        "basic": (1, ["hydra/launcher=basic", "hydra/sweeper=basic"]),
+    }
+
+
+def environment() -> dict[str, str]:
+    """One thread for each run, whoever launches it."""
+    return {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
+
+
+def run(command: list[str], cwd: Path) -> tuple[float, float]:
+    """Seconds, and processor seconds of it and of all that it started."""
+    before, start = children_cpu(), time.perf_counter()
+    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True)
+    wall = time.perf_counter() - start
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}\nended with exit code {done.returncode}:\n{done.stderr[-2000:]}")
+    adopt_and_wait()
+    return wall, children_cpu() - before
+
+
+def children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def adopt_orphans() -> None:
+    """Make helper processes that outlive a command by a moment ours to wait for, or their time would go uncounted."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def adopt_and_wait() -> None:
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def reference(folder: Path) -> tuple[float, float]:
+    """Median seconds and processor seconds of a run by itself."""
+    folder.mkdir()
+    report = folder / "times.json"
+    run([sys.executable, "-c", REFERENCE, str(report), str(REFERENCE_RUNS), *TASK], folder)
+    walls, cpus = zip(*json.loads(report.read_text()), strict=True)
+    return statistics.median(walls), statistics.median(cpus)
+
+
+def sweep(folder: Path, chosen: list[str], runs: int) -> tuple[Cost, dict[str, float]]:
+    """What a sweep in a new `folder` costs, and its result by run."""
+    folder.mkdir()
+    started = time.time()
+    wall, cpu = run([*TRAIN, "--multirun", *TASK, *chosen, f"seed=range({runs})"], folder)
+    statuses = {path.parent.name: json.loads(path.read_text()) for path in folder.rglob("status.json")}
+    finished = {name: status["result"] for name, status in statuses.items() if status["state"] == "finished"}
+    if len(finished) != runs:
+        raise SystemExit(f"{len(finished)} of {runs} runs have finished ({' '.join(chosen)})")
+    return Cost(wall, cpu, min(status["updated"] for status in statuses.values()) - started), finished
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=200, help="of each sweep (default 200)")
+    parser.add_argument("--rounds", type=int, default=3, help="sweeps with each launcher, in turn (default 3)")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at once (default 2)")
+    args = parser.parse_args()
+    adopt_orphans()
+    chosen = launchers(args.jobs)
+    costs: dict[str, list[Cost]] = {name: [] for name in chosen}
+    works = []
+    for _ in range(args.rounds):
+        with tempfile.TemporaryDirectory() as root:
+            works.append(reference(Path(root) / "reference"))
+            results = []
+            for name, (_, overrides) in chosen.items():
+                cost, finished = sweep(Path(root) / name, overrides, args.runs)
+                costs[name].append(cost)
+                results.append(finished)
+            if any(finished != results[0] for finished in results):
+                raise SystemExit("the launchers' results differ")
+    work, work_cpu = (statistics.median(column) for column in zip(*works, strict=True))
+    print(
+        f"{args.runs} runs, {args.jobs} at once, median of {args.rounds} rounds; "
+        f"a run by itself takes {work * 1e3:.0f} ms ({work_cpu * 1e3:.0f} ms processor time)"
+    )
+    print(
+        f"{'':10}{'total':>10}{'first result':>14}{'overhead/run':>15}{'ratio':>9}{'cpu overhead/run':>19}{'ratio':>9}"
+    )
+
+    def overheads(name: str) -> list[tuple[float, float]]:
+        at_once = chosen[name][0]
+        return [
+            (c.wall / args.runs - w / at_once, c.cpu / args.runs - wc)
+            for c, (w, wc) in zip(costs[name], works, strict=True)
+        ]
+
+    for name in chosen:
+        wall, cpu = (statistics.median(column) for column in zip(*overheads(name), strict=True))
+        pairs = list(zip(overheads(name), overheads("joblib"), strict=True))
+        ratio, cpu_ratio = (statistics.median(ours[k] / theirs[k] for ours, theirs in pairs) for k in (0, 1))
+        total, first = (statistics.median(getattr(c, key) for c in costs[name]) for key in ("wall", "first"))
+        print(
+            f"{name:10}{total:8.1f} s{first:12.1f} s{wall * 1e3:12.0f} ms{ratio:9.2f}{cpu * 1e3:16.0f} ms{cpu_ratio:9.2f}"
+        )
+    print("ratio: to joblib in the same round; target <= 1")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""What is in a run folder besides its metrics: the config, the saved state, and what is moved aside or cleared away."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from llmrl.core.errors import CheckpointError
+from llmrl.core.records import State
+from llmrl.run import owner, queued, status
+from llmrl.run.checkpoints import CheckpointStore
+from llmrl.run.files import write_atomic
+from llmrl.run.tensorboard import PATTERN
+
+log = logging.getLogger(__name__)
+
+CONFIG_NAME = "config.yaml"
+PARTIAL_BACKUP = "backup.partial"
+RUN_KEY = "run"
+"""Entry of a saved state that belongs to the run itself; the rest is the loop's."""
+
+
+def save_config(path: Path, config: dict[str, Any]) -> None:
+    """Write a resolved config as YAML, in one step."""
+    from omegaconf import OmegaConf
+
+    write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(config)))
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove half-written files of a killed attempt, but not what another process may be using to look at the owner."""
+    for path in folder.glob(".*.tmp"):
+        if not path.name.startswith((".clock", ".owner")):
+            path.unlink(missing_ok=True)
+
+
+def saved_state(folder: Path) -> tuple[int, State]:
+    """The newest whole checkpoint of any run folder: iterations done, and the loop's state.
+
+    Raises:
+        CheckpointError: `folder` is no run folder, or has no checkpoint that can be read.
+    """
+    if not (folder / CONFIG_NAME).is_file():
+        raise CheckpointError(
+            f"{folder} is not a run folder (no config.yaml); give one like outputs/<name>/<run>/seed=0"
+        )
+    newest = CheckpointStore(folder / "checkpoints").load_newest()
+    if newest is None:
+        raise CheckpointError(f"{folder} has no checkpoint yet; let that run get to its first one")
+    iteration, state = newest
+    state.pop(RUN_KEY, None)
+    return iteration, state
+
+
+def set_aside(folder: Path) -> None:
+    """Move all content of a run folder into `backup_<n>/` inside it.
+
+    Done in two steps, so that a process killed in the middle leaves a state that the next one completes.
+    """
+    partial = folder / PARTIAL_BACKUP
+    content = [
+        path
+        for path in folder.iterdir()
+        if path.name not in (owner.FILE_NAME, queued.FILE_NAME, PARTIAL_BACKUP)
+        and not path.name.startswith(("backup_", "."))
+    ]
+    if all(path.name == CONFIG_NAME for path in content) and not partial.exists():
+        return  # nothing, or what a launcher has put there
+    partial.mkdir(exist_ok=True)
+    # The status goes last: while it is there, a finished run still counts as finished.
+    for path in sorted(content, key=lambda path: path.name == status.FILE_NAME):
+        # TensorBoard searches all folders; under another name it does not list the old curves as one more run.
+        name = path.name.replace("tfevents", "tensorboard") if path.match(PATTERN) else path.name
+        path.rename(partial / name)
+    number = 1 + max((int(p.name[7:]) for p in folder.glob("backup_*") if p.name[7:].isdecimal()), default=0)
+    partial.rename(folder / f"backup_{number}")
+    log.info("moved the earlier content of %s to backup_%d", folder, number)
