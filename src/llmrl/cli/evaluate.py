@@ -52,6 +52,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
     iteration, state = saved_state(args.run)
     config = yaml.safe_load((args.run / "config.yaml").read_text())
+    # A run computed on a cluster's GPU can be looked at anywhere.
+    config["hardware"] = {**config["hardware"], "device": "auto"}
     # The principal, whose language model might cost money, is left out; an agent that needs a model gets it.
     llm = build_llm({**config, "principal": {"_target_": None}}, folder=None)
     parts = build_parts(config, llm, render=args.video, play_only=True)

@@ -119,25 +119,31 @@ def print_sweep(outcomes: Sequence[Outcome]) -> None:
     from llmrl.run.folder import split_overrides
 
     counts = Counter(outcome.state for outcome in outcomes)
+    notes = ["nothing to do" if o.skipped and o.state == "finished" else o.error for o in outcomes]
     table = Table(title=", ".join(f"{n} {state}" for state, n in counts.most_common()))
-    for column in ("run", "seed", "state", "result", ""):
+    for column in ("run", "seed", "state", "result", *([""] if any(notes) else [])):
         table.add_column(column, justify="right" if column in ("seed", "result") else "left", overflow="fold")
-    for outcome in outcomes:
+    for outcome, note in zip(outcomes, notes, strict=True):
         named = split_overrides(outcome.job.naming)
         name = ", ".join(f"{key}={value}" for key, value in named.items()) or outcome.folder.parent.name
         result = "" if outcome.result is None else f"{outcome.result:.5g}"
-        skipped = "nothing to do" if outcome.skipped and outcome.state == "finished" else ""
         style = {"finished": None, "submitted": None, "elsewhere": "dim"}.get(outcome.state, "bold")
-        seed = str(outcome.job.config["seed"])
-        table.add_row(name, seed, outcome.state, result, outcome.error or skipped, style=style)
+        cells = [name, str(outcome.job.config["seed"]), outcome.state, result, *([note] if any(notes) else [])]
+        table.add_row(*cells, style=style)
     console = terminal()
     console.print(table)
-    root = common_folder([outcome.folder for outcome in outcomes])
     unfinished = [o for o in outcomes if o.state not in ("finished", "elsewhere", "submitted")]
     if unfinished:
-        console.print(f"Why: llmrl-sweep logs '{unfinished[0].folder}'; the same command again runs what is missing.")
+        console.print(f"Why: llmrl-sweep logs '{_near(unfinished[0].folder)}'")
+        console.print("The same command again runs what is missing.")
+    root = _near(common_folder([outcome.folder for outcome in outcomes]))
     for command in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
         console.print(f"{command} '{root}'")
+
+
+def _near(folder: Path) -> Path:
+    """A folder as one would type it here."""
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
 def common_folder(folders: Sequence[Path]) -> Path:

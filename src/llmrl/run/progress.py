@@ -87,6 +87,13 @@ class Progress:
             self._last_report = now
             self._report(numbers)
 
+    def say(self, text: str) -> None:
+        """A line of news: above the bar on a terminal, a log line otherwise."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            log.info("%s", text)
+
     def __str__(self) -> str:
         n = self.numbers
         total = "" if n.total is None else f"/{n.total:.0f}"

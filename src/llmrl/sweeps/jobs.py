@@ -155,3 +155,11 @@ def take_on(job: Job, launcher: Literal["local", "slurm"], log: str, job_id: str
 def write_log_header(log: Path, job: Job) -> None:
     """Begin the file that gets what a job prints."""
     write_atomic(log, f"llmrl-train {' '.join(job.overrides)}\n{job.folder}\n\n")
+
+
+def describe(outcome: Outcome) -> str:
+    """One line on a run that has ended."""
+    result = f", result {outcome.result:.5g}" if outcome.result is not None else ""
+    error = f": {outcome.error}" if outcome.error else ""
+    took = f" after {outcome.seconds:.0f} s" if outcome.seconds is not None else ""
+    return f"{outcome.state}{took}{result}{error} ({outcome.folder})"

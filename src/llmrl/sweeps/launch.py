@@ -9,8 +9,8 @@ from pathlib import Path
 
 from llmrl.core.errors import ConfigError
 from llmrl.sweeps import slurm
-from llmrl.sweeps.jobs import Job, Outcome, missing
-from llmrl.sweeps.local import describe, run_pool
+from llmrl.sweeps.jobs import Job, Outcome, describe, missing
+from llmrl.sweeps.local import run_pool
 from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,6 @@ def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = Tru
     if wait and by_folder:
         try:
             for outcome in slurm.wait_for(list(by_folder.values()), submitted):
-                log.info("%s", describe(outcome))
                 outcomes.append(outcome)
         except KeyboardInterrupt:
             log.info("no longer waiting; the jobs go on (llmrl-sweep status, llmrl-sweep cancel)")

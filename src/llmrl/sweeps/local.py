@@ -25,7 +25,7 @@ from llmrl.core.errors import RunFolderError
 from llmrl.run.progress import Progress
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.hardware import THREAD_VARIABLES, Machine
-from llmrl.sweeps.jobs import Job, Outcome, take_on, write_log_header
+from llmrl.sweeps.jobs import Job, Outcome, describe, take_on, write_log_header
 from llmrl.sweeps.work import EXIT_IN_USE, Task, Work
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def run_pool(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcom
                 ended = wait([one.process.sentinel for one in running], _POLL_S)
                 if stop.signal is not None and not handed_on:
                     handed_on += 1
-                    log.info("telling %d runs to save and stop; %d are not started", len(running), len(waiting))
+                    progress.say(f"telling {len(running)} runs to save and stop; {len(waiting)} are not started")
                     for one in running:
                         one.signal(stop.signal)
             except KeyboardInterrupt:
@@ -140,18 +140,10 @@ def run_pool(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcom
                 free += one.gpus
                 outcome = one.outcome()
                 outcomes.append(outcome)
-                log.info("%s", describe(outcome))
+                progress.say(describe(outcome))
                 progress.update(len(outcomes))
     outcomes += [Outcome(job, job.folder, "not started", error="the sweep was stopped") for job in waiting]
     return outcomes
-
-
-def describe(outcome: Outcome) -> str:
-    """One line on a run that has ended."""
-    result = f", result {outcome.result:.5g}" if outcome.result is not None else ""
-    error = f": {outcome.error}" if outcome.error else ""
-    took = f" after {outcome.seconds:.0f} s" if outcome.seconds is not None else ""
-    return f"{outcome.state}{took}{result}{error} ({outcome.folder})"
 
 
 def _fits(job: Job, running: Sequence[_Running], machine: Machine, free: Sequence[str]) -> bool:

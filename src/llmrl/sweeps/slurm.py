@@ -20,7 +20,7 @@ from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.run.progress import Progress
 from llmrl.run.queued import Queued
 from llmrl.sweeps.hardware import THREAD_VARIABLES, Hardware, Slurm
-from llmrl.sweeps.jobs import Job, Outcome, take_on
+from llmrl.sweeps.jobs import Job, Outcome, describe, take_on
 from llmrl.sweeps.work import ClusterWork, Task, Work
 
 log = logging.getLogger(__name__)
@@ -137,8 +137,10 @@ def wait_for(jobs: Sequence[Job], submitted: dict[Path, Queued]) -> Iterator[Out
                 if unseen[folder] >= _GONE_AFTER:
                     ended.append(folder)
             for folder in ended:
-                yield outcome_of(pending.pop(folder), submitted[folder].job_id, states or {})
+                outcome = outcome_of(pending.pop(folder), submitted[folder].job_id, states or {})
+                progress.say(describe(outcome))
                 progress.update(total - len(pending))
+                yield outcome
             if pending:
                 time.sleep(delay)
                 delay = min(delay * 1.3, _POLL_S[1])
