@@ -42,6 +42,8 @@ bench: install  ## prints ratios measured side by side
 	$(BIN)/python benchmarks/llm_client.py
 	$(BIN)/python benchmarks/llm_scoring.py
 	$(BIN)/python benchmarks/local_chat.py
+	$(BIN)/python benchmarks/launchers.py --rounds 1
+	$(BIN)/python benchmarks/sweep_report.py
 
 docs: install  ## a site in build/docs, links checked
 	$(BIN)/mkdocs build --strict

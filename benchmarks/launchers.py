@@ -11,7 +11,8 @@ launcher per run is
 where `wall` is the time of the whole command, from its start to its end; `jobs` is how many runs it computes at once
 (1 for basic); and `work` is what one run takes in a process that has imported all it needs and does nothing else.
 So starting up, composing configs, starting processes, imports, and whatever makes a run slower than there all count as
-overhead. Processor time is of all processes of the command together (Linux), and hardly depends on what else the
+overhead. Basic and joblib are used with Hydra's own sweeper, which composes every run once before it launches any, to
+find mistakes. Processor time is of all processes of the command together (Linux), and depends little on what else the
 machine does. The target is at most the overhead of joblib, whose processes are started once and used for many runs;
 ours gives every run a process of its own, so that one that is killed, or leaks, takes none with it.
 """
@@ -29,9 +30,10 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-from llmrl.sweeps.hardware import THREAD_VARIABLES
+from llmrl.sweeps.hardware import THREAD_VARIABLES, Machine
 
 TASK = [
     "env=escape_room",
@@ -86,7 +88,7 @@ def launchers(jobs: int) -> dict[str, tuple[int, list[str]]]:
     """By name: runs at once, and the overrides that choose the launcher."""
     joblib = ["hydra/launcher=joblib", "hydra/sweeper=basic", f"hydra.launcher.n_jobs={jobs}"]
     return {
-        "llmrl": (jobs, ["hardware=local", f"hardware.parallel={jobs}"]),
+        "llmrl": (jobs, ["hardware=local", "hardware.device=cpu", "hardware.gpus=0", f"hardware.parallel={jobs}"]),
         "joblib": (jobs, joblib),
         "basic": (1, ["hydra/launcher=basic", "hydra/sweeper=basic"]),
     }
@@ -148,51 +150,62 @@ def sweep(folder: Path, chosen: list[str], runs: int) -> tuple[Cost, dict[str, f
     return Cost(wall, cpu, min(status["updated"] for status in statuses.values()) - started), finished
 
 
+def overheads(
+    costs: list[Cost], works: list[tuple[float, float]], at_once: int, runs: int
+) -> list[tuple[float, float]]:
+    """By round: seconds and processor seconds per run beyond the run's own."""
+    return [
+        (cost.wall / runs - work / at_once, cost.cpu / runs - cpu)
+        for cost, (work, cpu) in zip(costs, works, strict=True)
+    ]
+
+
+def report(costs: dict[str, list[Cost]], works: list[tuple[float, float]], args: argparse.Namespace) -> None:
+    """Medians over the rounds; ratios are of the same round, because the machine may be busier in another."""
+    work, work_cpu = (statistics.median(column) for column in zip(*works, strict=True))
+    print(
+        f"{args.runs} runs, {args.jobs} at once, median of {args.rounds} rounds; "
+        f"a run by itself takes {work * 1e3:.0f} ms ({work_cpu * 1e3:.0f} ms of processor time)"
+    )
+    heads = [("total", 9), ("first result", 14), ("overhead per run", 18), ("/ joblib", 10)]
+    heads += [("processor", 12), ("/ joblib", 10)]
+    print(" " * 8 + "".join(f"{head:>{width}}" for head, width in heads))
+    extra = {name: overheads(costs[name], works, chosen[0], args.runs) for name, chosen in launchers(args.jobs).items()}
+    for name, own in extra.items():
+        total, first = (statistics.median(getattr(cost, key) for cost in costs[name]) for key in ("wall", "first"))
+        cells = f"{name:8}{total:7.1f} s{first:12.1f} s"
+        for k, width in ((0, 15), (1, 9)):
+            ratio = statistics.median(a[k] / b[k] for a, b in zip(own, extra["joblib"], strict=True))
+            cells += f"{statistics.median(row[k] for row in own) * 1e3:{width}.0f} ms{ratio:10.2f}"
+        print(cells)
+    ratios = [a[0] / b[0] for a, b in zip(extra["llmrl"], extra["joblib"], strict=True)]
+    print(f"llmrl / joblib by round: {', '.join(f'{ratio:.2f}' for ratio in ratios)} (target <= 1)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200, help="of each sweep (default 200)")
     parser.add_argument("--rounds", type=int, default=3, help="sweeps with each launcher, in turn (default 3)")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at once (default 2)")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at once, at most the cores there are (default 2)")
     args = parser.parse_args()
+    if args.jobs > (cores := Machine.this().cores):
+        parser.error(f"--jobs {args.jobs}: there are {cores} cores, and llmrl would not compute more runs at once")
+    if find_spec("hydra_plugins.hydra_joblib_launcher") is None:
+        parser.error("needs the package hydra-joblib-launcher (pip install hydra-joblib-launcher)")
     adopt_orphans()
-    chosen = launchers(args.jobs)
-    costs: dict[str, list[Cost]] = {name: [] for name in chosen}
+    costs: dict[str, list[Cost]] = {name: [] for name in launchers(args.jobs)}
     works = []
     for _ in range(args.rounds):
         with tempfile.TemporaryDirectory() as root:
             works.append(reference(Path(root) / "reference"))
             results = []
-            for name, (_, overrides) in chosen.items():
-                cost, finished = sweep(Path(root) / name, overrides, args.runs)
+            for name, (_, chosen) in launchers(args.jobs).items():
+                cost, finished = sweep(Path(root) / name, chosen, args.runs)
                 costs[name].append(cost)
                 results.append(finished)
             if any(finished != results[0] for finished in results):
                 raise SystemExit("the launchers' results differ")
-    work, work_cpu = (statistics.median(column) for column in zip(*works, strict=True))
-    print(
-        f"{args.runs} runs, {args.jobs} at once, median of {args.rounds} rounds; "
-        f"a run by itself takes {work * 1e3:.0f} ms ({work_cpu * 1e3:.0f} ms processor time)"
-    )
-    print(
-        f"{'':10}{'total':>10}{'first result':>14}{'overhead/run':>15}{'ratio':>9}{'cpu overhead/run':>19}{'ratio':>9}"
-    )
-
-    def overheads(name: str) -> list[tuple[float, float]]:
-        at_once = chosen[name][0]
-        return [
-            (c.wall / args.runs - w / at_once, c.cpu / args.runs - wc)
-            for c, (w, wc) in zip(costs[name], works, strict=True)
-        ]
-
-    for name in chosen:
-        wall, cpu = (statistics.median(column) for column in zip(*overheads(name), strict=True))
-        pairs = list(zip(overheads(name), overheads("joblib"), strict=True))
-        ratio, cpu_ratio = (statistics.median(ours[k] / theirs[k] for ours, theirs in pairs) for k in (0, 1))
-        total, first = (statistics.median(getattr(c, key) for c in costs[name]) for key in ("wall", "first"))
-        print(
-            f"{name:10}{total:8.1f} s{first:12.1f} s{wall * 1e3:12.0f} ms{ratio:9.2f}{cpu * 1e3:16.0f} ms{cpu_ratio:9.2f}"
-        )
-    print("ratio: to joblib in the same round; target <= 1")
+    report(costs, works, args)
 
 
 if __name__ == "__main__":

@@ -225,7 +225,7 @@ def test_forked_worker_leaves_signals_to_its_parent() -> None:
 
 def _train_slowly(root: Path) -> None:
     logging.disable(logging.CRITICAL)
-    train(root, total=150, hook=lambda run, iteration: time.sleep(0.001))
+    train(root, total=150, hook=lambda run, iteration: time.sleep(0.003))
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -180,7 +180,7 @@ def test_launching_from_inside_an_allocation_and_another_folder(slurm_cluster: C
         assert slurm_cluster.show(row["job_id"])["JobName"] == "llmrl"
 
 
-def test_what_slurm_refuses_is_said_and_leaves_nothing_behind(slurm_cluster: Cluster, tmp_path: Path):
+def test_what_slurm_refuses_is_said_and_can_be_submitted_again(slurm_cluster: Cluster, tmp_path: Path):
     overrides = (*TROUBLED, "agent.trouble=none", "agent.until=ok", "seed=0")
     done = sweep(*overrides, *SLURM, "hardware.slurm.partition=no_such", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
@@ -202,8 +202,8 @@ def test_code_that_changes_between_submission_and_start_is_told_of(slurm_cluster
     shutil.copytree(Path(llmrl.__file__).parents[2] / "conf", copy / "llmrl" / "conf")
     path = os.pathsep.join([str(copy), os.environ["PYTHONPATH"]])
     overrides = (*TROUBLED, *SLURM, "agent.trouble=none", "agent.until=ok", "seed=0")
-    held = ("hydra.launcher.wait=false", "+hardware.slurm.extra.hold=true")
-    done = sweep(*overrides, *held[:1], "hardware.slurm.extra={hold: true}", cwd=tmp_path, PYTHONPATH=path)
+    held = ("hydra.launcher.wait=false", "hardware.slurm.extra={hold: true}")
+    done = sweep(*overrides, *held, cwd=tmp_path, PYTHONPATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     (copy / "llmrl" / "__init__.py").open("a").write("\n# changed\n")
     (row,) = table(tmp_path)

@@ -146,8 +146,17 @@ def test_a_mistake_in_one_run_starts_none(tmp_path):
     assert not (tmp_path / "outputs" / "escape_room").exists()
     done = sweep("env=escape_room", "hydra.launcher.wait=false", "seed=0,1", cwd=tmp_path)
     assert done.returncode == 1 and "needs hardware=slurm_cpu" in done.stderr and "Traceback" not in done.stderr
-    done = sweep("env=escape_room", "hardware=gpu", "seed=0,1", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 1 and "this machine shows 0" in done.stderr and "Traceback" not in done.stderr
+    done = sweep("env=escape_room", "seed=range(0,0)", cwd=tmp_path)
+    assert done.returncode == 1 and "this sweep has no runs" in done.stderr and "Traceback" not in done.stderr
+    done = sweep("env=escape_room", "dry_run=true,false", cwd=tmp_path)
+    assert done.returncode == 1 and "dry_run is for all runs" in done.stderr and "Traceback" not in done.stderr
+    (tmp_path / "file").touch()
+    done = sweep("env=escape_room", "seed=0,1", "output_root=file/outputs", cwd=tmp_path)
+    assert done.returncode == 1 and "choose a writable place" in done.stderr.lower() and "Traceback" not in done.stderr
+    for gpus in ("", "NoDevFiles"):
+        done = sweep("env=escape_room", "hardware=gpu", "seed=0,1", cwd=tmp_path, CUDA_VISIBLE_DEVICES=gpus)
+        assert done.returncode == 1 and "this machine shows 0" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "outputs" / "escape_room").exists()
 
 
 @pytest.mark.slow
@@ -239,3 +248,76 @@ def test_a_thousand_finished_runs_are_read_in_seconds(tmp_path):
         timeout=60,
     )
     assert shown.returncode == 0 and "1000 finished" in shown.stdout
+
+
+@pytest.mark.slow
+def test_a_signal_for_the_whole_process_group_is_handed_on_once(tmp_path):
+    """As `timeout` sends it: the server that runs are forked from stays, and tells of their ends."""
+    overrides = (*TROUBLED, "hardware=local", "agent.trouble=slow", "agent.until=ok", "seed=0,1,2", "design.steps=500")
+    launcher = start(*overrides, cwd=tmp_path)
+    until(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
+    os.killpg(launcher.pid, signal.SIGTERM)
+    out, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 143, out + err
+    assert set(states(tmp_path).values()) <= {"preempted", "lost"} and "preempted" in out
+
+
+@pytest.mark.slow
+def test_runs_outlive_the_server_they_were_forked_from(tmp_path):
+    """Somebody kills it: the launcher goes on waiting for the runs themselves."""
+    overrides = (*TROUBLED, "hardware=local", "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=20")
+    launcher = start(*overrides, cwd=tmp_path)
+    until(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
+    (run,) = table(tmp_path)
+    server = int(Path(f"/proc/{run['pid']}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(server, signal.SIGKILL)
+    (tmp_path / "ok").touch()
+    out, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0 and "1 finished" in out, out + err
+
+
+@pytest.mark.slow
+def test_a_very_long_error_is_told_and_holds_nobody_up(tmp_path):
+    overrides = (*TROUBLED, "agent.trouble=shout", "agent.until=ok", "seed=0")
+    done = sweep(*overrides, cwd=tmp_path)
+    assert done.returncode == 1 and "AAAA" in done.stdout
+    assert (next(tmp_path.rglob("traceback.txt"))).stat().st_size > 200_000
+
+
+@pytest.mark.slow
+def test_batches_go_on_after_a_failure(tmp_path):
+    overrides = (*TROUBLED, "agent.trouble=raise,none", "agent.until=ok", "seed=0", "hydra.sweeper.max_batch_size=1")
+    done = sweep(*overrides, cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert states(tmp_path) == {("raise", 0): "failed", ("none", 0): "finished"}
+    assert {folder.parent.name.rpartition("-")[0] for folder in folders(tmp_path)} == {
+        "agent.trouble=raise",
+        "agent.trouble=none",
+    }
+
+
+def test_a_queue_of_another_machine_is_believed_for_as_long_as_it_is_heard_of(tmp_path):
+    """A workstation that was rebooted leaves runs that nobody will come to."""
+    from llmrl.analysis.runs import read_run
+    from llmrl.run.queued import Queued
+
+    run = tmp_path / "study" / "defaults-00000000" / "seed=0"
+    sweep_folder = tmp_path / ".sweeps" / "one"
+    for folder in (run, sweep_folder):
+        folder.mkdir(parents=True)
+    alive = sweep_folder / "launcher.alive"
+    for launcher in ("local", "slurm"):
+        Queued(launcher, 0, "", "elsewhere", 1, "1", "elsewhere", str(sweep_folder), "", "", "", 0.0, "", []).write(run)
+        alive.touch()
+        assert read_run(run).state == "queued"
+        os.utime(alive, (0, 0))
+        assert read_run(run).state == "lost"
+
+
+@pytest.mark.slow
+def test_variables_for_runs_reach_them(tmp_path):
+    overrides = ("env=escape_room", "principal=random", "agent=random", "design.steps=1", "design.adapt_rounds=0")
+    done = sweep(*overrides, "design.validate_episodes=1", "+hydra.job.env_set.OMP_NUM_THREADS='7'", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (record,) = tmp_path.rglob("provenance.json")
+    assert json.loads(record.read_text())["attempts"][0]["environment"]["OMP_NUM_THREADS"] == "7"

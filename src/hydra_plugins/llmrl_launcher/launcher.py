@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
@@ -46,10 +47,13 @@ class LlmrlLauncher(Launcher):
 
     Args:
         wait: until all runs have ended; false: return when they are submitted (SLURM only).
+
+    A sweeper that launches in several batches says in `swept` which keys differ between its runs.
     """
 
     def __init__(self, wait: bool) -> None:
         self.wait = wait
+        self.swept: set[str] | None = None
         self.config: DictConfig | None = None
         self.hydra_context: HydraContext | None = None
 
@@ -59,8 +63,8 @@ class LlmrlLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from llmrl.cli.report import print_sweep
         from llmrl.cli.train import EXIT_FAILED, run_experiment, run_reporting
-        from llmrl.core.errors import LlmrlError
-        from llmrl.sweeps.launch import exit_code, launch
+        from llmrl.core.errors import ConfigError, LlmrlError
+        from llmrl.sweeps.launch import launch
 
         assert self.config is not None
         setup_globals()
@@ -68,16 +72,18 @@ class LlmrlLauncher(Launcher):
         logging.getLogger("llmrl").setLevel(logging.INFO)
         try:
             jobs = self._compose(job_overrides, initial_job_idx)
-            if all(job.config["dry_run"] for job in jobs):
+            if len(dry := {job.config["dry_run"] for job in jobs}) > 1:
+                raise ConfigError("dry_run is for all runs of a sweep or for none")
+            if dry == {True}:
                 for job in jobs:
                     run_experiment(job.config, job.overrides)
                 return [_ended(list(overrides), None, 0) for overrides in job_overrides]
-            outcomes = launch(jobs, run_reporting, Path(self.config.hydra.sweep.dir).absolute(), self.wait)
+            sweep_folder = Path(self.config.hydra.sweep.dir).expanduser().absolute()
+            outcomes, code = launch(jobs, run_reporting, sweep_folder, self.wait)
         except LlmrlError as error:
             sys.stderr.write(f"\nllmrl-train: {error}\n")
             raise SystemExit(EXIT_FAILED) from error
         print_sweep(outcomes)
-        code = exit_code(outcomes)
         return [_ended(list(o), outcome, code) for o, outcome in zip(job_overrides, outcomes, strict=True)]
 
     def _compose(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Job]:
@@ -88,7 +94,7 @@ class LlmrlLauncher(Launcher):
         """
         from llmrl.cli.compose import build_hardware, game_processes
         from llmrl.cli.train import resolve
-        from llmrl.sweeps.jobs import Job, named_by_differences
+        from llmrl.sweeps.jobs import Job, differing_keys, named_by
 
         assert self.config is not None and self.hydra_context is not None
         resolved = []
@@ -100,26 +106,55 @@ class LlmrlLauncher(Launcher):
                     composed.hydra.job.num = initial_job_idx + i
                     composed.hydra.job.id = str(initial_job_idx + i)
                 HydraConfig.instance().set_config(composed)
+                environment = {str(name): str(value) for name, value in composed.hydra.job.env_set.items()}
                 with read_write(composed), open_dict(composed):
                     del composed["hydra"]
-                resolved.append(resolve(composed))
+                resolved.append((*resolve(composed), environment))
         finally:
             HydraConfig.instance().cfg = own
-        names = named_by_differences([overrides for _, overrides in resolved])
+        swept = differing_keys([overrides for _, overrides, _ in resolved]) if self.swept is None else self.swept
         jobs = []
-        for (config, overrides), naming in zip(resolved, names, strict=True):
+        for config, overrides, environment in resolved:
             config["output_root"] = str(Path(config["output_root"]).expanduser().absolute())
             hardware = build_hardware(config)
-            jobs.append(Job(config, overrides, hardware, hardware.cores_for(game_processes(config)), naming))
+            cores = hardware.cores_for(game_processes(config))
+            jobs.append(Job(config, overrides, hardware, cores, named_by(overrides, swept), environment))
         return jobs
 
 
 class LlmrlSweeper(BasicSweeper):
-    """Hydra's own sweeper without its trial composition of every run: the launcher composes them all before it starts
-    any, so a large sweep is composed once and not twice."""
+    """Every combination of the values given, as Hydra's own sweeper makes them, with two differences: runs are not
+    composed just to see whether they can be, because the launcher composes all before it starts any; and a run that
+    failed does not keep the batches after its own from being launched."""
 
-    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        pass
+    def sweep(self, arguments: list[str]) -> Any:
+        assert self.config is not None and self.launcher is not None and self.hydra_context is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        batches = self.split_arguments(overrides, self.max_batch_size)
+        if isinstance(self.launcher, LlmrlLauncher):
+            from llmrl.sweeps.jobs import differing_keys
+
+            self.launcher.swept = differing_keys([run for batch in batches for run in batch])
+        returns: list[Sequence[JobReturn]] = []
+        codes: list[int] = []
+        for batch in batches:
+            returns.append(self.launcher.launch(batch, initial_job_idx=sum(len(r) for r in returns)))
+            codes += [_code(ended) for ended in returns[-1]]
+            if any(code > 128 for code in codes):
+                break  # told to stop
+        if any(codes):
+            # A failure first, then a used-up budget, then a stop.
+            raise SystemExit(min(code for code in codes if code))
+        return returns
+
+
+def _code(ended: JobReturn) -> int:
+    """The exit code a run asks for."""
+    if ended.status == JobStatus.COMPLETED:
+        return 0
+    code = getattr(ended._return_value, "code", 1)
+    return code if isinstance(code, int) else 1
 
 
 def _ended(overrides: list[str], outcome: Outcome | None, code: int) -> JobReturn:

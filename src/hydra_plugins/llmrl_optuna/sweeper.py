@@ -73,6 +73,8 @@ class OptunaSweeper(Sweeper):
         first = self._compose_all(sought)
         folder = Path(settings.folder or Path(first["output_root"]) / first["name"] / settings.study)
         seeds = sought.seeds or [str(first[SEED])]
+        if hasattr(self.launcher, "swept"):
+            self.launcher.swept = set(sought.space)  # the names of runs say what was tried
         launched = failures = 0
         with Study(folder, settings, sought.space, seeds, sought.fixed) as study:
             while batch := study.next_batch():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Literal
 from llmrl.core.errors import RunFolderError
 from llmrl.run import owner
 from llmrl.run.folder import split_overrides
+from llmrl.run.heartbeat import is_fresh
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.queued import Queued, read_queued
 from llmrl.run.status import Progress, RunState, Status, read_status
@@ -113,18 +113,40 @@ def _walk(folder: Path) -> Iterator[Path]:
                 yield from _walk(Path(entry.path))
 
 
-def read_runs(folder: Path, queue: Mapping[str, str] | None = None) -> list[RunRecord]:
+@dataclass(frozen=True)
+class Queue:
+    """What a SLURM cluster has waiting or running.
+
+    Attributes:
+        cluster: its name.
+        users: whose jobs were asked for.
+        states: state by job id, in SLURM's words (`PENDING`, `RUNNING`, ...).
+    """
+
+    cluster: str
+    users: frozenset[str]
+    states: Mapping[str, str]
+
+    def state(self, queued: Queued | None, job_id: str) -> str | None:
+        """State of a run's job: empty if it is gone; None if this queue cannot know, because the job is another
+        cluster's or somebody else's."""
+        if queued is None or not job_id or (queued.cluster, queued.launcher) != (self.cluster, "slurm"):
+            return None
+        return self.states.get(job_id, "") if queued.user in self.users else None
+
+
+def read_runs(folder: Path, queue: Queue | None = None) -> list[RunRecord]:
     """A record of every run in and under `folder`; see `read_run`."""
     return [read_run(run, queue) for run in find_runs(folder)]
 
 
-def read_run(folder: Path, queue: Mapping[str, str] | None = None) -> RunRecord:
+def read_run(folder: Path, queue: Queue | None = None) -> RunRecord:
     """The record of the run in `folder`; never raises for what is in it.
 
     Args:
         folder: a run folder.
-        queue: state by job id of what a scheduler has waiting or running (SLURM's words, `PENDING`, `RUNNING`, ...);
-            None if it cannot be asked, and then what it was given is believed to be there still.
+        queue: what a scheduler has waiting or running; None if it cannot be asked, and then what it was given is
+            believed to be there still.
     """
     folder = folder.absolute()
     place: dict[str, Any] = {
@@ -138,10 +160,9 @@ def read_run(folder: Path, queue: Mapping[str, str] | None = None) -> RunRecord:
     except RunFolderError as error:
         return RunRecord(**place, state="unreadable", error=str(error))
     launched: dict[str, Any] = {} if queued is None else {"launcher": queued.launcher, "log": queued.log}
-    waiting = queued is not None and (status is None or status.attempt <= queued.attempt)
     if status is None:
         if queued is None:
-            return RunRecord(**place, **launched, state="lost", error=NOTHING_RECORDED)
+            return RunRecord(**place, state="lost", error=NOTHING_RECORDED)
         state, error_text = _queued_state(queued, queue)
         return RunRecord(
             **place,
@@ -153,12 +174,11 @@ def read_run(folder: Path, queue: Mapping[str, str] | None = None) -> RunRecord:
             job_id=queued.job_id,
             updated=queued.submitted,
         )
-    state, error_text = _started_state(folder, status, queue)
+    state, error_text = _started_state(folder, status, queued, queue)
     job = status.job_id
-    if queued is not None and waiting and state in UNFINISHED:
-        again, _ = _queued_state(queued, queue)
-        if again == "queued":
-            state, error_text, job = "queued", "", queued.job_id
+    taken_on_again = queued is not None and status.attempt <= queued.attempt and state != "running"
+    if queued is not None and taken_on_again and _queued_state(queued, queue)[0] == "queued":
+        state, error_text, job = "queued", "", queued.job_id
     return RunRecord(
         **place,
         **launched,
@@ -177,42 +197,39 @@ def read_run(folder: Path, queue: Mapping[str, str] | None = None) -> RunRecord:
     )
 
 
-def _queued_state(queued: Queued, queue: Mapping[str, str] | None) -> tuple[State, str]:
+def _queued_state(queued: Queued, queue: Queue | None) -> tuple[State, str]:
     """Whether what was taken on still waits, and if not, what became of it."""
     if queued.launcher == "local" or not queued.job_id:
-        if queued.machine != owner.this_machine() or queued.launcher_lives():
+        if queued.launcher_lives():
             return "queued", ""
         missed = "this run's turn" if queued.launcher == "local" else "this run was submitted"
         return "lost", f"the launcher (process {queued.pid} on {queued.host}) ended before {missed}"
-    if queue is None or queued.job_id in queue:
+    if queue is None or queue.state(queued, queued.job_id) != "":
         return "queued", ""
     return "lost", f"job {queued.job_id} left the queue before the run had started"
 
 
-def _started_state(folder: Path, status: Status, queue: Mapping[str, str] | None) -> tuple[State, str]:
+def _started_state(folder: Path, status: Status, queued: Queued | None, queue: Queue | None) -> tuple[State, str]:
     """The state of a run that has been started, its process's and the queue's news included."""
-    in_queue = "" if queue is None or not status.job_id else queue.get(status.job_id, "")
-    if status.state == "preempted" and in_queue in ("PENDING", "REQUEUED", "REQUEUE_HOLD"):
-        return "queued", ""  # put back into the queue by itself
+    in_queue = None if queue is None else queue.state(queued, status.job_id)
+    if status.state == "preempted" and in_queue:
+        return "queued", ""  # put back into the queue, or about to start again
     if status.state != "running":
         return status.state, status.error
     holder = owner.read_owner(folder)
+    if in_queue != "" and holder is not None and _alive(holder, folder / owner.FILE_NAME):
+        return "running", status.error
+    if in_queue:
+        return "queued", ""  # between two attempts
     gone = f"process {status.pid} on {status.host} ended without a word (kill -9, out of memory, a dead machine?)"
-    if in_queue == "PENDING":
-        return "queued", ""
-    if holder is None or not _alive(holder, folder / owner.FILE_NAME):
-        return "lost", gone
-    return "running", status.error
+    return "lost", gone
 
 
 def _alive(holder: owner.Owner, path: Path) -> bool:
     """As `owner.is_alive`, but by this machine's clock: a reader writes nothing into the folder."""
     if holder.machine == owner.this_machine():
         return owner.process_exists(holder.machine, holder.pid, holder.process_start)
-    try:
-        return time.time() - path.stat().st_mtime < owner.STALE_AFTER_S
-    except FileNotFoundError:
-        return False
+    return is_fresh(path)
 
 
 def _seed(folder: Path) -> int:

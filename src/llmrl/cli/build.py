@@ -7,6 +7,7 @@ class (ranges included, see `llmrl.core.limits`) before anything is constructed.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import typing
@@ -83,7 +84,6 @@ class Builder:
             ConfigError: it is outside the trusted modules, or cannot be imported.
         """
         from hydra.errors import InstantiationException
-        from hydra.utils import instantiate
 
         if not target.startswith(self.trusted):
             raise ConfigError(
@@ -91,9 +91,17 @@ class Builder:
                 f"add trusted_modules=[{target.split('.')[0]}] if the code is yours"
             )
         try:
-            return instantiate({"_target_": target, "_partial_": True}).func
+            return _locate(target)
         except InstantiationException as error:
             raise ConfigError(f"{where}._target_={target} cannot be imported: {error.__cause__ or error}") from error
+
+
+@functools.cache
+def _locate(target: str) -> Any:
+    """Through Hydra's own lookup, which refuses what must not be instantiated; milliseconds, and asked for often."""
+    from hydra.utils import instantiate
+
+    return instantiate({"_target_": target, "_partial_": True}).func
 
 
 def _hints(target: Any) -> dict[str, Any]:

@@ -118,6 +118,7 @@ def print_sweep(outcomes: Sequence[Outcome]) -> None:
     """The closing table of a sweep, and what to do next."""
     from llmrl.run.folder import split_overrides
 
+    outcomes = list({outcome.folder: outcome for outcome in outcomes}.values())
     counts = Counter(outcome.state for outcome in outcomes)
     notes = ["nothing to do" if o.skipped and o.state == "finished" else o.error for o in outcomes]
     table = Table(title=", ".join(f"{n} {state}" for state, n in counts.most_common()))

@@ -141,7 +141,7 @@ def retry(args: argparse.Namespace) -> int:
     from llmrl.cli.train import run_reporting
     from llmrl.core.errors import ConfigError
     from llmrl.sweeps.jobs import Job
-    from llmrl.sweeps.launch import exit_code, launch
+    from llmrl.sweeps.launch import launch
     from llmrl.sweeps.records import records, to_retry
 
     states = args.states.split(",")
@@ -158,10 +158,15 @@ def retry(args: argparse.Namespace) -> int:
         config |= {"output_root": str(run.folder.parents[2]), "name": run.name, "rerun": False, "resume": True}
         hardware = build_hardware(config)
         jobs.append(Job(config, overrides, hardware, hardware.cores_for(game_processes(config)), overrides))
+        if jobs[-1].folder != run.folder:
+            raise ConfigError(
+                f"{run.folder} was made by another version of llmrl, to which its config meant something else; start "
+                "this run by its command"
+            )
     folder = Path(jobs[0].config["output_root"]) / ".sweeps" / time.strftime("retry_%Y-%m-%d_%H-%M-%S")
-    outcomes = launch(jobs, run_reporting, folder, wait=not args.no_wait)
+    outcomes, code = launch(jobs, run_reporting, folder, wait=not args.no_wait)
     print_sweep(outcomes)
-    return exit_code(outcomes)
+    return code
 
 
 def cancel(args: argparse.Namespace) -> int:
@@ -201,7 +206,7 @@ def clean(args: argparse.Namespace) -> int:
     kinds = [kind for kind in KINDS if getattr(args, kind)]
     if not kinds:
         raise ConfigError(f"say what to remove: {', '.join(f'--{kind}' for kind in KINDS)}")
-    found = removable(args.folder, records(args.folder), kinds)
+    found = removable(args.folder, records(args.folder, sure=True), kinds)
     total = 0
     for path in found:
         total += (bytes_ := size(path))

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import socket
-import threading
 import time
 import uuid
 from dataclasses import asdict, dataclass
@@ -22,12 +21,11 @@ from pathlib import Path
 
 from llmrl.core.errors import RunFolderError, RunInUse
 from llmrl.run.folder import unwritable
+from llmrl.run.heartbeat import STALE_AFTER_S, Heartbeat
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "owner.json"
-HEARTBEAT_S = 30.0
-STALE_AFTER_S = 300.0
 _EMPTY_GRACE_S = 2.0
 """An owner file is empty for an instant between its creation and its writing; longer means its writer died there."""
 
@@ -78,10 +76,7 @@ class Ownership:
         self._path = folder / FILE_NAME
         self._stale_after_s = stale_after_s
         self._acquire()
-        self._released = threading.Event()
-        # A daemon thread, because a long step of the main thread must not make the run look abandoned.
-        self._thread = threading.Thread(target=self._beat, name="llmrl-heartbeat", daemon=True)
-        self._thread.start()
+        self._heartbeat = Heartbeat(self._path, still=lambda: self.held)
 
     @property
     def held(self) -> bool:
@@ -91,7 +86,7 @@ class Ownership:
 
     def release(self) -> None:
         """Let go of the folder; does nothing in a forked child or if the folder has been taken over."""
-        self._released.set()
+        self._heartbeat.stop()
         if os.getpid() == self.owner.pid and self.held:
             self._path.unlink(missing_ok=True)
 
@@ -137,14 +132,6 @@ class Ownership:
             return
         aside.unlink(missing_ok=True)
         log.info("took over %s from %s, which is gone", self.folder, current or "a process that died while starting")
-
-    def _beat(self) -> None:
-        while not self._released.wait(HEARTBEAT_S):
-            try:
-                if self.held:
-                    os.utime(self._path)
-            except OSError as error:
-                log.warning("could not touch %s: %s", self._path, error)
 
 
 def read_owner(folder: Path) -> Owner | None:

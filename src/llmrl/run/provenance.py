@@ -94,7 +94,7 @@ def collect(diff_path: Path) -> dict[str, Any]:
         "code": _code(Path(__file__).parent, diff_path),
         "code_digest": code_digest(),
         "python": sys.version.split()[0],
-        "packages": _packages(),
+        "packages": packages(),
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "cpu": _cpu(),
@@ -154,8 +154,11 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout
 
 
-def _packages() -> dict[str, str]:
-    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
+@functools.cache
+def packages() -> dict[str, str]:
+    """Every installed package with its version. Read once: it takes as long as a short run."""
+    described = [distribution.metadata for distribution in importlib.metadata.distributions()]
+    found = {metadata["Name"]: metadata["Version"] for metadata in described if metadata["Name"]}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 

@@ -13,9 +13,12 @@ from typing import Literal
 
 from llmrl.core.errors import RunFolderError
 from llmrl.run.files import write_json
-from llmrl.run.owner import process_exists
+from llmrl.run.heartbeat import is_fresh
+from llmrl.run.owner import process_exists, this_machine
 
 FILE_NAME = "queued.json"
+ALIVE_NAME = "launcher.alive"
+"""File in a launch's folder that its process touches as long as it lives."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,9 @@ class Queued:
         job_id: the scheduler's, `123` or `123_4` in an array; empty for `local`.
         machine, pid, process_start: the launching process; a local queue ends with it.
         host: its name.
+        sweep: folder of the launch.
         log: file that gets what the job prints.
+        cluster, user: of SLURM, whose queue is asked about the job; empty for `local`.
         submitted: Unix time, seconds.
         code: digest of the package's code at that time (`run.provenance.code_digest`).
         overrides: what was typed for this run, as Hydra overrides.
@@ -41,7 +46,10 @@ class Queued:
     pid: int
     process_start: str
     host: str
+    sweep: str
     log: str
+    cluster: str
+    user: str
     submitted: float
     code: str
     overrides: list[str]
@@ -51,8 +59,10 @@ class Queued:
         write_json(folder / FILE_NAME, asdict(self))
 
     def launcher_lives(self) -> bool:
-        """Whether the launching process is known to be there still; false on another machine."""
-        return process_exists(self.machine, self.pid, self.process_start)
+        """Whether the launching process is there still; of another machine's, whether it has been heard of lately."""
+        if self.machine == this_machine():
+            return process_exists(self.machine, self.pid, self.process_start)
+        return is_fresh(Path(self.sweep) / ALIVE_NAME)
 
 
 def read_queued(folder: Path) -> Queued | None:

@@ -19,8 +19,8 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-SIGNALS = tuple(name for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
-"""Ctrl-C; the scheduler's last word; its early warnings before a time limit or preemption."""
+SIGNALS = tuple(name for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP") if hasattr(signal, name))
+"""Ctrl-C; the scheduler's last word; its early warnings before a time limit or preemption; the terminal is gone."""
 
 
 class StopFlag:
@@ -56,6 +56,8 @@ class StopFlag:
         if threading.current_thread() is threading.main_thread():
             for name in SIGNALS:
                 number = getattr(signal, name)
+                if name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # under nohup
                 self._previous[number] = signal.signal(number, self._handle)
         else:
             log.warning("not in the main thread: this run cannot be stopped safely by signals")

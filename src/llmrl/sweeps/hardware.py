@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +18,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 """What numerical libraries read when they are loaded; too late to set in a process that has loaded them."""
 
 _CGROUP = Path("/sys/fs/cgroup")
+_GPU_ID = re.compile(r"\d+|(?:GPU|MIG)-.+")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,16 @@ class Slurm:
     srun_args: list[str] | None = None
     python: str | None = None
     extra: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        # submitit takes for a time-out what comes in the last fifth, or ten minutes, of the time limit; SLURM's warning
+        # comes up to a minute early.
+        latest = max(0.2 * 60 * self.time_min, 600.0) - 60
+        if self.warn_s > latest:
+            raise ConfigError(
+                f"hardware.slurm.warn_s={self.warn_s}: with time_min={self.time_min} at most {latest:.0f}, or a "
+                "time-out would be taken for a preemption and the job requeued without end"
+            )
 
 
 @dataclass(frozen=True)
@@ -144,28 +157,42 @@ def _cores() -> int:
     found = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     if os.environ.get("SLURM_CPUS_ON_NODE", "").isdecimal():
         found.append(int(os.environ["SLURM_CPUS_ON_NODE"]))
-    quota = _read(_CGROUP / "cpu.max").split()
-    if len(quota) == 2 and quota[0].isdecimal():
-        found.append(int(quota[0]) // int(quota[1]))
+    for group in _cgroups():
+        quota = _read(group / "cpu.max").split()
+        if len(quota) == 2 and quota[0].isdecimal():
+            found.append(int(quota[0]) // int(quota[1]))
     return max(1, min(found))
 
 
 def _memory_gb() -> float:
+    """Memory that can be had: what is free, within a container's limit and SLURM's allocation."""
     found = []
     for line in _read(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):
             found.append(int(line.split()[1]) * 1024)
-    limit, used = _read(_CGROUP / "memory.max").strip(), _read(_CGROUP / "memory.current").strip()
-    if limit.isdecimal() and used.isdecimal():
-        found.append(int(limit) - int(used))
+    allocated = os.environ.get("SLURM_MEM_PER_NODE", "")
+    if allocated.isdecimal() and int(allocated) > 0:  # 0: all there is
+        found.append(int(allocated) * 1024**2)
+    for group in _cgroups():
+        limit, used = _read(group / "memory.max").strip(), _read(group / "memory.current").strip()
+        if limit.isdecimal() and used.isdecimal():
+            found.append(int(limit) - int(used))
     return min(found) / 1e9 if found else float("inf")
+
+
+def _cgroups() -> list[Path]:
+    """The control group of this process and those around it (version 2)."""
+    own = _read(Path("/proc/self/cgroup")).rpartition("0::/")[2].strip()
+    path = _CGROUP / own
+    return [path, *(parent for parent in path.parents if parent.is_relative_to(_CGROUP))]
 
 
 def _gpus() -> tuple[str, ...]:
     """Ids of the GPUs this process may use, without initialising CUDA in it."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return tuple(gpu for gpu in visible.split(",") if gpu.strip() not in ("", "-1"))
+        # As CUDA does: what follows the first id that is none does not count.
+        return tuple(takewhile(_GPU_ID.fullmatch, (gpu.strip() for gpu in visible.split(","))))
     if not shutil.which("nvidia-smi"):
         return ()
     try:

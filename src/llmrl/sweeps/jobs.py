@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from llmrl.analysis.runs import RunRecord, State, read_run
+from llmrl.analysis.runs import Queue, RunRecord, State, read_run
+from llmrl.core.errors import RunFolderError
 from llmrl.run import owner
 from llmrl.run.content import CONFIG_NAME, save_config
 from llmrl.run.files import write_atomic
@@ -35,6 +37,7 @@ class Job:
         hardware: where to compute it.
         cores: cores it should have for itself.
         naming: the overrides that make its folder readable: those that differ within the sweep.
+        environment: variables to set in its process (`hydra.job.env_set`).
     """
 
     config: dict[str, Any]
@@ -42,8 +45,9 @@ class Job:
     hardware: Hardware
     cores: int
     naming: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """Its run folder, which need not exist yet."""
         c = self.config
@@ -80,25 +84,28 @@ class Outcome:
         return replace(outcome, **changes)
 
 
-def named_by_differences(overrides: Sequence[Sequence[str]]) -> list[list[str]]:
-    """For each run of a sweep, the overrides that tell it from the others, seeds aside; all where none do.
+def differing_keys(overrides: Sequence[Sequence[str]]) -> set[str]:
+    """The keys by which runs differ, seeds aside.
 
-    Which language model is behind a result is always said.
-
-    >>> named_by_differences([["env=x", "principal=ucb", "seed=0"], ["env=x", "principal=llm", "seed=0"]])
-    [['principal=ucb'], ['principal=llm']]
-    >>> named_by_differences([["env=x", "seed=0"], ["env=x", "seed=1"]])
-    [['env=x', 'seed=0'], ['env=x', 'seed=1']]
+    >>> differing_keys([["env=x", "principal=ucb", "seed=0"], ["env=x", "principal=llm", "seed=1"]])
+    {'principal'}
     """
     split = [split_overrides(of_run) for of_run in overrides]
     keys = {key for one in split for key in one}
-    differing = {key for key in keys if len({one.get(key) for one in split}) > 1}
+    return {key for key in keys if len({one.get(key) for one in split}) > 1}
+
+
+def named_by(overrides: Sequence[str], differing: set[str]) -> list[str]:
+    """The overrides that make a run's folder readable: those that differ within its sweep, all where none do.
+
+    Which language model is behind a result is always said.
+    """
     if not differing:
-        return [list(of_run) for of_run in overrides]
-    return [[o for o in of_run if o.partition("=")[0].lstrip("+~") in (differing | {"llm"})] for of_run in overrides]
+        return list(overrides)
+    return [o for o in overrides if o.partition("=")[0].lstrip("+~") in differing | {"llm"}]
 
 
-def missing(jobs: Sequence[Job], queue: Mapping[str, str] | None) -> tuple[list[Job], list[Outcome]]:
+def missing(jobs: Sequence[Job], queue: Queue | None) -> tuple[list[Job], list[Outcome]]:
     """The jobs that somebody has to work on, and an outcome for each of the others.
 
     A job given twice is done once. `queue`: see `llmrl.analysis.runs.read_run`.
@@ -123,7 +130,9 @@ def missing(jobs: Sequence[Job], queue: Mapping[str, str] | None) -> tuple[list[
     return todo, skipped
 
 
-def take_on(job: Job, launcher: Literal["local", "slurm"], log: str, job_id: str = "") -> Queued:
+def take_on(
+    job: Job, launcher: Literal["local", "slurm"], sweep: Path, log: str = "", cluster: str = "", user: str = ""
+) -> Queued:
     """Make the run's folder and write down that this process has taken it on.
 
     Raises:
@@ -131,17 +140,22 @@ def take_on(job: Job, launcher: Literal["local", "slurm"], log: str, job_id: str
     """
     c = job.config
     folder = run_folder(Path(c["output_root"]), c["name"], c, job.naming, c["seed"])
+    if folder != job.folder:
+        raise RunFolderError(f"another process has just made {folder} for this run; repeat the command")
     status = read_status(folder)
     pid = os.getpid()
     queued = Queued(
         launcher=launcher,
         attempt=status.attempt if status else 0,
-        job_id=job_id,
+        job_id="",
         machine=owner.this_machine(),
         pid=pid,
         process_start=owner.process_start(pid) or "",
         host=socket.gethostname(),
+        sweep=str(sweep),
         log=log,
+        cluster=cluster,
+        user=user,
         submitted=time.time(),
         code=code_digest(),
         overrides=job.overrides,

@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmrl.core.errors import ConfigError
+from llmrl.run.folder import unwritable
+from llmrl.run.heartbeat import Heartbeat
+from llmrl.run.queued import ALIVE_NAME
 from llmrl.sweeps import slurm
 from llmrl.sweeps.jobs import Job, Outcome, describe, missing
-from llmrl.sweeps.local import run_pool
+from llmrl.sweeps.local import Pool
 from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
@@ -19,6 +22,8 @@ EXIT_CODES = {
     "failed": 1,
     "lost": 1,
     "unreadable": 1,
+    "running": 1,
+    "queued": 1,
     "budget_exhausted": 3,
     "preempted": 128 + signal.SIGTERM,
     "stopped": 128 + signal.SIGINT,
@@ -27,7 +32,7 @@ EXIT_CODES = {
 """Exit code by a run's ending, the worst first."""
 
 
-def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = True) -> list[Outcome]:
+def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = True) -> tuple[list[Outcome], int]:
     """Compute the runs that are missing.
 
     Args:
@@ -37,48 +42,61 @@ def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = Tru
         wait: until all have ended; else return as soon as they are submitted (SLURM only).
 
     Returns:
-        The outcomes, in the order of `jobs`.
+        The outcomes, in the order of `jobs`, and the sweep's exit code.
 
     Raises:
         ConfigError: the sweep cannot be launched as asked for; nothing has been started.
+        RunFolderError: `sweep_folder` cannot be written.
     """
-    local = [job for job in jobs if job.hardware.launcher == "local"]
-    if local and not wait:
+    here = [job for job in jobs if job.hardware.launcher == "local"]
+    if not jobs:
+        raise ConfigError("this sweep has no runs: one of the swept values is an empty list or range")
+    if here and not wait:
         raise ConfigError(
             "hydra.launcher.wait=false needs hardware=slurm_cpu or slurm_gpu: runs on this machine end with the "
             "process that launched them (nohup, tmux or screen keep it alive)"
         )
-    if len(local) < len(jobs):
+    if len(here) < len(jobs):
         slurm.check_available()
-    todo, outcomes = missing(jobs, slurm.live(slurm.job_states()) if slurm.available() else None)
+    try:
+        sweep_folder.mkdir(parents=True, exist_ok=True)
+        (sweep_folder / ALIVE_NAME).touch()
+    except OSError as error:
+        raise unwritable(sweep_folder, error) from error
+    with Heartbeat(sweep_folder / ALIVE_NAME):
+        return _launch(jobs, task, sweep_folder, wait)
+
+
+def _launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool) -> tuple[list[Outcome], int]:
+    todo, outcomes = missing(jobs, slurm.ask_queue())
     for outcome in outcomes:
         log.info("skipped, %s", describe(outcome))
-    to_submit = [job for job in todo if job.hardware.launcher == "slurm"]
-    submitted, refused = slurm.submit(to_submit, task, sweep_folder) if to_submit else ({}, [])
+    here = [job for job in todo if job.hardware.launcher == "local"]
+    pool = Pool(here, task, sweep_folder)  # says at once if a run does not fit into this machine
+    there = [job for job in todo if job.hardware.launcher == "slurm"]
+    submitted, refused = slurm.submit(there, task, sweep_folder) if there else ({}, [])
     for outcome in refused:
         log.error("%s", describe(outcome))
     outcomes += refused
     if submitted:
         ids = sorted({queued.job_id.split("_")[0] for queued in submitted.values()}, key=int)
         log.info("submitted %d runs as SLURM job %s", len(submitted), ", ".join(ids))
-    here = [job for job in todo if job.hardware.launcher == "local"]
     if here:
-        outcomes += run_pool(here, task, sweep_folder)
-    by_folder = {job.folder: job for job in to_submit if job.folder in submitted}
-    if wait and by_folder:
+        outcomes += pool.run()
+    interrupted = False
+    if wait and submitted:
         try:
-            for outcome in slurm.wait_for(list(by_folder.values()), submitted):
+            for outcome in slurm.wait_for(there, submitted):
                 outcomes.append(outcome)
         except KeyboardInterrupt:
+            interrupted = True
             log.info("no longer waiting; the jobs go on (llmrl-sweep status, llmrl-sweep cancel)")
-    seen = {outcome.folder for outcome in outcomes}
-    outcomes += [
-        Outcome(job, folder, "submitted", error=f"job {submitted[folder].job_id}")
-        for folder, job in by_folder.items()
-        if folder not in seen
-    ]
     found = {outcome.folder: outcome for outcome in outcomes}
-    return [found[job.folder] for job in jobs]
+    for job in there:
+        if job.folder not in found:
+            found[job.folder] = Outcome(job, job.folder, "submitted", error=f"job {submitted[job.folder].job_id}")
+    ordered = [found[job.folder] for job in jobs]
+    return ordered, exit_code(ordered) or (128 + signal.SIGINT if interrupted else 0)
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:

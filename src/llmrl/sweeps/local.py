@@ -1,87 +1,30 @@
-"""Runs of a sweep side by side on this machine, a fresh process each.
-
-Processes are forked from a server that has imported what every run needs (Python's `forkserver`), so a run starts in
-hundredths of a second and still shares nothing with the others but memory that nobody writes to.
-"""
+"""Runs of a sweep side by side on this machine, as many as have room."""
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import os
 import signal
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
+from collections.abc import Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
-from llmrl.analysis.runs import read_run
 from llmrl.core.errors import RunFolderError
+from llmrl.run.folder import unwritable
 from llmrl.run.progress import Progress
 from llmrl.run.signals import StopFlag
-from llmrl.sweeps.hardware import THREAD_VARIABLES, Machine
+from llmrl.sweeps.hardware import Machine
 from llmrl.sweeps.jobs import Job, Outcome, describe, take_on, write_log_header
-from llmrl.sweeps.work import EXIT_IN_USE, Task, Work
+from llmrl.sweeps.process import RunProcess, preload, thread_limits
+from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
-
-PRELOAD = ["llmrl.sweeps.preload"]
-"""What the server imports once for all runs."""
 
 _POLL_S = 0.5
 
 
-class _Running:
-    """One run's process."""
-
-    def __init__(self, job: Job, folder: Path, task: Task, log_file: Path, gpus: tuple[str, ...]) -> None:
-        self.job, self.folder, self.log_file, self.gpus = job, folder, log_file, gpus
-        threads = job.hardware.threads or job.cores
-        environment = {name: str(threads) for name in THREAD_VARIABLES}
-        if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        work = Work(task, job.config, job.overrides, folder)
-        context = multiprocessing.get_context("forkserver")
-        self._last_words, childs_end = context.Pipe(duplex=False)
-        arguments = (work, str(log_file), environment, childs_end)
-        self.process: ForkServerProcess = context.Process(target=_in_child, args=arguments)
-        self.started = time.monotonic()
-        with _unseen_main():
-            self.process.start()
-        childs_end.close()
-
-    def outcome(self) -> Outcome:
-        """What its ended process left behind."""
-        self.process.join()
-        code = self.process.exitcode or 0
-        record = read_run(self.folder)
-        outcome = Outcome.of(self.job, record, seconds=time.monotonic() - self.started)
-        try:
-            said = self._last_words.recv()
-        except EOFError:
-            said = ""
-        self._last_words.close()
-        if code == EXIT_IN_USE:
-            return replace(outcome, state="elsewhere", skipped=True, error=said)
-        if code < 0:
-            return replace(outcome, state="lost", error=f"its process was killed by {signal.Signals(-code).name}")
-        if code > 0 and record.state in ("queued", "running", "lost"):  # it could not even write that it has failed
-            return replace(outcome, state="failed", error=said or f"its process ended with exit code {code}")
-        return outcome
-
-    def signal(self, number: int) -> None:
-        """Send it a signal, if it is there still."""
-        if self.process.pid is not None and self.process.is_alive():
-            os.kill(self.process.pid, number)
-
-
-def run_pool(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcome]:
-    """Run all jobs, as many at once as fit; those that fail do not stop the others.
+class Pool:
+    """Runs all jobs; those that fail do not stop the others.
 
     The first Ctrl-C or termination signal is handed on to the runs, which save and stop, and starts no others; a
     second Ctrl-C stops them at once.
@@ -90,114 +33,91 @@ def run_pool(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcom
         jobs: runs to compute.
         task: what each process calls.
         sweep_folder: gets a log file of what each run prints.
+
+    Raises:
+        ConfigError: a run needs what this machine has not; nothing has been started.
+        RunFolderError: `sweep_folder` cannot be written.
     """
-    machine = Machine.this()
-    waiting = list(jobs)
-    outcomes: list[Outcome] = []
-    folders: dict[int, tuple[Path, Path]] = {}
-    (sweep_folder / "logs").mkdir(parents=True, exist_ok=True)
-    for job in list(waiting):
-        log_file = sweep_folder / "logs" / f"{job.folder.parent.name}-{job.folder.name}.log"
+
+    def __init__(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> None:
+        self.machine = Machine.this()
+        for job in jobs:
+            self.machine.places(job.hardware, job.cores)
+        self.jobs, self.task, self.logs = jobs, task, sweep_folder / "logs"
+        self.free_gpus = list(self.machine.gpus)
+        self.waiting: list[tuple[Job, int, Path]] = []
+        self.running: list[RunProcess] = []
+        self.outcomes: list[Outcome] = []
+
+    def run(self) -> list[Outcome]:
+        """Until the last run has ended; outcomes as they came."""
+        self._take_on()
+        preload(self.jobs)
+        threads = max((job.hardware.threads or job.cores for job in self.jobs), default=1)
+        bar = Progress(len(self.jobs), "runs", "sweep", done=len(self.outcomes))
+        with thread_limits(threads), bar as progress, StopFlag() as stop:
+            told = False
+            while self.running or (self.waiting and not stop.requested):
+                try:
+                    if not stop.requested:
+                        self._start_what_fits()
+                    self._wait()
+                    if stop.signal is not None and not told:
+                        told = True
+                        waiting = f"{len(self.waiting)} are not started"
+                        progress.say(f"telling {len(self.running)} runs to save and stop; {waiting}")
+                        self._signal(stop.signal)
+                except KeyboardInterrupt:
+                    self._signal(signal.SIGINT)
+                for process in [process for process in self.running if not process.running]:
+                    self.running.remove(process)
+                    self.free_gpus += process.gpus
+                    self.outcomes.append(process.outcome(stop.signal))
+                    progress.say(describe(self.outcomes[-1]))
+                    progress.update(len(self.outcomes))
+        left = [Outcome(job, job.folder, "not started", error="the sweep was stopped") for job, _, _ in self.waiting]
+        return self.outcomes + left
+
+    def _take_on(self) -> None:
         try:
-            write_log_header(log_file, job)
-            take_on(job, "local", str(log_file))
-        except RunFolderError as error:
-            waiting.remove(job)
-            outcomes.append(Outcome(job, job.folder, "failed", error=str(error)))
-            continue
-        folders[id(job)] = (job.folder, log_file)
-    running: list[_Running] = []
-    free = list(machine.gpus)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    with (
-        _thread_limits(waiting),
-        Progress(len(jobs), "runs", "sweep", done=len(outcomes)) as progress,
-        StopFlag() as stop,
-    ):
-        handed_on = 0
-        while waiting or running:
-            while waiting and not stop.requested and _fits(waiting[0], running, machine, free):
-                job = waiting.pop(0)
-                gpus = tuple(free[: job.hardware.gpus])
-                del free[: job.hardware.gpus]
-                running.append(_Running(job, *folders[id(job)][:1], task, folders[id(job)][1], gpus))
-            if stop.requested and not running:
-                break
+            self.logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(self.logs, error) from error
+        for i, job in enumerate(self.jobs):
+            log_file = self.logs / f"{i:04d}-{job.folder.parent.name}-{job.folder.name}.log"
             try:
-                ended = wait([one.process.sentinel for one in running], _POLL_S)
-                if stop.signal is not None and not handed_on:
-                    handed_on += 1
-                    progress.say(f"telling {len(running)} runs to save and stop; {len(waiting)} are not started")
-                    for one in running:
-                        one.signal(stop.signal)
-            except KeyboardInterrupt:
-                for one in running:
-                    one.signal(signal.SIGINT)
+                write_log_header(log_file, job)
+                queued = take_on(job, "local", self.logs.parent, str(log_file))
+            except RunFolderError as error:
+                self.outcomes.append(Outcome(job, job.folder, "failed", error=str(error)))
                 continue
-            for one in [one for one in running if one.process.sentinel in ended]:
-                running.remove(one)
-                free += one.gpus
-                outcome = one.outcome()
-                outcomes.append(outcome)
-                progress.say(describe(outcome))
-                progress.update(len(outcomes))
-    outcomes += [Outcome(job, job.folder, "not started", error="the sweep was stopped") for job in waiting]
-    return outcomes
+            self.waiting.append((job, queued.attempt, log_file))
 
+    def _start_what_fits(self) -> None:
+        while self.waiting and self._fits(self.waiting[0][0]):
+            job, attempt, log_file = self.waiting.pop(0)
+            gpus = tuple(self.free_gpus[: job.hardware.gpus])
+            del self.free_gpus[: job.hardware.gpus]
+            self.running.append(RunProcess(job, attempt, self.task, log_file, gpus))
 
-def _fits(job: Job, running: Sequence[_Running], machine: Machine, free: Sequence[str]) -> bool:
-    """Whether one more run has room; with nothing running it always has."""
-    if not running:
-        return True
-    if len(running) >= machine.places(job.hardware, job.cores):
-        return False
-    if job.hardware.gpus and machine.gpus and len(free) < job.hardware.gpus:
-        return False
-    cores = sum(one.job.cores for one in running) + job.cores
-    memory = sum(one.job.hardware.memory_gb for one in running) + job.hardware.memory_gb
-    return cores <= machine.cores and memory <= machine.memory_gb
+    def _fits(self, job: Job) -> bool:
+        """Whether one more run has room; with nothing running it always has."""
+        if not self.running:
+            return True
+        if len(self.running) >= self.machine.places(job.hardware, job.cores):
+            return False
+        if self.machine.gpus and len(self.free_gpus) < job.hardware.gpus:
+            return False
+        cores = sum(process.job.cores for process in self.running) + job.cores
+        memory = sum(process.job.hardware.memory_gb for process in self.running) + job.hardware.memory_gb
+        return cores <= self.machine.cores and memory <= self.machine.memory_gb
 
+    def _wait(self) -> None:
+        """Until a process may have ended, or a moment has passed."""
+        ready = wait([process.sentinel for process in self.running], _POLL_S)
+        if ready and all(process.running for process in self.running):
+            time.sleep(_POLL_S)  # the server is gone and can tell nothing of its children
 
-@contextmanager
-def _thread_limits(jobs: Sequence[Job]) -> Iterator[None]:
-    """The server loads numerical libraries, which read their thread counts then, once for all runs."""
-    threads = str(max((job.hardware.threads or job.cores for job in jobs), default=1))
-    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, threads))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _unseen_main() -> Iterator[None]:
-    """Without what would make a new process import the launching program's main module: a run does not need it."""
-    namespace: dict[str, Any] = vars(sys.modules["__main__"])
-    hidden: dict[str, Any] = {name: namespace.pop(name) for name in ("__spec__", "__file__") if name in namespace}
-    namespace["__spec__"] = None
-    try:
-        yield
-    finally:
-        namespace.update(hidden)
-
-
-def _in_child(work: Work, log_file: str, environment: dict[str, str], last_words: Connection) -> None:
-    """The life of a run's process. Why it ended goes to the launcher too: a full disk takes no records."""
-    os.setpgid(0, 0)  # a terminal's Ctrl-C is the launcher's to hand on
-    output = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    os.environ.update(environment)
-    try:
-        work()
-    except BaseException as error:
-        cause = error.__cause__ if isinstance(error, SystemExit) and error.__cause__ else error
-        last_words.send(f"{type(cause).__name__}: {cause}")
-        raise
+    def _signal(self, number: int) -> None:
+        for process in self.running:
+            process.signal(number)

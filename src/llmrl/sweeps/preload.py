@@ -1,15 +1,40 @@
 """Imported by the server that the runs of a local sweep are forked from, so that each of them need not.
 
-Imports only: nothing here may start a thread, open a device or draw a random number.
+Nothing here may start a thread, open a device or draw a random number. `benchmarks/launchers.py` shows what it saves.
 """
 
 import importlib
+import os
+import signal
 
+import pydantic
 import torch  # noqa: F401
 
-from llmrl.run.provenance import code_digest
+from llmrl.run import provenance
+from llmrl.run.signals import SIGNALS
 
-# By name, because these layers are above this one: what a run needs whatever it is made of.
-for name in ("llmrl.cli.train", "llmrl.cli.compose", "llmrl.cli.report", "llmrl.loops.design", "llmrl.loops.learn"):
+# What every run imports in the course of its life, whatever it is made of. By name, because most is above this layer.
+for name in (
+    "llmrl.cli.train",
+    "llmrl.cli.compose",
+    "llmrl.cli.report",
+    "llmrl.llms.transcript",
+    "llmrl.loops.design",
+    "llmrl.loops.learn",
+    "llmrl.run.run",
+    "numpy.random",
+    "pydantic.types",
+    "rich._emoji_codes",
+    "tensorboard.plugins.hparams.summary_v2",
+    "tensorboard.plugins.text.summary_v2",
+    "tensorboard.summary.writer.record_writer",
+    "torch.utils.serialization",
+):
     importlib.import_module(name)
-code_digest()  # of the code as it is imported here, whatever is edited while the sweep goes on
+pydantic.TypeAdapter(int)  # looks for plugins the first time
+provenance.code_digest()  # of the code as it is imported here, whatever is edited while the sweep goes on
+provenance.packages()
+# A signal for the launcher's process group is the launcher's to hand on; the server has to tell of its runs' ends.
+os.setpgid(0, 0)
+for name in SIGNALS:
+    signal.signal(getattr(signal, name), signal.SIG_IGN)

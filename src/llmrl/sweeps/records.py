@@ -21,19 +21,30 @@ UNSETTLED = ("running", "queued", "lost", "preempted")
 """States of which a scheduler may know more than the run folder."""
 
 
-def records(folder: Path) -> list[RunRecord]:
+def records(folder: Path, sure: bool = False) -> list[RunRecord]:
     """A record of every run in and under `folder`; SLURM is asked where one of them is a job that has not ended.
+
+    Args:
+        folder: one of runs, at any level.
+        sure: raise if SLURM would have to be asked and cannot be.
 
     Raises:
         RunFolderError: there is no such folder.
+        SlurmError: see `sure`.
     """
     found = read_runs(folder)
-    if not slurm.available() or not any(r.job_id and r.state in UNSETTLED for r in found):
+    unsettled = [r for r in found if r.launcher == "slurm" and r.state in UNSETTLED]
+    if not unsettled:
         return found
-    queue = slurm.live(slurm.job_states())
+    users = {queued.user for r in unsettled if (queued := read_queued(r.folder)) is not None}
+    queue = slurm.ask_queue(users)
     if queue is None:
+        if sure:
+            raise slurm.SlurmError(
+                f"{unsettled[0].folder} may wait or run as job {unsettled[0].job_id}, and squeue does not answer here"
+            )
         return found
-    again = [read_run(r.folder, queue) if r.job_id else r for r in found]
+    again = [read_run(r.folder, queue) if r.launcher == "slurm" else r for r in found]
     gone = slurm.known_states([r for r in again if r.state in ("lost", "preempted")])
     return [
         replace(r, error=f"{r.error} (SLURM: {gone[r.job_id]})") if r.job_id in gone and r.state in UNFINISHED else r
@@ -86,7 +97,7 @@ def _launcher_to_stop(run: RunRecord, cancelled: set[Path]) -> int | None:
     queued = read_queued(run.folder)
     if queued is None or not queued.launcher_lives():
         return None
-    sweep = Path(queued.log).parent
+    sweep = queued.sweep
     others = [f for f in find_runs(run.folder.parent.parent) if f not in cancelled and _waits_with(f, sweep)]
     if others:
         raise RunFolderError(
@@ -96,12 +107,12 @@ def _launcher_to_stop(run: RunRecord, cancelled: set[Path]) -> int | None:
     return queued.pid
 
 
-def _waits_with(folder: Path, sweep: Path) -> bool:
+def _waits_with(folder: Path, sweep: str) -> bool:
     try:
         queued, status = read_queued(folder), read_status(folder)
     except RunFolderError:
         return False
-    if queued is None or Path(queued.log).parent != sweep:
+    if queued is None or queued.sweep != sweep:
         return False
     return status is None or status.attempt <= queued.attempt or status.state == "running"
 

@@ -9,16 +9,17 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.runs import RunRecord, read_run
+from llmrl.analysis.runs import Queue, RunRecord, read_run
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.run.progress import Progress
 from llmrl.run.queued import Queued
+from llmrl.run.signals import StopFlag
 from llmrl.sweeps.hardware import THREAD_VARIABLES, Hardware, Slurm
 from llmrl.sweeps.jobs import Job, Outcome, describe, take_on
 from llmrl.sweeps.work import ClusterWork, Task, Work
@@ -51,16 +52,28 @@ def available() -> bool:
     return shutil.which("squeue") is not None
 
 
-def job_states() -> dict[str, str] | None:
-    """State by job id (`123` or `123_4`) of this user's jobs, those that ended in the last minutes included.
+def cluster_name() -> str:
+    """The cluster's name; empty if it does not answer."""
+    return _setting("ClusterName") or ""
+
+
+def job_states(users: Iterable[str]) -> dict[str, str] | None:
+    """State by job id (`123` or `123_4`) of the jobs of `users`, those that ended in the last minutes included.
 
     None if the queue cannot be asked now.
     """
-    command = ["squeue", "--noheader", "--array", "--states=all", f"--user={getpass.getuser()}", "--format=%i|%T"]
-    text = _ask(command)
+    text = _ask(["squeue", "--noheader", "--array", "--states=all", f"--user={','.join(users)}", "--format=%i|%T"])
     if text is None:
         return None
     return dict(line.strip().split("|", 1) for line in text.splitlines() if "|" in line)
+
+
+def ask_queue(users: Iterable[str] = ()) -> Queue | None:
+    """What the cluster has waiting or running for `users` (default: this one); None if it cannot be asked now."""
+    users = frozenset(users) or frozenset([getpass.getuser()])
+    cluster = cluster_name() if available() else ""
+    states = job_states(sorted(users)) if cluster else None
+    return None if states is None else Queue(cluster, users, live(states))
 
 
 def accounted_states(ids: Sequence[str]) -> dict[str, str]:
@@ -74,9 +87,9 @@ def accounted_states(ids: Sequence[str]) -> dict[str, str]:
     return {job: state.split()[0] for job, state in pairs if state}
 
 
-def live(states: dict[str, str] | None) -> dict[str, str] | None:
+def live(states: dict[str, str]) -> dict[str, str]:
     """Those of `job_states` that wait or run."""
-    return None if states is None else {job: state for job, state in states.items() if state not in ENDED}
+    return {job: state for job, state in states.items() if state not in ENDED}
 
 
 def submit(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> tuple[dict[Path, Queued], list[Outcome]]:
@@ -91,30 +104,33 @@ def submit(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> tuple[dict[Pa
     """
     check_available()
     folder = sweep_folder / "slurm"
+    cluster, user = cluster_name(), getpass.getuser()
     submitted: dict[Path, Queued] = {}
     refused: list[Outcome] = []
     taken: list[tuple[Job, Queued]] = []
     for job in jobs:
         try:
-            taken.append((job, take_on(job, "slurm", "")))
+            taken.append((job, take_on(job, "slurm", sweep_folder, cluster=cluster, user=user)))
         except RunFolderError as error:
             refused.append(Outcome(job, job.folder, "failed", error=str(error)))
-    for alike in _alike(taken):
-        limit = _largest_array()
-        chunks = [alike[i : i + limit] for i in range(0, len(alike), limit)]
-        for chunk in chunks:
-            hardware = chunk[0][0].hardware
-            works = [ClusterWork(Work(task, job.config, job.overrides, job.folder)) for job, _ in chunk]
-            try:
-                ids = _submit_array(works, folder, hardware, chunk[0][0].cores, len(chunks))
-            except SlurmError as error:
-                for job, _ in chunk:
-                    refused.append(Outcome(job, job.folder, "not started", error=str(error)))
-                continue
-            for (job, queued), job_id in zip(chunk, ids, strict=True):
-                written = replace(queued, job_id=job_id, log=str(folder / f"{job_id}_0_log.out"))
-                written.write(job.folder)
-                submitted[job.folder] = written
+    limit = int(_setting("MaxArraySize") or 1000)
+    # A signal waits until what has been submitted is written down.
+    with StopFlag() as stop:
+        for alike in _alike(taken):
+            before = ""
+            for chunk in (alike[i : i + limit] for i in range(0, len(alike), limit)):
+                works = [ClusterWork(Work(task, j.config, j.overrides, j.folder, j.environment)) for j, _ in chunk]
+                try:
+                    if stop.requested:
+                        raise SlurmError("the sweep was stopped")
+                    ids = _submit_array(works, folder, chunk[0][0], before)
+                except SlurmError as error:
+                    refused += [Outcome(job, job.folder, "not started", error=str(error)) for job, _ in chunk]
+                    continue
+                before = ids[0].partition("_")[0]
+                for (job, queued), job_id in zip(chunk, ids, strict=True):
+                    submitted[job.folder] = replace(queued, job_id=job_id, log=str(folder / f"{job_id}_0_log.out"))
+                    submitted[job.folder].write(job.folder)
     return submitted, refused
 
 
@@ -125,41 +141,42 @@ def wait_for(jobs: Sequence[Job], submitted: dict[Path, Queued]) -> Iterator[Out
     """
     pending = {job.folder: job for job in jobs if job.folder in submitted}
     unseen = dict.fromkeys(pending, 0)
-    delay = _POLL_S[0]
-    with Progress(len(pending), "runs", "slurm") as progress:
-        total = len(pending)
+    delay, total = _POLL_S[0], len(pending)
+    with Progress(total, "runs", "slurm") as progress:
         while pending:
-            states = job_states()
-            ended = []
-            for folder in pending if states is not None else ():
-                gone = live(states).get(submitted[folder].job_id) is None  # type: ignore[union-attr]
+            states = job_states([getpass.getuser()])
+            for folder in list(pending) if states is not None else ():
+                assert states is not None
+                gone = submitted[folder].job_id not in live(states)
                 unseen[folder] = unseen[folder] + 1 if gone else 0
                 if unseen[folder] >= _GONE_AFTER:
-                    ended.append(folder)
-            for folder in ended:
-                outcome = outcome_of(pending.pop(folder), submitted[folder].job_id, states or {})
-                progress.say(describe(outcome))
-                progress.update(total - len(pending))
-                yield outcome
+                    outcome = outcome_of(pending.pop(folder), submitted[folder], states)
+                    progress.say(describe(outcome))
+                    progress.update(total - len(pending))
+                    yield outcome
             if pending:
                 time.sleep(delay)
                 delay = min(delay * 1.3, _POLL_S[1])
 
 
-def outcome_of(job: Job, job_id: str, states: dict[str, str]) -> Outcome:
+def outcome_of(job: Job, queued: Queued, states: dict[str, str]) -> Outcome:
     """What became of a job that is no longer in the queue."""
-    record = read_run(job.folder, live(states))
-    if record.state in ("finished", "failed", "budget_exhausted"):
+    record = read_run(job.folder, Queue(queued.cluster, frozenset([queued.user]), live(states)))
+    if record.state == "running":
+        return Outcome.of(job, record, state="elsewhere", skipped=True, error="another process works on it")
+    begun = record.attempt > queued.attempt
+    if begun and record.state in ("finished", "failed", "budget_exhausted"):
         return Outcome.of(job, record)
-    word = states.get(job_id) or accounted_states([job_id]).get(job_id, "")
-    error = f"{record.error} (SLURM: {word})" if word else record.error
-    return Outcome.of(job, record, error=error)
+    word = states.get(queued.job_id) or accounted_states([queued.job_id]).get(queued.job_id, "")
+    error = record.error if begun else f"job {queued.job_id} left the queue before the run had started"
+    state = record.state if begun else "lost"
+    return Outcome.of(job, record, state=state, error=f"{error} (SLURM: {word})" if word else error)
 
 
 def known_states(records: Sequence[RunRecord]) -> dict[str, str]:
     """SLURM's word for the job of each record, from the queue and, for older ones, the accounting database."""
-    ids = {record.job_id for record in records if record.job_id and record.launcher != "local"}
-    states = job_states() or {} if ids and available() else {}
+    ids = {record.job_id for record in records if record.job_id and record.launcher == "slurm"}
+    states = job_states([getpass.getuser()]) or {} if ids and available() else {}
     return accounted_states(sorted(ids - states.keys())) | states
 
 
@@ -200,29 +217,35 @@ def _alike(taken: Sequence[tuple[Job, Queued]]) -> list[list[tuple[Job, Queued]]
     return groups
 
 
-def _submit_array(works: Sequence[ClusterWork], folder: Path, hardware: Hardware, cores: int, parts: int) -> list[str]:
-    """Submit one array, or one job; returns the job ids."""
+def _submit_array(works: Sequence[ClusterWork], folder: Path, job: Job, before: str) -> list[str]:
+    """Submit one array, or one job, of runs with the needs of `job`; returns the job ids.
+
+    Where runs at once are limited, an array waits for the one `before` it: SLURM limits each array by itself.
+    """
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    slurm = hardware.slurm
+    slurm = job.hardware.slurm
     if slurm is None:
-        raise SlurmError(
-            "hardware.launcher=slurm needs the section hardware.slurm; use hardware=slurm_cpu or slurm_gpu"
-        )
-    executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=slurm.max_timeouts, python=slurm.python)
-    executor.update_parameters(**_parameters(hardware, slurm, cores, parts))
+        raise SlurmError("hardware.launcher=slurm needs the section hardware.slurm, as in hardware=slurm_cpu")
+    parameters = _parameters(job.hardware, slurm, job.cores)
+    if before and job.hardware.parallel is not None:
+        parameters["dependency"] = f"afterany:{before}"
     try:
+        executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=slurm.max_timeouts, python=slurm.python)
+        executor.update_parameters(**parameters)
         with _outside_of_allocations():
             if len(works) == 1:
                 return [executor.submit(works[0]).job_id]
-            return [job.job_id for job in executor.submit_array(list(works))]
+            return [submitted.job_id for submitted in executor.submit_array(list(works))]
     except (FailedSubmissionError, FailedJobError, subprocess.CalledProcessError) as error:
         raise SlurmError(_why(error, slurm)) from error
+    except OSError as error:
+        raise SlurmError(f"cannot write the job's files to {folder}: {error.strerror or error}") from error
 
 
-def _parameters(hardware: Hardware, slurm: Slurm, cores: int, parts: int) -> dict[str, Any]:
-    """submitit's parameters for one array of several `parts`."""
+def _parameters(hardware: Hardware, slurm: Slurm, cores: int) -> dict[str, Any]:
+    """submitit's parameters."""
     threads = hardware.threads or cores
     parameters: dict[str, Any] = {
         "job_name": "llmrl",
@@ -235,26 +258,22 @@ def _parameters(hardware: Hardware, slurm: Slurm, cores: int, parts: int) -> dic
         "stderr_to_stdout": True,
         "setup": [*(f"export {name}={threads}" for name in THREAD_VARIABLES), *(slurm.setup or [])],
         "srun_args": slurm.srun_args or [],
+        "array_parallelism": hardware.parallel or 1_000_000,  # submitit's default is a limit of 256
+        # A job may always go back into the queue: its run goes on where it was.
+        "additional_parameters": {"requeue": True, **(slurm.extra or {})},
     }
     if hardware.gpus:
         parameters["gpus_per_node"] = hardware.gpus
-    if hardware.parallel is not None:
-        parameters["array_parallelism"] = max(1, hardware.parallel // parts)
-    else:
-        parameters["array_parallelism"] = 1_000_000  # submitit's default is a limit of 256
     for name in ("partition", "account", "qos", "constraint"):
         if (value := getattr(slurm, name)) is not None:
             parameters[name] = value
-    # A job may always go back into the queue: its run goes on where it was.
-    parameters["additional_parameters"] = {"requeue": True, **(slurm.extra or {})}
     return parameters
 
 
 def _why(error: Exception, slurm: Slurm) -> str:
     """sbatch's words, and what would work where that can be said."""
-    text = str(getattr(error, "stderr", "") or error)
-    found = re.search(r"sbatch: error: (.*)", text)
-    said = " ".join(re.findall(r"sbatch: error: (.*)", text)) if found else text.strip().splitlines()[-1]
+    text = str(getattr(error, "stderr", "") or error).strip()
+    said = " ".join(re.findall(r"sbatch: error: (.*)", text)) or text.rpartition("\n")[2] or type(error).__name__
     hint = ""
     if "partition" in said.lower():
         partitions = (_ask(["sinfo", "--noheader", "--format=%R"]) or "").split()
@@ -262,10 +281,10 @@ def _why(error: Exception, slurm: Slurm) -> str:
     return f"sbatch refused: {said}{hint}"
 
 
-def _largest_array() -> int:
-    """Most jobs an array of this cluster may hold."""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _ask(["scontrol", "show", "config"]) or "", re.MULTILINE)
-    return max(1, int(found.group(1))) if found else 1000
+def _setting(name: str) -> str | None:
+    """A field of the cluster's configuration."""
+    found = re.search(rf"^{name}\s*=\s*(\S+)", _ask(["scontrol", "show", "config"]) or "", re.MULTILINE)
+    return found.group(1) if found else None
 
 
 @contextmanager

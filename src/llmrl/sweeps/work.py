@@ -36,12 +36,14 @@ class Work:
         task: what to call.
         config, overrides: what with.
         folder: the run folder.
+        environment: variables to set for it.
     """
 
     task: Task
     config: dict[str, Any]
     overrides: list[str]
     folder: Path
+    environment: dict[str, str]
 
     def __call__(self) -> float | None:
         """Run it.
@@ -50,6 +52,7 @@ class Work:
             SystemExit: with the exit code of `llmrl-train`.
             Exception: whatever a defect raised.
         """
+        os.environ.update(self.environment)
         config = self.config
         if self._started_before():
             # This job was put back into the queue: what it began is to be gone on with.
@@ -74,6 +77,8 @@ class Work:
             if error.code == EXIT_IN_USE:
                 return
             error = error.__cause__ or error
+        if isinstance(error, KeyboardInterrupt):
+            return  # nothing has failed
         try:
             if self._started_before():
                 return  # the run has recorded it
@@ -120,10 +125,13 @@ class ClusterWork:
 
     def _tell(self, text: str) -> None:
         """Note in the run's status why nobody goes on with it."""
-        status = read_status(self.work.folder)
-        if status is not None:
-            status.error = f"{text} Repeat the command, or `llmrl-sweep retry`, to go on."
-            status.write(self.work.folder)
+        try:
+            status = read_status(self.work.folder)
+            if status is not None:
+                status.error = f"{text} Repeat the command, or `llmrl-sweep retry`, to go on."
+                status.write(self.work.folder)
+        except RunFolderError as error:
+            log.error("%s; could not note it in %s: %s", text, self.work.folder, error)
 
 
 def _left_running(looks: int = 5, every_s: float = 2.0) -> bool:

@@ -124,6 +124,8 @@ class Troubled(RandomPolicy):
         if self.trouble != "none" and not self.until.exists():
             if self.trouble == "raise":
                 raise ZeroDivisionError("made to fail")
+            if self.trouble == "shout":
+                raise ZeroDivisionError("A" * 200_000)
             if self.trouble == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.1)
@@ -131,7 +133,7 @@ class Troubled(RandomPolicy):
 
 
 class TroubledAgent(EchoAgent):
-    """`agent=troubled`: `trouble` is none, raise, kill or slow."""
+    """`agent=troubled`: `trouble` is none, raise, shout, kill or slow."""
 
-    def __init__(self, spec: EnvSpec, trouble: Literal["none", "raise", "kill", "slow"], until: str) -> None:
+    def __init__(self, spec: EnvSpec, trouble: Literal["none", "raise", "shout", "kill", "slow"], until: str) -> None:
         self.policy = Troubled(spec, trouble, Path(until))
