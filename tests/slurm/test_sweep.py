@@ -224,3 +224,53 @@ def test_preemption_with_a_time_of_grace_puts_the_run_back(slurm_cluster: Cluste
     out, err = launcher.communicate(timeout=200)
     assert launcher.returncode == 0, out + err
     assert slurm_cluster.show(row["job_id"])["Restarts"] == "1"
+
+
+def test_a_job_between_two_attempts_waits_and_is_not_submitted_again(slurm_cluster: Cluster, tmp_path: Path):
+    """Requeued, with setup lines that take a while: SLURM says RUNNING before the run does."""
+    slow = ("hardware.slurm.setup=[sleep 6]", "agent.trouble=slow", "agent.until=ok", "design.steps=2000")
+    overrides = (*TROUBLED, *SLURM, *slow, "seed=0")
+    launcher = start(*overrides, cwd=tmp_path)
+    until(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
+    (row,) = table(tmp_path)
+    slurm_cluster.run("scontrol", "requeue", row["job_id"])
+    seen = set()
+
+    def running_again() -> bool:
+        (now,) = table(tmp_path)
+        if now["attempt"] == 1 and slurm_cluster.show(row["job_id"])["JobState"] in ("PENDING", "RUNNING"):
+            seen.add(now["state"])
+        return now["attempt"] == 2
+
+    until(lambda: slurm_cluster.show(row["job_id"])["Restarts"] == "1")
+    again = sweep(*overrides, cwd=tmp_path)
+    assert again.returncode == 0 and "1 elsewhere" in again.stdout, again.stdout + again.stderr
+    until(running_again)
+    assert seen <= {"queued", "running"}, seen
+    (tmp_path / "ok").touch()
+    out, err = launcher.communicate(timeout=200)
+    assert launcher.returncode == 0, out + err
+
+
+def test_a_rerun_that_never_began_is_not_taken_for_the_run_before_it(slurm_cluster: Cluster, tmp_path: Path):
+    overrides = (*TROUBLED, *SLURM, "agent.trouble=none", "agent.until=ok", "seed=0")
+    assert sweep(*overrides, cwd=tmp_path).returncode == 0
+    launcher = start(*overrides, "rerun=true", "hardware.slurm.extra={hold: true}", cwd=tmp_path)
+    until(lambda: states(tmp_path) == {("none", 0): "queued"})
+    cancelled = command("cancel", "outputs", cwd=tmp_path)
+    assert "cancelled 1 SLURM jobs" in cancelled.stdout, cancelled.stdout + cancelled.stderr
+    out, err = launcher.communicate(timeout=100)
+    assert launcher.returncode == 1 and "left the queue before the run had started" in out, out + err
+    assert states(tmp_path) == {("none", 0): "finished"}
+
+
+def test_interrupting_the_wait_leaves_the_jobs_and_says_so(slurm_cluster: Cluster, tmp_path: Path):
+    overrides = (*TROUBLED, *SLURM, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
+    launcher = start(*overrides, cwd=tmp_path)
+    until(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
+    os.killpg(launcher.pid, signal.SIGINT)
+    out, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 130 and "the jobs go on" in out and "1 submitted" in out, out + err
+    assert states(tmp_path) == {("slow", 0): "running"}
+    (tmp_path / "ok").touch()
+    until(lambda: states(tmp_path) == {("slow", 0): "finished"})

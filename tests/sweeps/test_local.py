@@ -321,3 +321,21 @@ def test_variables_for_runs_reach_them(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = tmp_path.rglob("provenance.json")
     assert json.loads(record.read_text())["attempts"][0]["environment"]["OMP_NUM_THREADS"] == "7"
+
+
+def test_a_queue_is_asked_only_about_jobs_it_can_know(tmp_path):
+    """Jobs of another cluster, or of a user it was not asked for, are believed; its own are gone if it has none."""
+    from llmrl.analysis.runs import Queue, read_run
+    from llmrl.run.queued import Queued
+
+    run = tmp_path / "study" / "defaults-00000000" / "seed=0"
+    run.mkdir(parents=True)
+    queued = Queued("slurm", 0, "7", "here", 1, "1", "here", str(tmp_path), "", "atlas", "ada", 0.0, "", [])
+    queued.write(run)
+    for cluster, user, jobs, state in (
+        ("atlas", "ada", {"7": "PENDING"}, "queued"),
+        ("atlas", "ada", {"8": "PENDING"}, "lost"),
+        ("atlas", "eve", {}, "queued"),
+        ("other", "ada", {}, "queued"),
+    ):
+        assert read_run(run, Queue(cluster, frozenset([user]), jobs)).state == state, (cluster, user)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+EXIT_INTERRUPTED = 130  # also if only the waiting for submitted runs was
+
 
 class Ended(JobReturn):
     """What a sweeper gets for a run. A failed one has been told of already; asking for its result only leaves.
@@ -162,7 +164,8 @@ def _ended(overrides: list[str], outcome: Outcome | None, code: int) -> JobRetur
     ended = Ended(overrides=overrides, status=JobStatus.COMPLETED)
     ended.return_value = None if outcome is None else outcome.result
     ended.outcome = outcome
-    if outcome is not None and outcome.state not in ("finished", "submitted", "elsewhere"):
+    well = ("finished", "elsewhere") if code == EXIT_INTERRUPTED else ("finished", "elsewhere", "submitted")
+    if outcome is not None and outcome.state not in well:
         ended.status = JobStatus.FAILED
         ended.return_value = SystemExit(code)
     return ended

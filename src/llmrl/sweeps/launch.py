@@ -69,12 +69,13 @@ def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = Tru
 
 def _launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool) -> tuple[list[Outcome], int]:
     todo, outcomes = missing(jobs, slurm.ask_queue())
-    for outcome in outcomes:
-        log.info("skipped, %s", describe(outcome))
+    if outcomes:
+        done = sum(outcome.state == "finished" for outcome in outcomes)
+        log.info("skipped %d finished runs and %d that run or wait elsewhere", done, len(outcomes) - done)
     here = [job for job in todo if job.hardware.launcher == "local"]
     pool = Pool(here, task, sweep_folder)  # says at once if a run does not fit into this machine
     there = [job for job in todo if job.hardware.launcher == "slurm"]
-    submitted, refused = slurm.submit(there, task, sweep_folder) if there else ({}, [])
+    submitted, refused, interrupted = slurm.submit(there, task, sweep_folder) if there else ({}, [], False)
     for outcome in refused:
         log.error("%s", describe(outcome))
     outcomes += refused
@@ -83,14 +84,14 @@ def _launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool) -> 
         log.info("submitted %d runs as SLURM job %s", len(submitted), ", ".join(ids))
     if here:
         outcomes += pool.run()
-    interrupted = False
-    if wait and submitted:
+    if wait and submitted and not interrupted:
         try:
             for outcome in slurm.wait_for(there, submitted):
                 outcomes.append(outcome)
         except KeyboardInterrupt:
             interrupted = True
-            log.info("no longer waiting; the jobs go on (llmrl-sweep status, llmrl-sweep cancel)")
+    if interrupted:
+        log.info("no longer waiting; the jobs go on (llmrl-sweep status, llmrl-sweep cancel)")
     found = {outcome.folder: outcome for outcome in outcomes}
     for job in there:
         if job.folder not in found:

@@ -92,11 +92,12 @@ def live(states: dict[str, str]) -> dict[str, str]:
     return {job: state for job, state in states.items() if state not in ENDED}
 
 
-def submit(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> tuple[dict[Path, Queued], list[Outcome]]:
+def submit(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> tuple[dict[Path, Queued], list[Outcome], bool]:
     """Submit all jobs, as arrays of those with equal needs, no array larger than the cluster allows.
 
     Returns:
-        What was submitted, by run folder, and an outcome for each job that could not be.
+        What was submitted, by run folder, an outcome for each job that could not be, and whether a signal came
+        meanwhile.
 
     Raises:
         SlurmError: SLURM is not there.
@@ -130,8 +131,11 @@ def submit(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> tuple[dict[Pa
                 before = ids[0].partition("_")[0]
                 for (job, queued), job_id in zip(chunk, ids, strict=True):
                     submitted[job.folder] = replace(queued, job_id=job_id, log=str(folder / f"{job_id}_0_log.out"))
-                    submitted[job.folder].write(job.folder)
-    return submitted, refused
+                    try:
+                        submitted[job.folder].write(job.folder)
+                    except RunFolderError as error:
+                        log.error("job %s is submitted, and its id could not be written down: %s", job_id, error)
+    return submitted, refused, stop.requested
 
 
 def wait_for(jobs: Sequence[Job], submitted: dict[Path, Queued]) -> Iterator[Outcome]:

@@ -1,0 +1,90 @@
+"""How many runs have room on a machine, and what hardware options refuse."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from experiments import compose
+from llmrl.cli.compose import build_hardware, game_processes, options
+from llmrl.core.errors import ConfigError
+from llmrl.sweeps.hardware import Hardware, Machine, Slurm
+
+CPU = Hardware("local", "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
+GPU = replace(CPU, device="cuda", gpus=1)
+AUTO = replace(CPU, device="auto", gpus=1)
+
+
+@pytest.mark.parametrize(
+    ("machine", "hardware", "cores", "places"),
+    [
+        (Machine(8, 64, ()), CPU, 1, 8),  # cores
+        (Machine(8, 64, ()), CPU, 3, 2),  # of which runs want several
+        (Machine(8, 5, ()), CPU, 1, 2),  # memory
+        (Machine(8, 1, ()), CPU, 16, 1),  # one always starts
+        (Machine(8, 64, ("0", "1")), GPU, 1, 2),  # GPUs
+        (Machine(8, 64, ("0", "1", "2")), replace(GPU, gpus=2), 1, 1),
+        (Machine(8, 64, ("0", "1")), AUTO, 1, 2),
+        (Machine(8, 64, ()), AUTO, 1, 8),  # none: all on the processor
+        (Machine(8, 64, ("0", "1")), CPU, 1, 8),  # not wanted
+        (Machine(8, 64, ()), replace(CPU, parallel=3), 1, 3),
+    ],
+)
+def test_as_many_runs_as_have_room(machine, hardware, cores, places):
+    assert machine.places(hardware, cores) == places
+
+
+def test_gpus_that_are_not_there_are_missed_before_anything_starts():
+    with pytest.raises(ConfigError, match="this machine shows 1"):
+        Machine(8, 64, ("0",)).places(replace(GPU, gpus=2), 1)
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        ("", ()),
+        ("0,1", ("0", "1")),
+        ("1, 0", ("1", "0")),
+        ("-1", ()),
+        ("0,-1,1", ("0",)),
+        ("NoDevFiles", ()),
+        ("GPU-8932f937-d72c,MIG-1/2", ("GPU-8932f937-d72c", "MIG-1/2")),
+    ],
+)
+def test_visible_gpus_are_those_cuda_would_see(monkeypatch, visible, gpus):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert Machine.this().gpus == gpus
+
+
+def test_a_slurm_allocation_bounds_this_machine(monkeypatch):
+    whole = Machine.this()
+    assert whole.cores <= len(os.sched_getaffinity(0)) and 0 < whole.memory_gb < 1e5
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "500")
+    assert Machine.this().cores == 1 and Machine.this().memory_gb == pytest.approx(500 * 1024**2 / 1e9)
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "0")  # all of the node's
+    assert Machine.this().memory_gb > 0.6
+
+
+def test_a_run_has_a_core_for_each_of_its_games_or_threads():
+    assert CPU.cores_for(0) == 1 and CPU.cores_for(4) == 4
+    assert replace(CPU, threads=8).cores_for(4) == 8 and replace(CPU, cores=2).cores_for(4) == 2
+    config = compose("env=cleanup", "env.n_envs=3")
+    assert build_hardware(config).cores_for(game_processes(config)) == 3
+    assert game_processes(compose("env=escape_room", "env.n_envs=64")) == 0
+
+
+def test_a_warning_that_would_not_count_as_a_time_out_is_refused():
+    with pytest.raises(ConfigError, match="warn_s=700: with time_min=30 at most 540"):
+        Slurm(time_min=30, warn_s=700)
+    Slurm(time_min=1, warn_s=30)
+    Slurm(time_min=2880, warn_s=3600)
+
+
+@pytest.mark.parametrize("name", options("hardware"))
+def test_every_option_is_whole(name):
+    hardware = build_hardware(compose(f"hardware={name}"))
+    assert (hardware.launcher == "slurm") == (hardware.slurm is not None) == name.startswith("slurm")
+    assert (hardware.gpus > 0) == (name in ("gpu", "slurm_gpu", "local"))
