@@ -186,7 +186,9 @@ def test_what_slurm_refuses_is_said_and_can_be_submitted_again(slurm_cluster: Cl
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
     said = " ".join(done.stdout.replace("│", " ").split())
     assert "sbatch refused" in said and "hardware.slurm.partition=no_such" in said and "main" in said, done.stdout
-    assert states(tmp_path) == {("none", 0): "lost"}
+    (row,) = table(tmp_path)
+    assert row["state"] == "lost" and "no_such" in row["error"]
+    assert "no_such" in command("logs", row["folder"], cwd=tmp_path).stdout
     done = sweep(*overrides, *SLURM, cwd=tmp_path)
     assert done.returncode == 0 and states(tmp_path) == {("none", 0): "finished"}, done.stdout + done.stderr
 

@@ -146,6 +146,16 @@ def test_a_mistake_in_one_run_starts_none(tmp_path):
     assert not (tmp_path / "outputs" / "escape_room").exists()
     done = sweep("env=escape_room", "hydra.launcher.wait=false", "seed=0,1", cwd=tmp_path)
     assert done.returncode == 1 and "needs hardware=slurm_cpu" in done.stderr and "Traceback" not in done.stderr
+    for wrong, told in (
+        ("env.n_envs=4,abc", "env.n_envs='abc'"),
+        ("agent.ppo.learning_rate=1e-3,-1", "learning_rate=-1"),
+        ("seed=0,-1", "seed=-1: a whole number >= 0"),
+        ("design.steps=1,0", "design.steps=0"),
+        ("hardware.precision=highest,medium", "hardware.precision: different values are not different runs"),
+        ("hardware.launcher=slurm", "needs the section hardware.slurm"),
+    ):
+        done = sweep("env=escape_room", "principal=ucb", wrong, cwd=tmp_path)
+        assert done.returncode == 1 and told in done.stderr and "Traceback" not in done.stderr, (wrong, done.stderr)
     done = sweep("env=escape_room", "seed=range(0,0)", cwd=tmp_path)
     assert done.returncode == 1 and "this sweep has no runs" in done.stderr and "Traceback" not in done.stderr
     done = sweep("env=escape_room", "dry_run=true,false", cwd=tmp_path)
@@ -339,3 +349,11 @@ def test_a_queue_is_asked_only_about_jobs_it_can_know(tmp_path):
         ("other", "ada", {}, "queued"),
     ):
         assert read_run(run, Queue(cluster, frozenset([user]), jobs)).state == state, (cluster, user)
+
+
+def test_slurm_that_is_not_there_is_said_before_anything_is_written(tmp_path):
+    overrides = ("env=escape_room", "hardware=slurm_cpu", "seed=0,1")
+    done = sweep(*overrides, cwd=tmp_path, PATH=str(Path(sys.executable).parent))
+    assert done.returncode == 1 and "sbatch and srun and squeue not found on PATH" in done.stderr, done.stderr
+    assert "hardware=local needs none" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "outputs").exists()

@@ -94,7 +94,7 @@ class LlmrlLauncher(Launcher):
         Raises:
             ConfigError: a composed config makes no sense.
         """
-        from llmrl.cli.compose import build_hardware, game_processes
+        from llmrl.cli.compose import build_hardware, check_values, game_processes
         from llmrl.cli.train import resolve
         from llmrl.sweeps.jobs import Job, differing_keys, named_by
 
@@ -117,6 +117,7 @@ class LlmrlLauncher(Launcher):
         swept = differing_keys([overrides for _, overrides, _ in resolved]) if self.swept is None else self.swept
         jobs = []
         for config, overrides, environment in resolved:
+            check_values(config)
             config["output_root"] = str(Path(config["output_root"]).expanduser().absolute())
             hardware = build_hardware(config)
             cores = hardware.cores_for(game_processes(config))

@@ -40,8 +40,10 @@ FEW = 5
 _MOST_THRESHOLDS = 200
 
 
-def summarize(folder: Path, settings: Settings) -> Report:
+def summarize(folder: Path, settings: Settings, runs: Sequence[RunRecord] | None = None) -> Report:
     """Read the runs in and under `folder` and make their numbers.
+
+    `runs` are their records, where somebody knows more of them than their folders tell (a scheduler's queue).
 
     Raises:
         RunFolderError: there is no such folder, or no run in it.
@@ -53,7 +55,7 @@ def summarize(folder: Path, settings: Settings) -> Report:
         raise ConfigError(f"--seed={settings.seed} must not be negative")
     if settings.target is not None and not math.isfinite(settings.target):
         raise ConfigError(f"--target={settings.target} must be a number")
-    runs = read_runs(folder)
+    runs = read_runs(folder) if runs is None else list(runs)
     if not runs:
         raise RunFolderError(f"there are no runs in {folder} (folders seed=<n>); give outputs, or a folder inside it")
     _check_metrics([name for name in (settings.rule.metric, *settings.curves) if name], runs)

@@ -75,18 +75,28 @@ def tasks_of(records: Iterable[RunRecord], root: Path) -> list[Task]:
         seeds.setdefault(record.folder.parent, []).append(record)
     named: dict[tuple[Path, str], list[Path]] = {}
     environments: dict[Path, set[str]] = {}
-    for folder, runs in seeds.items():
-        env = _overrides(runs).get("env", "")
-        named.setdefault((folder.parent, env), []).append(folder)
+    played = {folder: _environment(runs) for folder, runs in seeds.items()}
+    for folder, env in played.items():
         environments.setdefault(folder.parent, set()).add(env)
+    for folder, env in played.items():
+        known = environments[folder.parent] - {""}
+        if not env and len(known) == 1:  # it never got as far as its environment, which must be the others'
+            (env,) = known
+        environments[folder.parent] -= {""} if known else set()
+        named.setdefault((folder.parent, env), []).append(folder)
     spelt = Counter(folder.name for folder in environments)
     tasks = []
     for (parent, env), folders in named.items():
         title = parent.name if spelt[parent.name] == 1 else _relative(parent, root)
         if len(environments[parent]) > 1:
-            title += f", env={env or _DEFAULT}"
+            title += f", env={env or 'unknown'}"
         tasks.append(_task(title, [seeds[folder] for folder in folders]))
     return sorted(tasks, key=lambda task: task.title)
+
+
+def _environment(runs: Sequence[RunRecord]) -> str:
+    """The environment of a group: as its runs found it, else as it was typed; empty if neither is known."""
+    return next((run.env for run in runs if run.env), "") or _overrides(runs).get("env", "")
 
 
 def footnotes(groups: Iterable[Group]) -> list[str]:

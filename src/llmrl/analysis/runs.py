@@ -46,6 +46,7 @@ class RunRecord:
         attempt: attempts so far; 0 if none has started.
         overrides: what was typed, `{key: value}`, without the seed and what cannot change numbers.
         llm: label of the language model behind the results; empty if none.
+        env: name of the environment; empty if the run never got as far as that.
         progress: how far it is.
         result: the scalar of a finished run.
         error: last line of what went wrong.
@@ -64,6 +65,7 @@ class RunRecord:
     attempt: int = 0
     overrides: dict[str, str] = field(default_factory=dict)
     llm: str = ""
+    env: str = ""
     progress: Progress = field(default_factory=Progress)
     result: float | None = None
     error: str = ""
@@ -186,6 +188,7 @@ def read_run(folder: Path, queue: Queue | None = None) -> RunRecord:
         attempt=status.attempt,
         overrides=split_overrides(status.overrides),
         llm=status.llm,
+        env=status.env,
         progress=status.progress,
         result=status.result,
         error=error_text,
@@ -199,6 +202,8 @@ def read_run(folder: Path, queue: Queue | None = None) -> RunRecord:
 
 def _queued_state(queued: Queued, queue: Queue | None) -> tuple[State, str]:
     """Whether what was taken on still waits, and if not, what became of it."""
+    if queued.error:
+        return "lost", queued.error
     if queued.launcher == "local" or not queued.job_id:
         if queued.launcher_lives():
             return "queued", ""

@@ -62,6 +62,25 @@ class Builder:
                 raise ConfigError(f"{where} needs the option '{name}'")
         return target(**arguments)
 
+    def check(self, node: Mapping[str, Any], where: str) -> None:
+        """Raise ConfigError for an argument of `node` that could not be: unknown, mistyped or out of range.
+
+        Nothing is built, so what only a constructor can know is not found; parts inside are checked the same way.
+        """
+        if node.get("_target_") is None:
+            return
+        target = self.locate(node["_target_"], where)
+        parameters, hints = inspect.signature(target).parameters, _hints(target)
+        for name, value in node.items():
+            if name == "_target_":
+                continue
+            if name not in parameters:
+                raise ConfigError(f"{where} has no option '{name}'; it has: {', '.join(parameters)}")
+            if isinstance(value, Mapping) and "_target_" in value:
+                self.check(value, f"{where}.{name}")
+            elif name in hints:
+                _check(value, hints[name], f"{where}.{name}")
+
     def needs(self, node: Mapping[str, Any], name: str, where: str) -> bool:
         """Whether the part declares the injected parameter `name`."""
         if node.get("_target_") is None:

@@ -220,6 +220,24 @@ def build_hardware(config: Config) -> Hardware:
     return hardware
 
 
+def check_values(config: Config) -> None:
+    """Raise ConfigError for values that no run could be built with, as far as can be told without building one."""
+    from llmrl.loops.design import DesignLoop
+    from llmrl.loops.learn import LearnLoop
+
+    builder = Builder(trusted=config["trusted_modules"])
+    if not isinstance(config["seed"], int) or config["seed"] < 0:
+        raise ConfigError(f"seed={config['seed']!r}: a whole number >= 0 is needed")
+    for group in ("env", "agent", "principal", "teacher", "hardware"):
+        builder.check(config[group], group)
+    if asks_for_llm(config):
+        builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
+        for policy in ("retry", "limits", "budget"):
+            builder.check(config["llm"][policy], f"llm.{policy}")
+    kind, loop = ("learn", LearnLoop) if config["principal"].get("_target_") is None else ("design", DesignLoop)
+    builder.check({"_target_": f"{loop.__module__}.{loop.__name__}", **config[kind]}, kind)
+
+
 def game_processes(config: Config) -> int:
     """Processes beside the run's own that its games keep busy."""
     env = Builder(trusted=config["trusted_modules"]).locate(config["env"]["_target_"], "env")

@@ -59,8 +59,8 @@ def print_summary(run: Run) -> None:
         if isinstance(value, int | float | str):
             table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else f"{value}")
     console.print(table)
-    console.print(f"Curves: tensorboard --logdir {run.folder.parent.parent}")
-    console.print(f"Video and table of episodes: llmrl-evaluate '{run.folder}' --video")
+    console.print(f"Curves: tensorboard --logdir {run.folder.parent.parent}", soft_wrap=True)
+    console.print(f"Video and table of episodes: llmrl-evaluate '{run.folder}' --video", soft_wrap=True)
 
 
 def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:
@@ -135,11 +135,11 @@ def print_sweep(outcomes: Sequence[Outcome]) -> None:
     console.print(table)
     unfinished = [o for o in outcomes if o.state not in ("finished", "elsewhere", "submitted")]
     if unfinished:
-        console.print(f"Why: llmrl-sweep logs '{_near(unfinished[0].folder)}'")
+        console.print(f"Why: llmrl-sweep logs '{_near(unfinished[0].folder)}'", soft_wrap=True)
         console.print("The same command again runs what is missing.")
     root = _near(common_folder([outcome.folder for outcome in outcomes]))
     for command in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
-        console.print(f"{command} '{root}'")
+        console.print(f"{command} '{root}'", soft_wrap=True)
 
 
 def _near(folder: Path) -> Path:

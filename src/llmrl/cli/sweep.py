@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from llmrl.analysis.runs import RunRecord
 
-COLUMNS = ("run", "seed", "state", "attempt", "done", "steps/s", "left", "last", "LLM $", "where", "")
+COLUMNS = ("run", "seed", "state", "try", "done", "steps/s", "left", "last", "LLM $", "where", "")
 STYLES = {"failed": "red", "lost": "red", "unreadable": "red", "running": "green"}
 RETRIED = "failed,stopped,preempted,lost"
 
@@ -34,18 +34,21 @@ def parser() -> argparse.ArgumentParser:
         return sub
 
     any_folder = "outputs, outputs/<name>, or any folder of runs"
-    status = command("status", "a table of all runs", any_folder)
-    status.add_argument(
-        "--watch", type=float, nargs="?", const=5.0, metavar="SECONDS", help="look again every so often (default 5)"
+    status = command(
+        "status", "a table of all runs; exit code 1 if one has failed or is lost (0 with --json)", any_folder
     )
+    status.add_argument("--watch", action="store_true", help="look again every so often")
+    status.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="how often (default 5)")
     status.add_argument("--json", action="store_true", help="one JSON list, for programs")
-    retry = command("retry", "run again what is not finished, where its config says", any_folder)
+    retry = command("retry", "go on with what is not finished, as each run's config says", any_folder)
     retry.add_argument("--states", default=RETRIED, help=f"which runs, by state (default {RETRIED})")
     retry.add_argument("--no-wait", action="store_true", help="return when they are submitted (SLURM)")
     command("cancel", "stop runs that run or wait; those that run save first", any_folder)
     logs = command("logs", "what a run and its job said last", "a run folder, outputs/<name>/<run>/seed=<n>")
     logs.add_argument("--lines", type=int, default=20, help="lines of each file (default 20)")
-    clean = command("clean", "remove what is no longer needed; shows it only, without --yes", any_folder)
+    clean = command(
+        "clean", "remove what is no longer needed: say which kinds; shows it only, without --yes", any_folder
+    )
     from llmrl.sweeps.records import KINDS
 
     for kind, text in KINDS.items():
@@ -63,7 +66,7 @@ def status(args: argparse.Namespace) -> int:
         return 0
     from llmrl.cli.report import terminal
 
-    if args.watch is None:
+    if not args.watch:
         found = records(args.folder)
         terminal().print(table(found, args.folder))
         return 1 if any(record.state in ("failed", "lost", "unreadable") for record in found) else 0
@@ -72,7 +75,7 @@ def status(args: argparse.Namespace) -> int:
     with Live(console=terminal(), auto_refresh=False) as live:
         while True:
             live.update(table(records(args.folder), args.folder), refresh=True)
-            time.sleep(args.watch)
+            time.sleep(args.every)
 
 
 def table(found: Sequence[RunRecord], folder: Path) -> Table:
@@ -83,28 +86,35 @@ def table(found: Sequence[RunRecord], folder: Path) -> Table:
     common = dict(set.intersection(*(set(record.overrides.items()) for record in found))) if found else {}
     shared = f"\n{', '.join(f'{key}={value}' for key, value in sorted(common.items()))}" if common else ""
     title = f"{folder}: {', '.join(f'{n} {state}' for state, n in counts.most_common()) or 'no runs'}{shared}"
-    names = {record.name for record in found}
-    rows = [_row(record, common, len(names) > 1) for record in found]
+    places = {record.folder.parent.parent for record in found}
+    prefix = {place: f"{_below(place, folder)}: " if len(places) > 1 else "" for place in places}
+    rows = [_row(record, common, prefix[record.folder.parent.parent]) for record in found]
     shown = Table(title=title)
     # Columns that have nothing to tell leave room for those that have.
     used = [i for i in range(len(COLUMNS)) if i < 3 or any(row[i] not in ("", "-") for row in rows)]
     for i in used:
-        numeric = COLUMNS[i] in ("seed", "attempt", "done", "steps/s", "left", "last", "LLM $")
+        numeric = COLUMNS[i] in ("seed", "try", "done", "steps/s", "left", "last", "LLM $")
         shown.add_column(COLUMNS[i], justify="right" if numeric else "left", overflow="fold")
     for record, row in zip(found, rows, strict=True):
         shown.add_row(*(row[i] for i in used), style=STYLES.get(record.state))
     return shown
 
 
-def _row(record: RunRecord, common: dict[str, str], several: bool) -> list[str]:
-    """One run's cells of the table; the experiment's name is said where there are several."""
+def _below(place: Path, folder: Path) -> str:
+    """A folder of runs as seen from the one that was asked for."""
+    folder = folder.absolute()
+    return str(place.relative_to(folder)) if place.is_relative_to(folder) and place != folder else place.name
+
+
+def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
+    """One run's cells of the table; `prefix` says which experiment it belongs to, where there are several."""
     own = {key: value for key, value in record.overrides.items() if key not in common}
-    name = ", ".join(f"{key}={value}" for key, value in own.items()) or record.group
+    name = ", ".join(f"{key}={value}" for key, value in own.items()) or record.group.rpartition("-")[2]
     p, active = record.progress, record.state == "running"
     metrics = record.last_metrics()
     spent = metrics.get("spent/llm_cost")
     return [
-        f"{record.name}: {name}" if several else name,
+        prefix + name,
         str(record.seed),
         record.state,
         str(record.attempt),
@@ -147,9 +157,12 @@ def retry(args: argparse.Namespace) -> int:
     states = args.states.split(",")
     if unknown := set(states) - set(UNFINISHED):
         raise ConfigError(f"--states: {', '.join(sorted(unknown))} cannot be retried; states: {', '.join(UNFINISHED)}")
-    found = to_retry(records(args.folder), states)
+    every = records(args.folder)
+    found = to_retry(every, states)
     if not found:
         print(f"no run in {args.folder} is {' or '.join(states)}")
+        if "budget_exhausted" not in states and any(run.state == "budget_exhausted" for run in every):
+            print("some have used up their budget for language models: repeat their command with a larger llm.budget")
         return 0
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     jobs = []
@@ -182,12 +195,12 @@ def cancel(args: argparse.Namespace) -> int:
 
 def logs(args: argparse.Namespace) -> int:
     """Print the ends of a run's log files."""
-    from llmrl.analysis.runs import read_run
     from llmrl.core.errors import RunFolderError
+    from llmrl.sweeps.records import records
 
     if not args.folder.is_dir() or not args.folder.name.startswith("seed="):
         raise RunFolderError(f"{args.folder} is no run folder; give one like outputs/<name>/<run>/seed=0")
-    record = read_run(args.folder)
+    (record,) = records(args.folder)
     print(f"{record.state}{f': {record.error}' if record.error else ''}")
     files = [Path(record.log)] if record.log else []
     for path in (*files, args.folder / "run.log", args.folder / "traceback.txt"):

@@ -56,12 +56,13 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
     from llmrl.analysis.report import Settings
     from llmrl.analysis.scores import ScoreRule
     from llmrl.analysis.write import write_report
+    from llmrl.sweeps.records import records
 
     if not args.no_figures:
         check_installed()
     rule = ScoreRule(args.metric, args.last_fraction)
     settings = Settings(rule, args.target, tuple(dict.fromkeys(args.curve)), args.resamples, args.seed)
-    numbers = summarize(args.folder, settings)
+    numbers = summarize(args.folder, settings, records(args.folder))
     return numbers, write_report(numbers, args.out or args.folder / "report", figures=not args.no_figures)
 
 

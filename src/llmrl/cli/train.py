@@ -72,7 +72,10 @@ def prompts_digest(config: dict[str, Any]) -> str:
 
     digest = folder_digest(Path(config["prompts"]).expanduser())
     if config.get("prompts_digest", digest) != digest:
-        raise ConfigError(f"the prompts in {config['prompts']} have changed since this run was submitted; submit again")
+        raise ConfigError(
+            f"the prompts in {config['prompts']} have changed since this run was submitted; repeat its command, which "
+            "makes a new run"
+        )
     return digest
 
 
@@ -141,6 +144,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
         run.status.llm = "" if llm is None else llm.label
         run.metrics.attach(Transcript.TAG, Transcript(run.folder))
         parts = build_parts(config, llm)
+        run.status.env = parts.env.spec.name
         try:
             run.result = build_loop(config, parts).run(run)
             run.summary |= llm_summary(llm)

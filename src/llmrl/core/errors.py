@@ -4,6 +4,12 @@ The command line prints their message without a traceback (which still goes to t
 """
 
 
+def short_error(error: BaseException) -> str:
+    """One line for a table: the message of an error that is meant to be read, else with what kind it is."""
+    first = (str(error).splitlines() or [""])[0]
+    return first if isinstance(error, LlmrlError) and first else f"{type(error).__name__}: {first}".rstrip(": ")
+
+
 class LlmrlError(Exception):
     """Base of all errors that are the user's or the machine's business rather than a defect of this package."""
 

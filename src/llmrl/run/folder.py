@@ -154,8 +154,7 @@ def run_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Iter
 
 
 def unwritable(folder: Path, error: OSError) -> RunFolderError:
-    """The error for a run folder that cannot be created or written."""
+    """The error for a folder of runs that cannot be created or written."""
     return RunFolderError(
-        f"cannot write the run folder {folder}: {error.strerror or error}. "
-        "Choose a writable place with output_root=<folder>."
+        f"cannot write {folder}: {error.strerror or error}. Choose a writable place with output_root=<folder>."
     )

@@ -37,6 +37,7 @@ class Queued:
         submitted: Unix time, seconds.
         code: digest of the package's code at that time (`run.provenance.code_digest`).
         overrides: what was typed for this run, as Hydra overrides.
+        error: why the scheduler would not have it; empty if it has.
     """
 
     launcher: Literal["local", "slurm"]
@@ -53,6 +54,7 @@ class Queued:
     submitted: float
     code: str
     overrides: list[str]
+    error: str = ""
 
     def write(self, folder: Path) -> None:
         """Replace the record in `folder`."""

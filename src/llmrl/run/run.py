@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, RunFolderError
+from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, RunFolderError, short_error
 from llmrl.core.records import State
 from llmrl.run import owner, queued, status
 from llmrl.run.checkpoints import CheckpointStore
@@ -50,8 +50,8 @@ class Stopped(Exception):  # noqa: N818  (it is an outcome, not an error)
     def __init__(self, folder: Path, signal_number: int) -> None:
         self.signal = signal_number
         self.exit_code = 128 + signal_number
-        name = signal.Signals(signal_number).name
-        super().__init__(f"stopped by {name}; everything is saved. Repeat the same command to resume {folder}")
+        self.brief = f"stopped by {signal.Signals(signal_number).name}; everything is saved"
+        super().__init__(f"{self.brief}. Repeat the same command to resume {folder}")
 
 
 class Run:
@@ -303,7 +303,7 @@ class Run:
         else:
             self.status.state = "failed"
         lines = traceback.format_exception(error)
-        self.status.error = lines[-1].strip().splitlines()[0] if lines[-1].strip() else type(error).__name__
+        self.status.error = error.brief if isinstance(error, Stopped) else short_error(error)
         if self._log_handler is not None:
             # To run.log alone: what is shown on the terminal is the command line's business.
             message = "".join(lines) if self.status.state == "failed" else self.status.error

@@ -43,6 +43,7 @@ class Status:
         host, pid, job_id: where the latest attempt runs or ran; `job_id` is empty outside a scheduler.
         llm: label of the language model behind the results; empty where there is none.
         progress: see `Progress`.
+        env: name of the environment; empty until it is built.
         overrides: what was typed, as Hydra overrides.
         result: the scalar of a finished run.
         error: last line of what went wrong or stopped the run.
@@ -56,6 +57,7 @@ class Status:
     pid: int = field(default_factory=os.getpid)
     job_id: str = field(default_factory=job_id)
     llm: str = ""
+    env: str = ""
     overrides: list[str] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
     result: float | None = None

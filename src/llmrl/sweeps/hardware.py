@@ -85,6 +85,10 @@ class Hardware:
     parallel: PositiveInt | None
     slurm: Slurm | None = None
 
+    def __post_init__(self) -> None:
+        if self.launcher == "slurm" and self.slurm is None:
+            raise ConfigError("hardware.launcher=slurm needs the section hardware.slurm; use hardware=slurm_cpu")
+
     def cores_for(self, game_processes: int) -> int:
         """Cores a run with that many game processes should have for itself."""
         return self.cores or max(self.threads or 1, game_processes)

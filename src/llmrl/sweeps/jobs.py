@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.analysis.runs import Queue, RunRecord, State, read_run
-from llmrl.core.errors import RunFolderError
+from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.run import owner
 from llmrl.run.content import CONFIG_NAME, save_config
 from llmrl.run.files import write_atomic
@@ -22,9 +22,12 @@ from llmrl.run.queued import Queued
 from llmrl.run.status import read_status
 from llmrl.sweeps.hardware import Hardware
 
-Ending = State | Literal["submitted", "elsewhere", "not started"]
+Ending = State | Literal["submitted", "elsewhere", "refused", "not started"]
 """What a launcher can say of a run: a run's state; `submitted` and not waited for; `elsewhere`: another process or job
-works on it already; `not started`: the launcher was stopped, or could not submit it."""
+works on it already; `refused`: it could not be submitted; `not started`: the launcher was stopped first."""
+
+
+STOPPED = "the sweep was stopped"
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,22 @@ def named_by(overrides: Sequence[str], differing: set[str]) -> list[str]:
     if not differing:
         return list(overrides)
     return [o for o in overrides if o.partition("=")[0].lstrip("+~") in differing | {"llm"}]
+
+
+def check_distinct(jobs: Sequence[Job]) -> None:
+    """Refuse a sweep over what does not make another run.
+
+    Raises:
+        ConfigError: runs that are not typed alike have one folder.
+    """
+    first: dict[Path, Job] = {}
+    for job in jobs:
+        other = first.setdefault(job.folder, job)
+        if keys := sorted({o.partition("=")[0] for o in set(job.overrides) ^ set(other.overrides)}):
+            raise ConfigError(
+                f"{' and '.join(keys)}: different values are not different runs, because they are not to change "
+                f"results; both would be {job.folder}. Leave the sweep over it out, or sweep name= with it"
+            )
 
 
 def missing(jobs: Sequence[Job], queue: Queue | None) -> tuple[list[Job], list[Outcome]]:

@@ -12,7 +12,7 @@ from llmrl.run.folder import unwritable
 from llmrl.run.heartbeat import Heartbeat
 from llmrl.run.queued import ALIVE_NAME
 from llmrl.sweeps import slurm
-from llmrl.sweeps.jobs import Job, Outcome, describe, missing
+from llmrl.sweeps.jobs import Job, Outcome, check_distinct, describe, missing
 from llmrl.sweeps.local import Pool
 from llmrl.sweeps.work import Task
 
@@ -22,6 +22,7 @@ EXIT_CODES = {
     "failed": 1,
     "lost": 1,
     "unreadable": 1,
+    "refused": 1,
     "running": 1,
     "queued": 1,
     "budget_exhausted": 3,
@@ -56,6 +57,7 @@ def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = Tru
             "hydra.launcher.wait=false needs hardware=slurm_cpu or slurm_gpu: runs on this machine end with the "
             "process that launched them (nohup, tmux or screen keep it alive)"
         )
+    check_distinct(jobs)
     if len(here) < len(jobs):
         slurm.check_available()
     try:

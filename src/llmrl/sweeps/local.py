@@ -14,7 +14,7 @@ from llmrl.run.folder import unwritable
 from llmrl.run.progress import Progress
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.hardware import Machine
-from llmrl.sweeps.jobs import Job, Outcome, describe, take_on, write_log_header
+from llmrl.sweeps.jobs import STOPPED, Job, Outcome, describe, take_on, write_log_header
 from llmrl.sweeps.process import RunProcess, preload, thread_limits
 from llmrl.sweeps.work import Task
 
@@ -75,7 +75,7 @@ class Pool:
                     self.outcomes.append(process.outcome(stop.signal))
                     progress.say(describe(self.outcomes[-1]))
                     progress.update(len(self.outcomes))
-        left = [Outcome(job, job.folder, "not started", error="the sweep was stopped") for job, _, _ in self.waiting]
+        left = [Outcome(job, job.folder, "not started", error=STOPPED) for job, _, _ in self.waiting]
         return self.outcomes + left
 
     def _take_on(self) -> None:

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.analysis.runs import read_run
+from llmrl.core.errors import short_error
 from llmrl.run.owner import process_start
 from llmrl.run.signals import SIGNALS
 from llmrl.sweeps.hardware import THREAD_VARIABLES
-from llmrl.sweeps.jobs import Job, Outcome
+from llmrl.sweeps.jobs import STOPPED, Job, Outcome
 from llmrl.sweeps.work import EXIT_IN_USE, Task, Work
 
 PRELOAD = "llmrl.sweeps.preload"
@@ -88,7 +89,7 @@ class RunProcess:
         if code == EXIT_IN_USE:
             return replace(outcome, state="elsewhere", skipped=True, error=said)
         if not begun and stopped_by is not None and code in (-stopped_by, 128 + stopped_by):
-            return replace(outcome, state="not started", error="the sweep was stopped")
+            return replace(outcome, state="not started", error=STOPPED)
         if code < 0:
             return replace(outcome, state="lost", error=f"its process was killed by {signal.Signals(-code).name}")
         if code > 0 and (not begun or record.state in ("queued", "running", "lost")):
@@ -152,5 +153,5 @@ def _live(work: Work, log_file: str, last_words: Connection) -> None:
         work()
     except BaseException as error:
         cause = error.__cause__ if isinstance(error, SystemExit) and error.__cause__ else error
-        last_words.send(f"{type(cause).__name__}: {cause}"[:_LONGEST_WORDS])
+        last_words.send(short_error(cause)[:_LONGEST_WORDS])
         raise

@@ -144,8 +144,8 @@ def to_retry(runs: Sequence[RunRecord], states: Sequence[str]) -> list[tuple[Run
 KINDS = {
     "backups": "what reruns have moved aside (backup_<k>/)",
     "checkpoints": "checkpoints of finished runs: they cannot be evaluated or built on afterwards",
-    "launches": "what jobs printed, and submitit's files, of launches none of whose runs run or wait (.sweeps/)",
-    "unfinished": "whole folders of runs that failed, stopped or were lost",
+    "launches": "what jobs printed, and submitit's files (.sweeps/ in an output root), of launches that are over",
+    "unfinished": "whole folders of runs that are neither finished nor run nor wait, with checkpoints and paid replies",
 }
 """What can be removed, and what that means."""
 

@@ -21,7 +21,7 @@ from llmrl.run.progress import Progress
 from llmrl.run.queued import Queued
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.hardware import THREAD_VARIABLES, Hardware, Slurm
-from llmrl.sweeps.jobs import Job, Outcome, describe, take_on
+from llmrl.sweeps.jobs import STOPPED, Job, Outcome, describe, take_on
 from llmrl.sweeps.work import ClusterWork, Task, Work
 
 log = logging.getLogger(__name__)
@@ -123,10 +123,13 @@ def submit(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> tuple[dict[Pa
                 works = [ClusterWork(Work(task, j.config, j.overrides, j.folder, j.environment)) for j, _ in chunk]
                 try:
                     if stop.requested:
-                        raise SlurmError("the sweep was stopped")
+                        refused += [Outcome(job, job.folder, "not started", error=STOPPED) for job, _ in chunk]
+                        continue
                     ids = _submit_array(works, folder, chunk[0][0], before)
                 except SlurmError as error:
-                    refused += [Outcome(job, job.folder, "not started", error=str(error)) for job, _ in chunk]
+                    for job, queued in chunk:
+                        refused.append(Outcome(job, job.folder, "refused", error=str(error)))
+                        replace(queued, error=str(error)).write(job.folder)
                     continue
                 before = ids[0].partition("_")[0]
                 for (job, queued), job_id in zip(chunk, ids, strict=True):
@@ -230,8 +233,7 @@ def _submit_array(works: Sequence[ClusterWork], folder: Path, job: Job, before: 
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     slurm = job.hardware.slurm
-    if slurm is None:
-        raise SlurmError("hardware.launcher=slurm needs the section hardware.slurm, as in hardware=slurm_cpu")
+    assert slurm is not None
     parameters = _parameters(job.hardware, slurm, job.cores)
     if before and job.hardware.parallel is not None:
         parameters["dependency"] = f"afterany:{before}"
@@ -277,7 +279,7 @@ def _parameters(hardware: Hardware, slurm: Slurm, cores: int) -> dict[str, Any]:
 def _why(error: Exception, slurm: Slurm) -> str:
     """sbatch's words, and what would work where that can be said."""
     text = str(getattr(error, "stderr", "") or error).strip()
-    said = " ".join(re.findall(r"sbatch: error: (.*)", text)) or text.rpartition("\n")[2] or type(error).__name__
+    said = " ".join(text.replace("sbatch: error: ", "").splitlines()) or type(error).__name__
     hint = ""
     if "partition" in said.lower():
         partitions = (_ask(["sinfo", "--noheader", "--format=%R"]) or "").split()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.errors import RunFolderError
+from llmrl.core.errors import RunFolderError, short_error
 from llmrl.run.files import write_atomic
 from llmrl.run.queued import read_queued
 from llmrl.run.status import Status, read_status
@@ -84,11 +84,10 @@ class Work:
                 return  # the run has recorded it
             queued = read_queued(self.folder)
             attempt = 1 + (queued.attempt if queued else 0)
-            text = str(error).splitlines()[0] if str(error) else type(error).__name__
             write_atomic(self.folder / "traceback.txt", "".join(traceback.format_exception(error)))
-            Status(
-                state="failed", attempt=attempt, overrides=self.overrides, error=f"{type(error).__name__}: {text}"
-            ).write(self.folder)
+            Status(state="failed", attempt=attempt, overrides=self.overrides, error=short_error(error)).write(
+                self.folder
+            )
         except (OSError, RunFolderError) as second:
             log.error("could not record the failure in %s: %s", self.folder, second)
 
