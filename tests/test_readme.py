@@ -79,6 +79,9 @@ def test_commands(tmp_path):
                 assert done.returncode == 0 and "about $" in done.stdout, f"{line}\n{done.stderr}"
             elif "llm=gpt4o" in words:
                 assert done.returncode != 0 and "OPENAI_API_KEY" in done.stderr, line
+            elif words[:2] == ["llmrl-sweep", "status"]:
+                # Of the runs above, the one that had no key has failed, and the command says so.
+                assert done.returncode == 1 and "1 failed" in done.stdout, f"{line}\n{done.stdout}\n{done.stderr}"
             else:
                 assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
             ran.append(line)
