@@ -125,7 +125,7 @@ def test_interrupted_runs_end_as_if_they_had_not_been(slurm_cluster: Cluster, tm
 
 def test_time_limit_saves_and_says_when_it_has_had_enough(slurm_cluster: Cluster, tmp_path: Path):
     """A run longer than its time limit saves and, where no more time-outs are allowed, ends FAILED and resumable."""
-    limits = ("hardware.slurm.time_min=1", "hardware.slurm.warn_s=30", "hardware.slurm.max_timeouts=0")
+    limits = ("hardware.slurm.time_min=2", "hardware.slurm.warn_s=30", "hardware.slurm.max_timeouts=0")
     overrides = (*TROUBLED, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
     done = sweep(*overrides, *SLURM, *limits, cwd=tmp_path)
     assert done.returncode == 143, done.stdout + done.stderr
@@ -133,7 +133,7 @@ def test_time_limit_saves_and_says_when_it_has_had_enough(slurm_cluster: Cluster
     assert row["state"] == "preempted" and "timed-out too many times" in row["error"], row
     assert slurm_cluster.show(row["job_id"])["JobState"] == "FAILED"
     step = row["last_metrics"]["step"]
-    assert step > 10
+    assert step > 5  # SLURM warns up to a minute early
     (tmp_path / "ok").touch()
     done = sweep(*overrides, *SLURM, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
