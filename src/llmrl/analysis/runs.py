@@ -123,11 +123,13 @@ class Queue:
         cluster: its name.
         users: whose jobs were asked for.
         states: state by job id, in SLURM's words (`PENDING`, `RUNNING`, ...).
+        ended: the same of jobs that ended lately (`FAILED`, `CANCELLED`, ...).
     """
 
     cluster: str
     users: frozenset[str]
     states: Mapping[str, str]
+    ended: Mapping[str, str] = field(default_factory=dict)
 
     def state(self, queued: Queued | None, job_id: str) -> str | None:
         """State of a run's job: empty if it is gone; None if this queue cannot know, because the job is another

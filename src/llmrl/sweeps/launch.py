@@ -75,7 +75,7 @@ def _launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool) -> 
         done = sum(outcome.state == "finished" for outcome in outcomes)
         log.info("skipped %d finished runs and %d that run or wait elsewhere", done, len(outcomes) - done)
     here = [job for job in todo if job.hardware.launcher == "local"]
-    pool = Pool(here, task, sweep_folder)  # says at once if a run does not fit into this machine
+    pool = Pool(here, task, sweep_folder) if here else None  # says at once if a run does not fit into this machine
     there = [job for job in todo if job.hardware.launcher == "slurm"]
     submitted, refused, interrupted = slurm.submit(there, task, sweep_folder) if there else ({}, [], False)
     for outcome in refused:
@@ -84,7 +84,7 @@ def _launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool) -> 
     if submitted:
         ids = sorted({queued.job_id.split("_")[0] for queued in submitted.values()}, key=int)
         log.info("submitted %d runs as SLURM job %s", len(submitted), ", ".join(ids))
-    if here:
+    if pool is not None:
         outcomes += pool.run()
     if wait and submitted and not interrupted:
         try:

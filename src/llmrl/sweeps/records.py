@@ -13,6 +13,7 @@ from typing import Any
 from llmrl.analysis.runs import UNFINISHED, RunRecord, find_runs, read_run, read_runs
 from llmrl.core.errors import RunFolderError
 from llmrl.run import owner
+from llmrl.run.content import CONFIG_NAME
 from llmrl.run.queued import read_queued
 from llmrl.run.status import read_status
 from llmrl.sweeps import slurm
@@ -45,7 +46,8 @@ def records(folder: Path, sure: bool = False) -> list[RunRecord]:
             )
         return found
     again = [read_run(r.folder, queue) if r.launcher == "slurm" else r for r in found]
-    gone = slurm.known_states([r for r in again if r.state in ("lost", "preempted")])
+    over = {r.job_id for r in again if r.job_id and r.launcher == "slurm" and r.state in ("lost", "preempted")}
+    gone = slurm.ended_states(over, queue)
     return [
         replace(r, error=f"{r.error} (SLURM: {gone[r.job_id]})") if r.job_id in gone and r.state in UNFINISHED else r
         for r in again
@@ -129,11 +131,11 @@ def to_retry(runs: Sequence[RunRecord], states: Sequence[str]) -> list[tuple[Run
     for run in runs:
         if run.state not in states:
             continue
-        path = run.folder / "config.yaml"
+        path = run.folder / CONFIG_NAME
         try:
             config = yaml.safe_load(path.read_text(encoding="utf-8"))
             queued = read_queued(run.folder)
-            status = None if run.state == "unreadable" else read_status(run.folder)
+            status = read_status(run.folder)
         except (OSError, yaml.YAMLError) as error:
             raise RunFolderError(f"{path} cannot be read ({error}); start this run by its command") from error
         overrides = status.overrides if status and status.overrides else queued.overrides if queued else []

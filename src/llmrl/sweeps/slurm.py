@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.runs import Queue, RunRecord, read_run
+from llmrl.analysis.runs import Queue, read_run
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.run.progress import Progress
 from llmrl.run.queued import Queued
@@ -57,7 +57,7 @@ def cluster_name() -> str:
     return _setting("ClusterName") or ""
 
 
-def job_states(users: Iterable[str]) -> dict[str, str] | None:
+def _job_states(users: Iterable[str]) -> dict[str, str] | None:
     """State by job id (`123` or `123_4`) of the jobs of `users`, those that ended in the last minutes included.
 
     None if the queue cannot be asked now.
@@ -68,12 +68,18 @@ def job_states(users: Iterable[str]) -> dict[str, str] | None:
     return dict(line.strip().split("|", 1) for line in text.splitlines() if "|" in line)
 
 
-def ask_queue(users: Iterable[str] = ()) -> Queue | None:
-    """What the cluster has waiting or running for `users` (default: this one); None if it cannot be asked now."""
+def ask_queue(users: Iterable[str] = (), cluster: str = "") -> Queue | None:
+    """What the cluster has waiting or running for `users` (default: this one); None if it cannot be asked now.
+
+    `cluster` is its name, where that is known already.
+    """
     users = frozenset(users) or frozenset([getpass.getuser()])
-    cluster = cluster_name() if available() else ""
-    states = job_states(sorted(users)) if cluster else None
-    return None if states is None else Queue(cluster, users, live(states))
+    cluster = cluster or (cluster_name() if available() else "")
+    states = _job_states(sorted(users)) if cluster else None
+    if states is None:
+        return None
+    ended = {job: state for job, state in states.items() if state in ENDED}
+    return Queue(cluster, users, {job: state for job, state in states.items() if job not in ended}, ended)
 
 
 def accounted_states(ids: Sequence[str]) -> dict[str, str]:
@@ -87,11 +93,6 @@ def accounted_states(ids: Sequence[str]) -> dict[str, str]:
     return {job: state.split()[0] for job, state in pairs if state}
 
 
-def live(states: dict[str, str]) -> dict[str, str]:
-    """Those of `job_states` that wait or run."""
-    return {job: state for job, state in states.items() if state not in ENDED}
-
-
 def submit(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> tuple[dict[Path, Queued], list[Outcome], bool]:
     """Submit all jobs, as arrays of those with equal needs, no array larger than the cluster allows.
 
@@ -101,7 +102,7 @@ def submit(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> tuple[dict[Pa
 
     Raises:
         SlurmError: SLURM is not there.
-        ConfigError: the `slurm` section is missing, or submitit is.
+        ConfigError: submitit is not installed.
     """
     check_available()
     folder = sweep_folder / "slurm"
@@ -149,15 +150,16 @@ def wait_for(jobs: Sequence[Job], submitted: dict[Path, Queued]) -> Iterator[Out
     pending = {job.folder: job for job in jobs if job.folder in submitted}
     unseen = dict.fromkeys(pending, 0)
     delay, total = _POLL_S[0], len(pending)
+    cluster = next((queued.cluster for queued in submitted.values()), "")
     with Progress(total, "runs", "slurm") as progress:
         while pending:
-            states = job_states([getpass.getuser()])
-            for folder in list(pending) if states is not None else ():
-                assert states is not None
-                gone = submitted[folder].job_id not in live(states)
+            queue = ask_queue(cluster=cluster)
+            for folder in list(pending) if queue is not None else ():
+                assert queue is not None
+                gone = submitted[folder].job_id not in queue.states
                 unseen[folder] = unseen[folder] + 1 if gone else 0
                 if unseen[folder] >= _GONE_AFTER:
-                    outcome = outcome_of(pending.pop(folder), submitted[folder], states)
+                    outcome = outcome_of(pending.pop(folder), submitted[folder], queue)
                     progress.say(describe(outcome))
                     progress.update(total - len(pending))
                     yield outcome
@@ -166,25 +168,24 @@ def wait_for(jobs: Sequence[Job], submitted: dict[Path, Queued]) -> Iterator[Out
                 delay = min(delay * 1.3, _POLL_S[1])
 
 
-def outcome_of(job: Job, queued: Queued, states: dict[str, str]) -> Outcome:
+def outcome_of(job: Job, queued: Queued, queue: Queue) -> Outcome:
     """What became of a job that is no longer in the queue."""
-    record = read_run(job.folder, Queue(queued.cluster, frozenset([queued.user]), live(states)))
+    record = read_run(job.folder, queue)
     if record.state == "running":
         return Outcome.of(job, record, state="elsewhere", skipped=True, error="another process works on it")
     begun = record.attempt > queued.attempt
     if begun and record.state in ("finished", "failed", "budget_exhausted"):
         return Outcome.of(job, record)
-    word = states.get(queued.job_id) or accounted_states([queued.job_id]).get(queued.job_id, "")
+    word = ended_states([queued.job_id], queue).get(queued.job_id, "")
     error = record.error if begun else f"job {queued.job_id} left the queue before the run had started"
     state = record.state if begun else "lost"
     return Outcome.of(job, record, state=state, error=f"{error} (SLURM: {word})" if word else error)
 
 
-def known_states(records: Sequence[RunRecord]) -> dict[str, str]:
-    """SLURM's word for the job of each record, from the queue and, for older ones, the accounting database."""
-    ids = {record.job_id for record in records if record.job_id and record.launcher == "slurm"}
-    states = job_states([getpass.getuser()]) or {} if ids and available() else {}
-    return accounted_states(sorted(ids - states.keys())) | states
+def ended_states(ids: Iterable[str], queue: Queue) -> dict[str, str]:
+    """SLURM's word for jobs that are over, from the queue and, for older ones, the accounting database."""
+    known = {job: queue.ended[job] for job in ids if job in queue.ended}
+    return accounted_states(sorted(set(ids) - known.keys())) | known
 
 
 def cancel(ids: Sequence[str]) -> None:
