@@ -5,7 +5,7 @@ import numpy as np
 from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import Channel, EnvSpec, MechanismSpec, Parameter
+from llmrl.core.spaces import Channel, EnvSpec, Parameter, ParameterSpace
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 
@@ -29,7 +29,7 @@ def spec(mechanism, name="toy", contexts=(), metrics=None, actions=("stay", "go"
 def toy(d=2, contexts=(), low=-1.0, high=3.0):
     """d numbers in [low, high]."""
     numbers = tuple(Parameter(f"x{i}", low, high, "units", f"knob number {i}") for i in range(d))
-    return spec(MechanismSpec("knobs", numbers), contexts=contexts, metrics={"level": "last", "moves": "sum"})
+    return spec(ParameterSpace("knobs", numbers), contexts=contexts, metrics={"level": "last", "moves": "sum"})
 
 
 def outcome(spec, vector, context=None, value=None, n=1):

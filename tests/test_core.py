@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import MechanismSpec, Parameter
+from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.networks import categorical
 
-SPEC = MechanismSpec(
+SPEC = ParameterSpace(
     "tax",
     (Parameter("low", 0.0, 1.0, "rate", "paid by the poor"), Parameter("high", -2.0, 3.0, "rate", "paid by the rich")),
 )

@@ -35,7 +35,7 @@ def test_each_fault_makes_a_reply_invalid(fault, sign):
     [text] = replies(1, **{fault: 1.0})
     assert sign(text)
     principal = LLMPrincipal(CLEANUP, scripted(**{fault: 1.0}))
-    principal.ask()
+    principal.ask()[0]
     assert principal.asker.counters["invalid_replies"] == 2 and principal.asker.counters["fallbacks"] == 1
 
 
@@ -104,8 +104,8 @@ def test_a_principal_learns_from_half_of_its_replies():
     principal = LLMPrincipal(toy(), scripted(malformed=0.3, out_of_range=0.1, truncated=0.1))
     values = []
     for _ in range(60):
-        result = outcome(toy(), principal.ask())
-        principal.tell(result)
+        result = outcome(toy(), principal.ask()[0])
+        principal.tell([result])
         values.append(result.value)
     counters = principal.asker.counters
     assert counters["repairs"] > 5 and counters["fallbacks"] > 5

@@ -60,13 +60,13 @@ class TestGrid:
         ],
     )
     def test_default_sizes(self, principal, spec, arms):
-        assert principal(spec, Seeds(0)).counts.shape == arms
+        assert principal(spec.proposals, Seeds(0)).counts.shape == arms
 
 
 def play(principal, spec, payoffs, context=None):
     """Tell the payoffs of given arms; returns the last metrics."""
     for arm, payoff in payoffs:
-        metrics = principal.tell(outcome(spec, principal.grid.vector(arm), context, payoff))
+        metrics = principal.tell([outcome(spec, principal.grid.vector(arm), context, payoff)])
     return metrics
 
 
@@ -76,7 +76,7 @@ arm_payoffs = st.lists(st.tuples(st.integers(0, 8), st.floats(-50, 50)), min_siz
 @given(arm_payoffs)
 def test_counts_and_means(payoffs):
     spec = toy()
-    principal = EpsilonGreedyPrincipal(spec, Seeds(0), points=3)
+    principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), points=3)
     metrics = play(principal, spec, payoffs)
     means = {arm: np.mean([p for a, p in payoffs if a == arm]) for arm, _ in payoffs}
     for arm, mean in means.items():
@@ -90,31 +90,33 @@ class TestEpsilonGreedy:
     def test_greedy_among_played_arms_whatever_the_sign(self):
         for sign in (1, -1):
             spec = toy()
-            principal = EpsilonGreedyPrincipal(spec, Seeds(0), epsilon=0.0, points=3)
+            principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), epsilon=0.0, points=3)
             play(principal, spec, [(4, 20.0 * sign), (7, 30.0 * sign)])
-            assert principal.grid.arm(principal.ask()) == (7 if sign == 1 else 4)
+            assert principal.grid.arm(principal.ask()[0]) == (7 if sign == 1 else 4)
 
     def test_initial_value_makes_it_optimistic_and_first_breaks_ties_in_order(self):
         spec = toy()
-        principal = EpsilonGreedyPrincipal(spec, Seeds(0), epsilon=0.0, points=3, initial_value=0.0, ties="first")
+        principal = EpsilonGreedyPrincipal(
+            spec.proposals, Seeds(0), epsilon=0.0, points=3, initial_value=0.0, ties="first"
+        )
         arms = []
         for _ in range(4):
-            vector = principal.ask()
+            vector = principal.ask()[0]
             arms.append(principal.grid.arm(vector))
-            principal.tell(outcome(spec, vector, value=-5.0))
+            principal.tell([outcome(spec, vector, value=-5.0)])
         assert arms == [0, 1, 2, 3]
 
     def test_ties_are_broken_at_random(self):
         spec = toy()
-        principal = EpsilonGreedyPrincipal(spec, Seeds(0), epsilon=0.0, points=3)
+        principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), epsilon=0.0, points=3)
         play(principal, spec, [(2, 1.0), (5, 1.0)])
-        assert {principal.grid.arm(principal.ask()) for _ in range(50)} == {2, 5}
+        assert {principal.grid.arm(principal.ask()[0]) for _ in range(50)} == {2, 5}
 
     def test_epsilon_is_the_chance_of_a_random_arm(self):
         spec = toy()
-        principal = EpsilonGreedyPrincipal(spec, Seeds(0), epsilon=0.3, points=3)
+        principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), epsilon=0.3, points=3)
         play(principal, spec, [(4, 1.0)])
-        arms = np.array([principal.grid.arm(principal.ask()) for _ in range(4000)])
+        arms = np.array([principal.grid.arm(principal.ask()[0]) for _ in range(4000)])
         # Away from arm 4 with probability 0.3 x 8/9; the bound is 5 standard errors.
         assert abs((arms != 4).mean() - 0.3 * 8 / 9) < 5 * 0.007
 
@@ -124,7 +126,7 @@ class TestUCB:
     @given(arm_payoffs, st.floats(0, 3), st.one_of(st.none(), st.floats(0.1, 9)))
     def test_index_is_the_closed_form(self, payoffs, coefficient, scale):
         spec = toy()
-        principal = UCBPrincipal(spec, Seeds(0), coefficient, scale, points=3)
+        principal = UCBPrincipal(spec.proposals, Seeds(0), coefficient, scale, points=3)
         play(principal, spec, payoffs)
         values = [payoff for _, payoff in payoffs]
         size = max(values) - min(values) if scale is None else scale
@@ -136,19 +138,19 @@ class TestUCB:
     @pytest.mark.parametrize("order", ["ascending", "shuffled"])
     def test_every_arm_once_then_the_highest_index(self, order):
         spec = toy()
-        principal = UCBPrincipal(spec, Seeds(3), points=3, arm_order=order)
+        principal = UCBPrincipal(spec.proposals, Seeds(3), points=3, arm_order=order)
         arms = []
         for _ in range(9):
-            vector = principal.ask()
+            vector = principal.ask()[0]
             arms.append(principal.grid.arm(vector))
-            principal.tell(outcome(spec, vector))
+            principal.tell([outcome(spec, vector)])
         assert sorted(arms) == list(range(9))
         assert (arms == list(range(9))) is (order == "ascending")
-        assert principal.grid.arm(principal.ask()) == int(principal.index(0).argmax())
+        assert principal.grid.arm(principal.ask()[0]) == int(principal.index(0).argmax())
 
     def test_the_order_differs_between_contexts_and_seeds(self):
         spec = toy(contexts=("a", "b"))
-        orders = [UCBPrincipal(spec, Seeds(seed), points=5).order for seed in (0, 1)]
+        orders = [UCBPrincipal(spec.proposals, Seeds(seed), points=5).order for seed in (0, 1)]
         assert not np.array_equal(orders[0][0], orders[0][1]) and not np.array_equal(orders[0], orders[1])
 
     def test_shared_counter(self):
@@ -156,7 +158,7 @@ class TestUCB:
         payoffs = [(arm, float(arm)) for arm in range(4)]
         bonus = {}
         for shared in (False, True):
-            principal = UCBPrincipal(spec, Seeds(0), 1.0, 1.0, points=2, shared_counter=shared)
+            principal = UCBPrincipal(spec.proposals, Seeds(0), 1.0, 1.0, points=2, shared_counter=shared)
             play(principal, spec, payoffs, context=0)
             play(principal, spec, payoffs * 2, context=1)
             bonus[shared] = principal.index(0)[3] - 3.0
@@ -168,7 +170,7 @@ class TestThompson:
     @given(arm_payoffs, st.floats(-5, 5), st.floats(0.01, 3), st.floats(0.5, 4), st.floats(0.5, 50))
     def test_posterior_is_the_closed_form(self, payoffs, m0, n0, a0, b0):
         spec = toy()
-        principal = ThompsonPrincipal(spec, Seeds(0), 3, m0, n0, a0, b0)
+        principal = ThompsonPrincipal(spec.proposals, Seeds(0), 3, m0, n0, a0, b0)
         play(principal, spec, payoffs)
         mean, strength, shape, rate = principal.posterior(0)
         for arm in range(9):
@@ -181,19 +183,19 @@ class TestThompson:
 
     def test_integer_posterior_is_truncated(self):
         spec = toy()
-        principal = ThompsonPrincipal(spec, Seeds(0), 3, integer_posterior=True)
+        principal = ThompsonPrincipal(spec.proposals, Seeds(0), 3, integer_posterior=True)
         play(principal, spec, [(0, -3.9), (1, 3.9)])
         mean, _, _, rate = principal.posterior(0)
         assert mean[:2].tolist() == [-3.0, 3.0] and (rate == np.trunc(rate)).all()
 
     def test_draws_have_the_moments_of_the_posterior(self, monkeypatch):
         spec = toy(d=1)
-        principal = ThompsonPrincipal(spec, Seeds(0), 2, prior_shape=4.0, prior_rate=9.0)
+        principal = ThompsonPrincipal(spec.proposals, Seeds(0), 2, prior_shape=4.0, prior_rate=9.0)
         play(principal, spec, [(0, 5.0), (0, 7.0), (0, 6.0)])
         drawn = []
         monkeypatch.setattr(principal, "_argmax", lambda values: drawn.append(values[0]) or 0)
         for _ in range(4000):
-            principal.ask()
+            principal.ask()[0]
         mean, strength, shape, rate = (x[0] for x in principal.posterior(0))
         # The marginal is Student's t with 2 shape degrees of freedom.
         variance = rate / (strength * shape) * (2 * shape) / (2 * shape - 2)

@@ -25,12 +25,12 @@ def example(page: str) -> dict:
 
 def test_principal_of_ones_own():
     society = toy()
-    principal = example("principals.md")["HillClimber"](society, Seeds(0), step=0.2)
+    principal = example("principals.md")["HillClimber"](society.proposals, Seeds(0), step=0.2)
     assert isinstance(principal, Proposer)
     values = []
     for _ in range(60):
-        told = outcome(society, society.mechanism.check(principal.ask()))
-        principal.tell(told)
+        told = outcome(society, society.mechanism.check(principal.ask()[0]))
+        principal.tell([told])
         values.append(told.value)
     assert np.max(values) > values[0] + 0.5
 

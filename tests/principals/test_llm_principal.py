@@ -8,7 +8,7 @@ import pytest
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatRequest
-from llmrl.core.spaces import MechanismSpec, Parameter
+from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.llms.client import ChatClient
 from llmrl.llms.structured import InvalidReply
 from llmrl.principals.llm import LLMPrincipal
@@ -24,7 +24,7 @@ def told(society, vectors, n=2, **kwargs):
     principal = LLMPrincipal(society, scripted(), **kwargs)
     for i, vector in enumerate(vectors):
         context = i % len(society.contexts) if society.contexts else None
-        principal.tell(outcome(society, np.array(vector, dtype=float), context, n=n))
+        principal.tell([outcome(society, np.array(vector, dtype=float), context, n=n)])
     return principal
 
 
@@ -54,7 +54,7 @@ def test_every_number_is_explained(name):
 
 def test_payoffs_keep_their_fractions():
     principal = LLMPrincipal(CLEANUP, scripted())
-    principal.tell(outcome(CLEANUP, np.array([1 / 3, 0.0, 3.0]), value=-0.4375))
+    principal.tell([outcome(CLEANUP, np.array([1 / 3, 0.0, 3.0]), value=-0.4375)])
     assert "Generation 1: eat=0.3333, clean=0, other=3 -> payoff -0.4375;" in principal.question(None).text
 
 
@@ -99,7 +99,7 @@ class TestHistory:
         model = Echo(max_tokens=100)
         principal = LLMPrincipal(toy(), ChatClient(model), history=history)
         for vector in self.VECTORS:
-            principal.tell(outcome(toy(), np.array(vector), n=2))
+            principal.tell([outcome(toy(), np.array(vector), n=2)])
         records = principal.history.select(history, 50)
         prompts = [principal._render(None, records, n).text for n in range(7)]
         tokens = [model.count_tokens([{"role": "user", "content": prompt}]) for prompt in prompts]
@@ -110,13 +110,13 @@ class TestHistory:
         assert [int(n) for n in shown] == expected
         assert f"There is room for 3 of the 6 proposals: {words} of them are shown." in prompt
         assert "Proposals made so far: 6" in prompt
-        assert principal.tell(outcome(toy(), np.zeros(2)))["llm/trimmed_prompts"] == 1
+        assert principal.tell([outcome(toy(), np.zeros(2))])["llm/trimmed_prompts"] == 1
 
     def test_short_episodes(self):
         principal = told(toy(), [])
         result = outcome(toy(), np.zeros(2))
         result.trajectories["level"] = np.array([5.0, 7.0])
-        principal.tell(result)
+        principal.tell([result])
         assert "level at 25/50/75/100 % of the episode: 5, 5, 7, 7" in principal.question(None).text
 
 
@@ -149,7 +149,7 @@ class TestParsing:
 
     def test_names_need_not_be_identifiers(self):
         names = ("rate 1", "class", "model_dump", "_x")
-        society = spec(MechanismSpec("odd", tuple(Parameter(n, 0.0, 1.0, "u", "d") for n in names)))
+        society = spec(ParameterSpace("odd", tuple(Parameter(n, 0.0, 1.0, "u", "d") for n in names)))
         principal = LLMPrincipal(society, scripted())
         assert list(principal.asker.schema["properties"]) == ["reasoning", *names]
         assert principal.parse(json.dumps(dict.fromkeys(names, 0.5))).tolist() == [0.5] * 4
@@ -164,13 +164,13 @@ class TestConversation:
         return LLMPrincipal(toy(), connected(server), **kwargs)
 
     def counters(self, principal):
-        metrics = principal.tell(outcome(toy(), np.zeros(2)))
+        metrics = principal.tell([outcome(toy(), np.zeros(2))])
         return [metrics[f"llm/{name}"] for name in ("invalid_replies", "repairs", "fallbacks")]
 
     def test_valid_at_once(self):
         with FakeOpenAIServer(lambda messages: self.GOOD) as server:
             principal = self.principal(server)
-            assert principal.ask().tolist() == [1.0, 2.0]
+            assert principal.ask()[0].tolist() == [1.0, 2.0]
         [request] = server.requests
         assert request["response_format"]["json_schema"]["schema"]["required"] == ["reasoning", "x0", "x1"]
         assert self.counters(principal) == [0, 0, 0]
@@ -179,7 +179,7 @@ class TestConversation:
         bad = '{"x0": 9.0, "x1": 2.0}'
         with FakeOpenAIServer(lambda messages: bad if len(messages) == 1 else self.GOOD) as server:
             principal = self.principal(server)
-            assert principal.ask().tolist() == [1.0, 2.0]
+            assert principal.ask()[0].tolist() == [1.0, 2.0]
         first, second = (request["messages"] for request in server.requests)
         assert second[:1] == first and second[1] == {"role": "assistant", "content": bad}
         assert "x0=9 is outside [-1, 3] (units)" in second[2]["content"]
@@ -188,17 +188,17 @@ class TestConversation:
     def test_fallback_is_the_middle_and_later_the_best(self):
         with FakeOpenAIServer(lambda messages: "") as server:
             principal = self.principal(server)
-            assert principal.ask().tolist() == [1.0, 1.0]
-            principal.tell(outcome(toy(), np.array([2.0, 2.0])))
-            principal.tell(outcome(toy(), np.array([0.0, 0.0])))
-            assert principal.ask().tolist() == [2.0, 2.0]
+            assert principal.ask()[0].tolist() == [1.0, 1.0]
+            principal.tell([outcome(toy(), np.array([2.0, 2.0]))])
+            principal.tell([outcome(toy(), np.array([0.0, 0.0]))])
+            assert principal.ask()[0].tolist() == [2.0, 2.0]
         assert server.requests[1]["messages"][1]["content"] == "(empty reply)"
         assert self.counters(principal) == [4, 0, 2]
 
     def test_no_repair_turns(self):
         with FakeOpenAIServer(lambda messages: "no") as server:
             principal = self.principal(server, repair_turns=0)
-            principal.ask()
+            principal.ask()[0]
         assert len(server.requests) == 1 and self.counters(principal) == [1, 0, 1]
 
     def test_an_outage_is_an_error_not_a_fallback(self):
@@ -206,21 +206,21 @@ class TestConversation:
             server.faults += ["503"]
             principal = self.principal(server)
             with pytest.raises(LLMError, match="503"):
-                principal.ask()
+                principal.ask()[0]
         assert self.counters(principal) == [0, 0, 0]
 
     def test_replies_are_never_templates(self):
         with FakeOpenAIServer(lambda messages: "{{ 7 * 7 }} {% raise %}") as server:
-            self.principal(server).ask()
+            self.principal(server).ask()[0]
         assert server.requests[1]["messages"][1]["content"] == "{{ 7 * 7 }} {% raise %}"
 
 
 def test_fallback_is_per_context():
     society = toy(contexts=("a", "b"))
     principal = LLMPrincipal(society, scripted(empty=1.0))
-    principal.tell(outcome(society, np.array([2.0, 2.0]), context=0))
-    assert principal.ask(0).tolist() == [2.0, 2.0]
-    assert principal.ask(1).tolist() == [1.0, 1.0]
+    principal.tell([outcome(society, np.array([2.0, 2.0]), context=0)])
+    assert principal.ask(0)[0].tolist() == [2.0, 2.0]
+    assert principal.ask(1)[0].tolist() == [1.0, 1.0]
 
 
 def test_refusals():
@@ -229,7 +229,7 @@ def test_refusals():
     with pytest.raises(ConfigError, match=r"principal\.prompt=haiku does not exist; there are .*cleanup.*generic"):
         LLMPrincipal(toy(), scripted(), prompt="haiku")
     with pytest.raises(ConfigError, match="'reasoning'"):
-        LLMPrincipal(spec(MechanismSpec("m", (Parameter("reasoning", 0, 1, "u", "d"),))), scripted())
+        LLMPrincipal(spec(ParameterSpace("m", (Parameter("reasoning", 0, 1, "u", "d"),))), scripted())
 
 
 class TestScripted:
@@ -240,9 +240,9 @@ class TestScripted:
         payoffs = []
         for i in range(40):
             context = i % len(society.contexts) if society.contexts else None
-            vector = principal.ask(context)
+            vector = principal.ask(context)[0]
             result = outcome(society, vector, context)
-            principal.tell(result)
+            principal.tell([result])
             payoffs.append(result.value)
         assert principal.asker.counters == dict.fromkeys(
             ("invalid_replies", "repairs", "fallbacks", "trimmed_prompts"), 0
@@ -253,15 +253,15 @@ class TestScripted:
         principal = LLMPrincipal(CLEANUP, scripted())
         asked = []
         for _ in range(5):
-            asked.append(principal.ask().tolist())
-            principal.tell(outcome(CLEANUP, np.array(asked[-1])))
+            asked.append(principal.ask()[0].tolist())
+            principal.tell([outcome(CLEANUP, np.array(asked[-1]))])
         assert asked == [[1.5, 1.5, 1.5], [0, 0, 0], [3, 0, 0], [0, 3, 0], [0, 0, 3]]
 
     def test_bounds_need_not_be_round(self):
         society = toy(low=-1 / 3, high=2 / 3)
         principal = LLMPrincipal(society, scripted())
         for _ in range(30):
-            principal.tell(outcome(society, principal.ask()))
+            principal.tell([outcome(society, principal.ask()[0])])
         assert principal.asker.counters["invalid_replies"] == 0
 
     def test_other_questions_are_refused(self):

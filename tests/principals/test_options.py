@@ -16,7 +16,7 @@ from llmrl.llms.provider import Provider
 from models import Echo, ask, scripted
 from societies import CLEANUP, ESCAPE_ROOM, outcome
 
-INJECTED = {"self", "spec", "seeds", "llm", "device", "prompt_folder"}
+INJECTED = {"self", "spec", "space", "seeds", "llm", "device", "prompt_folder"}
 
 
 def options(group):
@@ -30,7 +30,7 @@ PRINCIPALS, LLMS = options("principal"), options("llm")
 
 
 def builder(spec):
-    return Builder({"spec": spec, "seeds": Seeds(0), "llm": scripted(), "device": "cpu"})
+    return Builder({"spec": spec, "space": spec.proposals, "seeds": Seeds(0), "llm": scripted(), "device": "cpu"})
 
 
 @pytest.mark.parametrize("spec", [CLEANUP, ESCAPE_ROOM], ids=lambda spec: spec.name)
@@ -39,8 +39,8 @@ def test_principals(name, spec):
     principal = builder(spec).build(PRINCIPALS[name], "principal")
     assert isinstance(principal, Proposer)
     context = 0 if spec.contexts else None
-    vector = spec.mechanism.check(principal.ask(context))
-    metrics = principal.tell(outcome(spec, vector, context))
+    vector = spec.mechanism.check(principal.ask(context)[0])
+    metrics = principal.tell([outcome(spec, vector, context)])
     assert all(isinstance(value, float) for value in metrics.values())
 
 

@@ -21,12 +21,12 @@ from models import scripted
 from societies import CLEANUP, outcome, spec, toy
 
 MAKE = {
-    "fixed": lambda spec, seeds: FixedPrincipal(spec),
-    "random": lambda spec, seeds: RandomPrincipal(spec, seeds),
-    "random_grid": lambda spec, seeds: RandomPrincipal(spec, seeds, points=5),
-    "egreedy": lambda spec, seeds: EpsilonGreedyPrincipal(spec, seeds, points=5, epsilon=0.3),
-    "ucb": lambda spec, seeds: UCBPrincipal(spec, seeds, points=3),
-    "thompson": lambda spec, seeds: ThompsonPrincipal(spec, seeds, points=5, prior_rate=1.0),
+    "fixed": lambda spec, seeds: FixedPrincipal(spec.proposals),
+    "random": lambda spec, seeds: RandomPrincipal(spec.proposals, seeds),
+    "random_grid": lambda spec, seeds: RandomPrincipal(spec.proposals, seeds, points=5),
+    "egreedy": lambda spec, seeds: EpsilonGreedyPrincipal(spec.proposals, seeds, points=5, epsilon=0.3),
+    "ucb": lambda spec, seeds: UCBPrincipal(spec.proposals, seeds, points=3),
+    "thompson": lambda spec, seeds: ThompsonPrincipal(spec.proposals, seeds, points=5, prior_rate=1.0),
     "llm": lambda spec, seeds: LLMPrincipal(spec, scripted()),
 }
 CONTEXTS = {"plain": (), "contextual": ("calm", "storm")}
@@ -37,11 +37,11 @@ def play(principal, spec, contexts, steps, n=1):
     rows = []
     for _ in range(steps):
         context = int(contexts.integers(len(spec.contexts))) if spec.contexts else None
-        vector = principal.ask(context)
+        [vector] = principal.ask(context)
         spec.mechanism.check(vector)
         assert vector.dtype == np.float64 and vector.shape == (spec.mechanism.dim,)
         told = outcome(spec, vector, context, n=n)
-        rows.append((vector.tolist(), told.value, principal.tell(told)))
+        rows.append((vector.tolist(), told.value, principal.tell([told])))
     return rows
 
 
@@ -99,10 +99,10 @@ def test_same_seed_same_proposals(name):
 def test_unknown_contexts_are_refused(name):
     principal = MAKE[name](toy(contexts=("calm", "storm")), Seeds(0))
     for wrong in (None, -1, 2):
-        with pytest.raises(ValueError, match=r"context .* is none of toy's 2 contexts"):
-            principal.ask(wrong)
+        with pytest.raises(ValueError, match=r"context .* is none of knobs's 2 contexts"):
+            principal.ask(wrong)[0]
     with pytest.raises(ValueError, match="0 contexts"):
-        MAKE[name](toy(), Seeds(0)).ask(0)
+        MAKE[name](toy(), Seeds(0)).ask(0)[0]
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -112,23 +112,23 @@ def test_protocol(name):
 
 @pytest.mark.parametrize("name", MAKE)
 def test_an_environment_without_mechanism_is_refused(name):
-    with pytest.raises(ConfigError, match=r"nothing to set in env=bare.*cleanup, harvest, escape_room"):
+    with pytest.raises(ConfigError, match=r"env=bare has no mechanism"):
         MAKE[name](spec(None, name="bare"), Seeds(0))
 
 
 class TestFixed:
     def test_values(self):
-        assert FixedPrincipal(CLEANUP, [0.0, 3.0, 1.5]).ask().tolist() == [0.0, 3.0, 1.5]
-        assert FixedPrincipal(toy()).ask().tolist() == [-1.0, -1.0]
+        assert FixedPrincipal(CLEANUP.proposals, [0.0, 3.0, 1.5]).ask()[0].tolist() == [0.0, 3.0, 1.5]
+        assert FixedPrincipal(toy().proposals).ask()[0].tolist() == [-1.0, -1.0]
 
     def test_contexts(self):
-        principal = FixedPrincipal(toy(contexts=("a", "b")), contexts=[[0, 1], [2, 3]])
-        assert principal.ask(0).tolist() == [0, 1] and principal.ask(1).tolist() == [2, 3]
+        principal = FixedPrincipal(toy(contexts=("a", "b")).proposals, contexts=[[0, 1], [2, 3]])
+        assert principal.ask(0)[0].tolist() == [0, 1] and principal.ask(1)[0].tolist() == [2, 3]
 
     def test_the_caller_cannot_change_it(self):
-        principal = FixedPrincipal(toy())
+        principal = FixedPrincipal(toy().proposals)
         principal.ask()[:] = 2.0
-        assert principal.ask().tolist() == [-1.0, -1.0]
+        assert principal.ask()[0].tolist() == [-1.0, -1.0]
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -141,14 +141,16 @@ class TestFixed:
     )
     def test_refusals(self, arguments, message):
         with pytest.raises(ConfigError, match=message):
-            FixedPrincipal(CLEANUP, **arguments)
+            FixedPrincipal(CLEANUP.proposals, **arguments)
 
 
 def test_random_covers_the_box_or_the_grid():
     society = toy()
-    free = np.array([row[0] for row in play(RandomPrincipal(society, Seeds(0)), society, None, 300)])
+    free = np.array([row[0] for row in play(RandomPrincipal(society.proposals, Seeds(0)), society, None, 300)])
     assert free.min() < -0.9 and free.max() > 2.9 and len(np.unique(free)) == 600
-    grid = np.array([row[0] for row in play(RandomPrincipal(society, Seeds(0), points=3), society, None, 100)])
+    grid = np.array(
+        [row[0] for row in play(RandomPrincipal(society.proposals, Seeds(0), points=3), society, None, 100)]
+    )
     assert np.unique(grid).tolist() == [-1.0, 1.0, 3.0]
 
 

@@ -111,7 +111,7 @@ class PPOAgent:
             self._ppo.load_state_dict(state["learner"])
 
     def _start_from(self, run: Path, parts: str) -> None:
-        saved = saved_state(run)[1].get("agent", {}).get("policy")
+        saved = saved_state(run)[1].get("agents", [{}])[-1].get("policy")
         if saved is None:
             raise ConfigError(f"agent.init_from={run}: that run's agent has no weights to start from")
         if parts == "core":

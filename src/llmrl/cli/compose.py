@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -24,10 +24,11 @@ POLICIES = ("cache", "cache_dir", "share_replies", "failures", "retry", "limits"
 
 @dataclass
 class Parts:
-    """What one experiment is made of; `llm` is None when no part asks for a model."""
+    """What one experiment is made of: one agent for each proposal that is tried at once (else one); `llm` is None when
+    no part asks for a model."""
 
     env: VecEnv
-    agent: Agent
+    agents: Sequence[Agent]
     principal: Proposer | None
     teacher: Teacher | None
     llm: ChatModel | Scorer | None
@@ -169,15 +170,22 @@ def build_parts(
         builder = Builder({**offered, "seeds": seeds.child("agent"), "teacher": teacher}, trusted)
         if teacher is not None and not builder.needs(config["agent"], "teacher", "agent"):
             raise ConfigError("a teacher is one more loss of a learning agent; use agent=ppo, or teacher=none")
-        agent = builder.build(config["agent"], "agent")
+        societies = config["design"]["candidates"] if governed and not play_only else 1
+        if societies > 1:
+            own = replace(env.spec, n_envs=env.spec.games_per_group(societies))
+            builder = Builder({**offered, "spec": own, "seeds": seeds.child("agent"), "teacher": teacher}, trusted)
+        agents = [builder.build(config["agent"], "agent") for _ in range(societies)]
         # A principal is told the objective it is judged on.
-        offered["spec"] = replace(env.spec, objective=config["design"]["objective"] or env.spec.objective)
+        objective = config["design"]["objective"] or env.spec.objective
+        offered["spec"] = replace(env.spec, objective=objective, spending_cost=config["design"]["spending_cost"])
+        if governed:
+            offered["space"] = env.spec.proposals
         builder = Builder({**offered, "seeds": seeds.child("principal")}, trusted)
         principal = None if play_only else builder.build(config["principal"], "principal")
     except BaseException:
         env.close()
         raise
-    return Parts(env, agent, principal, teacher, llm, device)
+    return Parts(env, agents, principal, teacher, llm, device)
 
 
 def build_loop(config: Config, parts: Parts) -> Loop:
@@ -187,7 +195,7 @@ def build_loop(config: Config, parts: Parts) -> Loop:
 
     injected: dict[str, Any] = {
         "env": parts.env,
-        "agent": parts.agent,
+        "agents": parts.agents,
         "seeds": Seeds(config["seed"]).child("loop"),
         "device": parts.device,
         "meter": parts.llm if isinstance(parts.llm, Meter) else None,

@@ -45,7 +45,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.core.seeding import Seeds
     from llmrl.envs.recorder import Recorder
     from llmrl.learners.rollout import Collector, Episode
-    from llmrl.loops.welfare import episode_welfare, summarize
+    from llmrl.loops.welfare import episode_welfare, measures, summarize, summarize_welfare
     from llmrl.run.content import saved_state
     from llmrl.run.evaluation import write_evaluation
     from llmrl.run.files import write_json
@@ -58,13 +58,15 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     llm = build_llm({**config, "principal": {"_target_": None}}, folder=None)
     parts = build_parts(config, llm, render=args.video, play_only=True)
     try:
-        parts.agent.load_state_dict(state["agent"])
+        [agent] = parts.agents
+        # The last agents are those of the last proposal.
+        agent.load_state_dict(state["agents"][-1])
         spec = parts.env.spec
         mechanism = _mechanism(args.mechanism, state.get("history", []), spec)
         context = _context(args.context, state.get("history", []), spec)
         seeds = Seeds(args.seed).child("evaluate")
         env = Recorder(parts.env) if args.video else parts.env
-        collector = Collector(env, parts.agent.policy, parts.device)
+        collector = Collector(env, agent.policy, parts.device)
         horizon = spec.horizon or 1000
         episodes: list[Episode] = []
         files: list[Path] = []
@@ -82,7 +84,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
             prepare("video")
             collector.collect(min(args.video_steps or horizon, horizon), seeds.torch("video"), learn=False)
             files = env.save(out / "videos", args.fps)
-            collector = Collector(parts.env, parts.agent.policy, parts.device)
+            collector = Collector(parts.env, agent.policy, parts.device)
             env = parts.env
         i = 0
         while len(episodes) < args.episodes:
@@ -92,12 +94,14 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     finally:
         parts.close()
     base = np.array([episode.base_returns for episode in episodes])
-    objective = episode_welfare(base, config["design"]["objective"] or spec.objective)
+    judged = config["design"]["objective"] or spec.objective
+    objective = episode_welfare(episodes, judged, config["design"]["spending_cost"])
     columns = {
-        f"objective ({spec.objective} over agents)": objective,
+        f"objective ({judged})": objective,
         "return per agent": np.array([e.returns.mean() for e in episodes]),
         "base return per agent": base.mean(1),
         "length": np.array([float(e.length) for e in episodes]),
+        **{f"welfare: {name}": x for name, x in measures(episodes).items() if name not in ("mean", "sum")},
         **{name: np.array([e.summaries[name] for e in episodes]) for name in spec.metrics},
     }
     results = {
@@ -118,7 +122,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     rows += [f"{k}," + ",".join(f"{v[k]:.6g}" for v in columns.values()) for k in range(len(episodes))]
     (out / "episodes.csv").write_text("\n".join(rows) + "\n")
     # Under the tags of the evaluations during training, at the step that the run's curves count.
-    scalars = {**summarize(episodes, "evaluation"), "evaluation/objective": float(objective.mean())}
+    scalars = {**summarize(episodes, "evaluation"), **summarize_welfare(episodes)}
+    scalars["evaluation/objective"] = float(objective.mean())
     gif = next((file for file in files if file.name == "world.gif"), None)
     write_evaluation(out, int(state.get("step", iteration)), scalars, gif)
     return {**results, "out": str(out)}

@@ -29,7 +29,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     if spec.mechanism is not None:
         rows.append(("mechanism", spec.mechanism.name))
         rows += [(f"  {p.name}", f"[{p.low:g}, {p.high:g}] {p.unit}") for p in spec.mechanism.parameters]
-    agent = parts.agent.describe()
+    agent = parts.agents[0].describe()
     rows.append(("agent", ", ".join(f"{k}: {v:,}" if isinstance(v, int) else f"{k}: {v}" for k, v in agent.items())))
     rows.append(("principal", "none" if parts.principal is None else type(parts.principal).__name__))
     rows += _llm(parts)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from llmrl.core.records import Act, Array, CallEstimate, ChatReply, ChatRequest, Observation, Outcome, State, Step
-from llmrl.core.spaces import EnvSpec
+from llmrl.core.spaces import EnvSpec, Objective
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,11 @@ class VecEnv(Protocol):
 
     def step(self, action: Array) -> Step:
         """Advance all games by one step; `action` is [n_envs, n_agents] int."""
+        ...
+
+    def pair_games(self, groups: int) -> None:
+        """Let game i of each of `groups` equal groups of games (in order) draw the same random numbers from the next
+        reset on: common random numbers for groups that are compared. 1 makes all games independent."""
         ...
 
     def set_mechanism(self, values: Array) -> None:
@@ -101,6 +106,30 @@ class Agent(Protocol):
 
 
 @runtime_checkable
+class MetaLearner(Protocol):
+    """The learning of agents during one principal step, as a differentiable function of the mechanism's values."""
+
+    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
+        """What `Agent.update` does, keeping how the new weights depend on the values."""
+        ...
+
+    def gradient(
+        self, rollouts: Sequence[Rollout], objective: Objective, spending_cost: float, outcome: Outcome
+    ) -> np.ndarray:
+        """Estimated derivative, [d], of the objective of validation `rollouts` by the values; `outcome` is theirs."""
+        ...
+
+
+@runtime_checkable
+class DifferentiableAgent(Protocol):
+    """An agent whose learning can be differentiated."""
+
+    def meta_learner(self, values: np.ndarray) -> MetaLearner:
+        """The agent's learner for one principal step under mechanism values [d]; it changes the agent's weights."""
+        ...
+
+
+@runtime_checkable
 class Teacher(Protocol):
     """An extra loss that pulls a student's policy somewhere; PPO adds it to its own on every minibatch."""
 
@@ -114,19 +143,32 @@ class Teacher(Protocol):
 
 @runtime_checkable
 class Proposer(Protocol):
-    """Ask/tell: proposes a vector inside bounds, learns its outcome. Principals and policy search are proposers."""
+    """Ask/tell: proposes vectors inside bounds, learns their outcomes. Principals and policy search are proposers.
 
-    def ask(self, context: int | None = None) -> np.ndarray:
-        """The next vector to try, [d], inside the bounds."""
+    `parallel` tells whether it can propose several vectors before it learns the outcome of the first.
+    """
+
+    parallel: bool
+
+    def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
+        """The next vectors to try, [n, d], inside the bounds; `n` is 1 unless `parallel`."""
         ...
 
-    def tell(self, outcome: Outcome) -> dict[str, float]:
-        """Learn what the last vector gave; returns metrics to log."""
+    def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
+        """Learn what the vectors of the last `ask` gave, in their order; returns metrics to log."""
         ...
 
     def state_dict(self) -> State: ...
 
     def load_state_dict(self, state: State) -> None: ...
+
+
+@runtime_checkable
+class GradientProposer(Proposer, Protocol):
+    """A proposer that learns from `Outcome.gradient`, for which the agents' learning must be differentiable."""
+
+    needs_gradient: bool
+    """True."""
 
 
 @runtime_checkable

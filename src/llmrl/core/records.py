@@ -32,6 +32,8 @@ class Step:
         terminated: the game reached an end of its own, [n_envs] bool.
         truncated: the game was cut at its horizon, [n_envs] bool.
         info: per-step numbers named in `EnvSpec.metrics`, each [n_envs].
+        exposure: derivative of `reward` by each of the mechanism's d values, [n_envs, n_agents, d] float32; given
+            where `EnvSpec.exposure` says so.
     """
 
     observation: Observation
@@ -40,6 +42,7 @@ class Step:
     terminated: Array
     truncated: Array
     info: dict[str, Array] = field(default_factory=dict)
+    exposure: Array | None = None
 
 
 @dataclass
@@ -74,6 +77,8 @@ class Outcome:
         returns: base return of each agent, mean over validation episodes, [n_agents].
         trajectories: `EnvSpec.metrics` entries at each step, mean over validation episodes, each [T].
         summaries: the same entries summed up over an episode (see `EnvSpec.metrics`), mean over validation episodes.
+        gradient: estimated derivative of `value` by `vector` through the agents' learning, [d]; only for proposers
+            that ask for it (`GradientProposer`).
     """
 
     vector: np.ndarray
@@ -84,6 +89,7 @@ class Outcome:
     returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
     trajectories: dict[str, np.ndarray] = field(default_factory=dict)
     summaries: dict[str, float] = field(default_factory=dict)
+    gradient: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -11,8 +11,8 @@ import numpy as np
 from llmrl.core.errors import ConfigError
 
 Aggregate = Literal["sum", "mean", "last"]
-Objective = Literal["mean", "sum"]
-"""How per-agent base returns make one number."""
+Objective = Literal["mean", "sum", "minimum", "equality_productivity", "sustainability"]
+"""What a principal is judged on: a measure of an episode's welfare (`llmrl.loops.welfare.measures`)."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One number a principal sets: its name, inclusive bounds, unit and meaning."""
+    """One number a proposer sets: its name, inclusive bounds, unit and meaning."""
 
     name: str
     low: float
@@ -40,11 +40,17 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class MechanismSpec:
-    """The vector a principal sets, in the order of `parameters`."""
+class ParameterSpace:
+    """The vector a proposer sets (a mechanism's numbers, a policy's parameters), in the order of `parameters`.
+
+    Attributes:
+        name: what the vector is, e.g. `tax`.
+        contexts: names of the situations a vector is asked for, each with a best vector of its own; empty: only one.
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
+    contexts: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,6 +69,24 @@ class MechanismSpec:
     @property
     def dim(self) -> int:
         return len(self.parameters)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of a table with one row a context; 1 where there is none."""
+        return max(len(self.contexts), 1)
+
+    def row(self, context: int | None) -> int:
+        """The table row of a context.
+
+        Raises:
+            ValueError: there are contexts and `context` is not one of them, or there are none and one is given.
+        """
+        if not self.contexts and context is None:
+            return 0
+        if context is None or not 0 <= context < len(self.contexts):
+            own = f"{self.name}'s {len(self.contexts)} contexts {self.contexts}"
+            raise ValueError(f"context {context!r} is none of {own}")
+        return context
 
     def check(self, values: object) -> np.ndarray:
         """`values` as float64 [..., d], or a ConfigError naming every number that is out of bounds."""
@@ -96,8 +120,10 @@ class EnvSpec:
         horizon: steps after which an episode is truncated; None where the engine alone decides.
         mechanism: what a principal can set; None where it can set nothing.
         contexts: names of the contexts a principal is told (empty: no context).
-        objective: how per-agent episode returns make the principal's objective by default.
+        objective: what a principal is judged on by default.
+        spending_cost: how much of it the principal loses for each unit of reward its mechanism pays out, >= 0.
         metrics: per-step entries of `Step.info` and how an episode sums them up.
+        exposure: whether `Step.exposure` tells how rewards depend on the mechanism's values.
         deterministic: whether `state_dict` restores the environment exactly.
     """
 
@@ -108,8 +134,34 @@ class EnvSpec:
     n_actions: int
     action_names: tuple[str, ...]
     horizon: int | None
-    mechanism: MechanismSpec | None = None
+    mechanism: ParameterSpace | None = None
     contexts: tuple[str, ...] = ()
     objective: Objective = "mean"
+    spending_cost: float = 0.0
     metrics: Mapping[str, Aggregate] = field(default_factory=dict)
+    exposure: bool = False
     deterministic: bool = True
+
+    def games_per_group(self, groups: int) -> int:
+        """Games of each of `groups` equal groups.
+
+        Raises:
+            ConfigError: the games cannot be divided so.
+        """
+        if groups < 1 or self.n_envs % groups:
+            raise ConfigError(
+                f"{self.n_envs} games cannot be divided into {groups} equal groups: set env.n_envs to a multiple of "
+                f"{groups}, e.g. {max(1, round(self.n_envs / max(groups, 1))) * max(groups, 1)}"
+            )
+        return self.n_envs // groups
+
+    @property
+    def proposals(self) -> ParameterSpace:
+        """What a principal sets here, and in which contexts.
+
+        Raises:
+            ConfigError: there is no mechanism.
+        """
+        if self.mechanism is None:
+            raise ConfigError(f"env={self.name} has no mechanism, so a principal has nothing to set in it")
+        return replace(self.mechanism, contexts=self.contexts)

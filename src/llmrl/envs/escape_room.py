@@ -12,7 +12,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import Aggregate, Channel, EnvSpec, MechanismSpec, Parameter
+from llmrl.core.spaces import Aggregate, Channel, EnvSpec, Parameter, ParameterSpace
 
 DOOR_REWARD = 10.0
 MOVE_REWARD = -1.0
@@ -106,7 +106,9 @@ class EscapeRoom:
             contexts=tuple(f"lever_{i}_works" for i in range(n_levers) if fixed_context in (None, i)),
             objective="sum",
             metrics={**metrics, "door_open": "mean", "incentives_paid": "sum"},
+            exposure=mechanism,
         )
+        self._groups = 1
         self._rng = seeds.numpy("contexts")
         self._next_context = fixed_context  # lever of the episodes to come; None: drawn
         self._incentives = np.zeros((n_envs, n_places))
@@ -121,7 +123,7 @@ class EscapeRoom:
             self._rng = Seeds(seed).numpy("contexts")
         chosen = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
         # A draw for every game, also those that go on, so that what one game draws does not hang on the others.
-        drawn = self._rng.integers(self._n_levers, size=self.spec.n_envs)
+        drawn = np.tile(self._rng.integers(self._n_levers, size=self.spec.n_envs // self._groups), self._groups)
         self._lever[chosen] = drawn[chosen] if self._next_context is None else self._next_context
         self._place[chosen] = self._start
         self._time[chosen] = 0
@@ -167,7 +169,13 @@ class EscapeRoom:
             terminated=np.zeros(n_envs, dtype=bool),
             truncated=self._ended.copy(),
             info={name: value.astype(np.float32) for name, value in info.items()},
+            exposure=self._exposure(active) if self.spec.exposure else None,
         )
+
+    def pair_games(self, groups: int) -> None:
+        """Draw the same contexts in each of `groups` equal groups of games."""
+        self.spec.games_per_group(groups)
+        self._groups = groups
 
     def set_mechanism(self, values: Array) -> None:
         """Pay the incentives `values`, [n_places] in all games or [n_envs, n_places] in each, from the next step on.
@@ -233,6 +241,13 @@ class EscapeRoom:
         cells = self._place + self._n_places * np.arange(n_envs)[:, None]
         return np.bincount(cells.ravel(), minlength=n_envs * self._n_places).reshape(n_envs, self._n_places)
 
+    def _exposure(self, active: np.ndarray) -> np.ndarray:
+        """How much each agent's reward grows with each incentive, [n_envs, n_agents, n_places] float32: one where it
+        is, in games that go on."""
+        here = self._place[:, :, None] == np.arange(self._n_places)
+        exposure: np.ndarray = (here & active[:, None, None]).astype(np.float32)
+        return exposure
+
     def _door_open(self, counts: np.ndarray) -> np.ndarray:
         """Whether the working lever has enough agents, [n_envs]."""
         at_lever = np.take_along_axis(counts, self._lever[:, None], axis=1)[:, 0]
@@ -262,10 +277,10 @@ class EscapeRoom:
             tile[dot] = _agent_colour(int(agent), len(here))
 
 
-def _mechanism(places: tuple[str, ...]) -> MechanismSpec:
+def _mechanism(places: tuple[str, ...]) -> ParameterSpace:
     meaning = "incentive paid to each agent that is at {} after moving"
     parameters = (Parameter(p, 0.0, MAX_INCENTIVE, "reward per step", meaning.format(p)) for p in places)
-    return MechanismSpec("incentives", tuple(parameters))
+    return ParameterSpace("incentives", tuple(parameters))
 
 
 def _agent_colour(agent: int, n_agents: int) -> np.ndarray:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt
 from llmrl.core.records import Array
-from llmrl.core.spaces import Aggregate, MechanismSpec, Parameter
+from llmrl.core.spaces import Aggregate, Parameter, ParameterSpace
 
 Floats = NDArray[np.float32]
 
@@ -71,7 +71,7 @@ class Mechanism(Protocol):
         needs_dirt: whether it pays for cleaning, so that it makes no sense where there is no dirt.
     """
 
-    spec: MechanismSpec
+    spec: ParameterSpace
     metrics: Mapping[str, Aggregate]
     needs_dirt: bool
 
@@ -138,7 +138,7 @@ class BracketedTax:
         ):
             raise ConfigError(f"tax brackets start at 0 and increase, e.g. [0, 3, 5]; got edges={list(edges)}")
         self.window, self.multiplier = window, multiplier
-        self.spec = MechanismSpec("tax", tuple(self._parameter(k) for k in range(len(self.edges))))
+        self.spec = ParameterSpace("tax", tuple(self._parameter(k) for k in range(len(self.edges))))
         self._past: Floats | None = None  # [window, n_envs, n_agents], newest first
 
     def _parameter(self, k: int) -> Parameter:
@@ -220,7 +220,7 @@ class Incentives:
             "clean": f"cleaning {cells}, which is worth {clean_reward:g} before payments",
             "other": "doing anything else, which is worth 0 before payments",
         }
-        self.spec = MechanismSpec(
+        self.spec = ParameterSpace(
             "incentives",
             tuple(
                 Parameter(name, 0.0, max_incentive, "reward per step", f"paid for a step spent {act}")

@@ -35,6 +35,9 @@ class Recorder:
         self._keep(step.observation)
         return step
 
+    def pair_games(self, groups: int) -> None:
+        self.env.pair_games(groups)
+
     def set_mechanism(self, values: Array) -> None:
         self.env.set_mechanism(values)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,12 +23,18 @@ class Episode:
         base_returns: the same before the mechanism, [n_agents].
         length: steps.
         summaries: `EnvSpec.metrics` entries, aggregated as the environment says.
+        gains: steps in which each agent's base reward was positive, [n_agents].
+        gain_times: sum of the indices (from 0) of these steps, [n_agents].
+        game: index of the game.
     """
 
     returns: np.ndarray
     base_returns: np.ndarray
     length: int
     summaries: dict[str, float]
+    gains: np.ndarray
+    gain_times: np.ndarray
+    game: int = 0
 
 
 @dataclass
@@ -39,10 +45,12 @@ class Rollout:
         observation: channels the policy reads; empty where `features` replaces them.
         features: frozen-core features [T, n_envs, n_agents, F], or None.
         action, log_prob, value, reward: [T, n_envs, n_agents].
+        base_reward: reward before the mechanism, [T, n_envs, n_agents].
         terminated, truncated: [T, n_envs] bool.
         next_value: V of the state each step reached (0 where it terminated), [T, n_envs, n_agents].
         info: per-step environment metrics, each [T, n_envs] (NumPy).
         episodes: those that finished in these steps.
+        exposure: derivative of `reward` by the mechanism's values, [T, n_envs, n_agents, d], if it was asked for.
     """
 
     observation: dict[str, torch.Tensor]
@@ -51,27 +59,43 @@ class Rollout:
     log_prob: torch.Tensor
     value: torch.Tensor
     reward: torch.Tensor
+    base_reward: torch.Tensor
     terminated: torch.Tensor
     truncated: torch.Tensor
     next_value: torch.Tensor
     info: dict[str, np.ndarray]
     episodes: list[Episode]
+    exposure: torch.Tensor | None = None
 
 
 @dataclass
 class _Running:
     """Sums of the episodes in progress."""
 
+    _ARRAYS: ClassVar = ("returns", "base_returns", "length", "gains", "gain_times")
+
     returns: np.ndarray
     base_returns: np.ndarray
     length: np.ndarray
+    gains: np.ndarray
+    gain_times: np.ndarray
     info: dict[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def zeros(cls, spec: EnvSpec) -> _Running:
         shape = (spec.n_envs, spec.n_agents)
         info = {name: np.zeros(spec.n_envs) for name in spec.metrics}
-        return cls(np.zeros(shape), np.zeros(shape), np.zeros(spec.n_envs, dtype=np.int64), info)
+        length = np.zeros(spec.n_envs, dtype=np.int64)
+        return cls(np.zeros(shape), np.zeros(shape), length, np.zeros(shape), np.zeros(shape), info)
+
+    def state_dict(self) -> State:
+        arrays = {name: getattr(self, name).copy() for name in self._ARRAYS}
+        return {**arrays, "info": {name: x.copy() for name, x in self.info.items()}}
+
+    @classmethod
+    def from_state(cls, state: State) -> _Running:
+        arrays = {name: np.array(state[name]) for name in cls._ARRAYS}
+        return cls(**arrays, info={name: np.array(x) for name, x in state["info"].items()})
 
 
 class Collector:
@@ -105,15 +129,18 @@ class Collector:
         generator: torch.Generator,
         learn: bool = True,
         on_step: Callable[[], None] | None = None,
+        keep_exposure: bool = False,
     ) -> Rollout:
         """Play `n_steps` steps in every game; without `learn`, observations and values are not kept.
 
-        `on_step` is called after each step (progress displays, frames for a video).
+        `on_step` is called after each step (progress displays, frames for a video). `keep_exposure` keeps what the
+        environment tells about the mechanism's effect (`EnvSpec.exposure`).
         """
         if self._observation is None:
             raise RuntimeError("Collector.reset(seed) must come before the first collect()")
         shape = (n_steps, self.spec.n_envs, self.spec.n_agents)
-        reward = np.zeros(shape, dtype=np.float32)
+        reward, base_reward = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
+        exposure: list[np.ndarray] = []
         terminated = np.zeros(shape[:2], dtype=bool)
         truncated = np.zeros(shape[:2], dtype=bool)
         info = {name: np.zeros(shape[:2], dtype=np.float32) for name in self.spec.metrics}
@@ -146,7 +173,10 @@ class Collector:
                         stored[name][t] = x
             step = self.env.step(act.action.cpu().numpy())
             self._observation = step.observation
-            reward[t], terminated[t] = step.reward, step.terminated
+            reward[t], base_reward[t], terminated[t] = step.reward, step.base_reward, step.terminated
+            if keep_exposure:
+                assert step.exposure is not None
+                exposure.append(step.exposure)
             truncated[t] = np.asarray(step.truncated) & ~np.asarray(step.terminated)
             for name in info:
                 info[name][t] = step.info[name]
@@ -157,7 +187,7 @@ class Collector:
                 if truncated[t].any() or t == n_steps - 1:
                     after = self.policy.values(self._to_tensors(step.observation))
                     next_value[t] = torch.where(self._tensor(terminated[t])[:, None], 0.0, after)
-            self._track(step.base_reward, reward[t], {name: x[t] for name, x in info.items()}, episodes)
+            self._track(base_reward[t], reward[t], {name: x[t] for name, x in info.items()}, episodes)
             if on_step is not None:
                 on_step()
 
@@ -171,11 +201,13 @@ class Collector:
             log_prob=log_prob,
             value=value,
             reward=self._tensor(reward),
+            base_reward=self._tensor(base_reward),
             terminated=self._tensor(terminated),
             truncated=self._tensor(truncated),
             next_value=next_value,
             info=info,
             episodes=episodes,
+            exposure=self._tensor(np.stack(exposure)) if keep_exposure else None,
         )
 
     def state_dict(self) -> State:
@@ -186,12 +218,7 @@ class Collector:
             "env": self.env.state_dict(),
             "observation": self._observation,
             "ended": self._ended.copy(),
-            "running": {
-                "returns": self._running.returns.copy(),
-                "base_returns": self._running.base_returns.copy(),
-                "length": self._running.length.copy(),
-                "info": {name: x.copy() for name, x in self._running.info.items()},
-            },
+            "running": self._running.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -200,13 +227,7 @@ class Collector:
         self.env.load_state_dict(state["env"])
         self._observation = state["observation"]
         self._ended = np.array(state["ended"])
-        running: dict[str, Any] = state["running"]
-        self._running = _Running(
-            np.array(running["returns"]),
-            np.array(running["base_returns"]),
-            np.array(running["length"]),
-            {name: np.array(x) for name, x in running["info"].items()},
-        )
+        self._running = _Running.from_state(state["running"])
 
     def _track(
         self, base_reward: np.ndarray, reward: np.ndarray, info: dict[str, np.ndarray], episodes: list[Episode]
@@ -215,6 +236,9 @@ class Collector:
         run = self._running
         run.returns += reward
         run.base_returns += base_reward
+        gained = base_reward > 0
+        run.gains += gained
+        run.gain_times += gained * run.length[:, None]
         run.length += 1
         for name, how in self.spec.metrics.items():
             run.info[name] = info[name].astype(np.float64) if how == "last" else run.info[name] + info[name]
@@ -224,8 +248,9 @@ class Collector:
                 name: float(run.info[name][i]) / (length if how == "mean" else 1)
                 for name, how in self.spec.metrics.items()
             }
-            episodes.append(Episode(run.returns[i].copy(), run.base_returns[i].copy(), length, summaries))
-            run.returns[i] = run.base_returns[i] = run.length[i] = 0
+            sums = [x[i].copy() for x in (run.returns, run.base_returns, run.gains, run.gain_times)]
+            episodes.append(Episode(sums[0], sums[1], length, summaries, sums[2], sums[3], int(i)))
+            run.returns[i] = run.base_returns[i] = run.length[i] = run.gains[i] = run.gain_times[i] = 0
             for name in run.info:
                 run.info[name][i] = 0
 

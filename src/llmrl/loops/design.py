@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeInt, PositiveInt
-from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, VecEnv
-from llmrl.core.records import CallEstimate, Outcome, State
+from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
+from llmrl.core.protocols import (
+    Agent,
+    DifferentiableAgent,
+    Estimating,
+    GradientProposer,
+    MetaLearner,
+    Meter,
+    Proposer,
+    VecEnv,
+)
+from llmrl.core.records import CallEstimate, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Objective
-from llmrl.learners.rollout import Collector, Rollout
-from llmrl.loops.welfare import episode_welfare, summarize
+from llmrl.learners.rollout import Collector, Episode, Rollout
+from llmrl.learners.side_by_side import SideBySide, split
+from llmrl.loops.scoring import Score, proposal_metrics, score
+from llmrl.loops.welfare import summarize, summarize_welfare
 
 if TYPE_CHECKING:
     from llmrl.run.progress import Progress
@@ -27,36 +39,49 @@ ROWS_PER_STEP = 50
 class DesignLoop:
     """The published protocol (arXiv 2410.08345, algorithm 1), with several games side by side.
 
-    One principal step: propose a vector, reset the agents, adapt for some rounds (every game plays an episode, then
-    one PPO update), validate for some episodes with frozen policies, tell the principal the outcome.
+    One principal step: propose one or several vectors, reset the agents, adapt for some rounds (every game plays an
+    episode, then one update), validate for some episodes with frozen policies, tell the principal the outcomes.
+
+    Several vectors of a step are compared in parallel: each governs an equal share of the games and a society of its
+    own, and all societies start from the same weights and draw the same random numbers.
+
+    A principal that learns from gradients gets one through the agents' updates of the step. The graph of such a step
+    cannot be saved, so a run that is killed within it begins the step anew, with the same numbers.
 
     A round draws random numbers only from the seed sub-tree of its step and index, so a run that was killed continues
     bit for bit from any checkpoint on a deterministic engine.
 
     Args:
-        env, agent, principal: the parts. The environment needs a mechanism and a horizon.
+        env, agents, principal: the parts; one agent a candidate. The environment needs a mechanism and a horizon.
         seeds: root of the loop's random numbers.
         device: of the policy.
         steps: principal steps.
+        candidates: vectors proposed in each.
         adapt_rounds: episodes each game plays, with one update after each, before validation.
-        validate_episodes: episodes the objective is averaged over; rounded up to a multiple of the number of games.
+        validate_episodes: episodes the objective of a vector is averaged over; rounded up to a multiple of its games.
         reset_agents: back to the original weights before every principal step.
-        objective: mean or sum over agents of base returns; None is the environment's own.
+        objective: the measure of welfare the principal is judged on; None is the environment's own.
+        spending_cost: what it loses for each unit of reward that its mechanism pays out beyond what it takes.
         meter: totals of the language model's calls, logged with every principal step; None if none is used.
+
+    Raises:
+        ConfigError: parts that cannot work together.
     """
 
     def __init__(
         self,
         env: VecEnv,
-        agent: Agent,
+        agents: Sequence[Agent],
         principal: Proposer,
         seeds: Seeds,
         device: str,
         steps: PositiveInt,
+        candidates: PositiveInt,
         adapt_rounds: NonNegativeInt,
         validate_episodes: PositiveInt,
         reset_agents: bool,
         objective: Objective | None,
+        spending_cost: NonNegativeFloat = 0.0,
         meter: Meter | None = None,
     ) -> None:
         if env.spec.horizon is None:
@@ -64,19 +89,31 @@ class DesignLoop:
                 f"a principal needs episodes of one length: set env.horizon (e.g. 1000), which is null for "
                 f"env={env.spec.name}"
             )
-        self.env, self.agent, self.principal, self.seeds = env, agent, principal, seeds
-        self.horizon = env.spec.horizon
+        if candidates > 1 and not principal.parallel:
+            raise ConfigError(
+                f"design.candidates={candidates}: {type(principal).__name__} proposes one vector at a time; set "
+                "design.candidates=1, or choose a principal that can propose several (random, egreedy, ucb, thompson, "
+                "gp, cem, cmaes, dual_rl, llm)"
+            )
+        self.env, self.agents, self.principal, self.seeds = env, agents, principal, seeds
+        self.horizon, self.candidates = env.spec.horizon, candidates
         self.steps, self.adapt_rounds, self.reset_agents = steps, adapt_rounds, reset_agents
-        self.validate_rounds = -(-validate_episodes // env.spec.n_envs)
+        self.games = env.spec.games_per_group(candidates)
+        env.pair_games(candidates)
+        self.validate_rounds = -(-validate_episodes // self.games)
         self.objective: Objective = objective or env.spec.objective
+        self.spending_cost = spending_cost
         self.meter = meter
-        self.collector = Collector(env, agent.policy, device)
+        self.differentiable = _differentiable(env, agents[0], principal)
+        policies = [agent.policy for agent in agents]
+        self.collector = Collector(env, policies[0] if candidates == 1 else SideBySide(policies, self.games), device)
         # The progress of the run, all of it in a checkpoint.
         self.step = 0
         self.round = 0
-        self.vector: np.ndarray | None = None
+        self.vectors: np.ndarray | None = None  # [candidates, d]
         self.adapting: dict[str, float] = {}
         self.history: list[dict[str, Any]] = []
+        self._anchor: tuple[int, State] | None = None  # where a step with a graph would begin anew
 
     @property
     def env_steps(self) -> int:
@@ -84,11 +121,11 @@ class DesignLoop:
         return self._env_steps_at(self.steps, 0)
 
     def plan(self) -> list[tuple[str, str]]:
-        games = self.env.spec.n_envs
+        several = "" if self.candidates == 1 else f" of {self.candidates:,} proposals each"
         return [
-            ("  principal steps", f"{self.steps:,}"),
-            ("  adaptation", f"{self.adapt_rounds:,} rounds x {games} games, one update each"),
-            ("  validation", f"{self.validate_rounds * games:,} episodes"),
+            ("  principal steps", f"{self.steps:,}{several}"),
+            ("  adaptation", f"{self.adapt_rounds:,} rounds x {self.games} games a proposal, one update each"),
+            ("  validation", f"{self.validate_rounds * self.games:,} episodes a proposal"),
             ("environment steps", f"{self.env_steps:,}"),
         ]
 
@@ -96,19 +133,20 @@ class DesignLoop:
         return self.principal.estimate(self.steps) if isinstance(self.principal, Estimating) else None
 
     def run(self, run: Run) -> float:
-        """Returns the objective averaged over the last fifth of the principal steps."""
+        """Returns the objective averaged over the proposals of the last fifth of the principal steps."""
         self._restore(run)
         with run.progress(self.env_steps, "steps", "design", self._env_steps_at(self.step, self.round)) as progress:
             while self.step < self.steps:
                 self._principal_step(run, progress)
-        run.checkpoint(self._iteration(), self.state_dict())
+        run.checkpoint(*self._resumable())
         values = [row["objective"] for row in self.history]
-        final = float(np.mean(values[-max(1, len(values) // 5) :]))
+        final = float(np.mean(values[-max(1, self.steps // 5) * self.candidates :]))
         best = self.history[int(np.argmax(values))]
         run.summary = {
             "final_objective": final,
             "best_objective": best["objective"],
             "principal_steps": self.step,
+            "proposals": len(self.history),
             "env_steps": self.env_steps,
             "best": best,
             "history": self.history,
@@ -117,78 +155,91 @@ class DesignLoop:
 
     def _principal_step(self, run: Run, progress: Progress) -> None:
         context = self._context()
-        if self.vector is None:
+        if self.vectors is None:
             with run.saved_if_refused(self._iteration(), self.state_dict):
-                self.vector = self.principal.ask(context)
+                self.vectors = self.principal.ask(context, self.candidates)
             self.adapting = {}
             if self.reset_agents:
-                self.agent.reset()
-        self.env.set_mechanism(self.vector)
+                for agent in self.agents:
+                    agent.reset()
+        if self.differentiable:
+            self._anchor = (self._iteration(), copy.deepcopy({**self.state_dict(), **run.mark()}))
+        self.env.set_mechanism(np.repeat(self.vectors, self.games, axis=0))
         if context is not None:
             self.env.set_context(context)
+        learners: Sequence[Agent | MetaLearner] = self.agents
+        if self.differentiable:
+            learners = [self.differentiable.meta_learner(self.vectors[0])]
         while self.round < self.adapt_rounds:
-            rollout = self._play(run, "adapt", self.round, self.agent.learns, progress)
-            generator = self._seeds("adapt", self.round).torch("minibatches")
-            losses = self.agent.update(rollout, generator) if self.agent.learns else {}
-            self._log_round(run, rollout, losses)
+            learns = self.agents[0].learns
+            rollout = self._play(run, "adapt", self.round, learns, progress)
+            losses = [self._update(*pair) for pair in zip(learners, split(rollout, self.candidates), strict=True)]
+            self._log_round(run, rollout, losses if learns else [])
             self.round += 1
-            run.safe_point(self._iteration(), self.state_dict)
-        rollouts = [self._play(run, "validate", i, False, progress) for i in range(self.validate_rounds)]
-        self._tell(run, context, rollouts)
-        self.step, self.round, self.vector = self.step + 1, 0, None
-        run.safe_point(self._iteration(), self.state_dict)
+            run.safe_point(*self._resumable_later())
+        keep = self.differentiable is not None
+        rollouts = [self._play(run, "validate", i, keep, progress) for i in range(self.validate_rounds)]
+        scores = self._score(context, rollouts)
+        if isinstance(learners[0], MetaLearner):
+            scores[0].outcome.gradient = learners[0].gradient(
+                rollouts, self.objective, self.spending_cost, scores[0].outcome
+            )
+        self._tell(run, scores)
+        self.step, self.round, self.vectors, self._anchor = self.step + 1, 0, None, None
+        run.safe_point(*self._resumable_later())
 
     def _play(self, run: Run, phase: str, index: int, learn: bool, progress: Progress) -> Rollout:
         """One episode in every game; changes nothing that a checkpoint holds."""
 
         def on_step() -> None:
             progress.update(progress.numbers.done + games)
-            run.within_grace(self._iteration(), self.state_dict)
+            run.within_grace(*self._resumable_later())
 
         seeds = self._seeds(phase, index)
         games = self.env.spec.n_envs
         self.collector.reset(seeds.integer("env"))
-        return self.collector.collect(self.horizon, seeds.torch("actions"), learn, on_step=on_step)
+        exposed = self.differentiable is not None
+        return self.collector.collect(self.horizon, seeds.torch("actions"), learn, on_step, keep_exposure=exposed)
 
-    def _tell(self, run: Run, context: int | None, rollouts: list[Rollout]) -> None:
-        """Score the validation episodes, tell the principal, log."""
-        assert self.vector is not None
+    def _update(self, learner: Agent | MetaLearner, rollout: Rollout) -> dict[str, float]:
+        """Every candidate's learner draws the same minibatches."""
+        return learner.update(rollout, self._seeds("adapt", self.round).torch("minibatches"))
+
+    def _score(self, context: int | None, rollouts: Sequence[Rollout]) -> list[Score]:
+        assert self.vectors is not None
+        parts = zip(*(split(rollout, self.candidates) for rollout in rollouts), strict=True)
+        return [
+            score(vector, list(own), self.env.spec, context, self.objective, self.spending_cost)
+            for vector, own in zip(self.vectors, parts, strict=True)
+        ]
+
+    def _tell(self, run: Run, scores: Sequence[Score]) -> None:
+        """Tell the principal, and log."""
         spec, mechanism = self.env.spec, self.env.spec.mechanism
         assert mechanism is not None
-        episodes = [episode for rollout in rollouts for episode in rollout.episodes]
-        base = np.array([episode.base_returns for episode in episodes])
-        values = episode_welfare(base, self.objective)
-        outcome = Outcome(
-            vector=self.vector,
-            value=float(values.mean()),
-            values=values,
-            standard_error=standard_error_of_mean(values),
-            context=context,
-            returns=base.mean(0),
-            trajectories={n: np.mean([r.info[n].mean(1) for r in rollouts], axis=0) for n in spec.metrics},
-            summaries={n: float(np.mean([e.summaries[n] for e in episodes])) for n in spec.metrics},
-        )
-        metrics = self.principal.tell(outcome)
+        metrics = self.principal.tell([each.outcome for each in scores])
         metrics |= {} if self.meter is None else self.meter.metrics()
-        metrics |= {f"principal/{name}": float(x) for name, x in zip(mechanism.names, self.vector, strict=True)}
-        metrics |= summarize(episodes, "validation")
+        metrics |= proposal_metrics(scores, mechanism)
+        episodes: list[Episode] = [episode for each in scores for episode in each.episodes]
+        metrics |= summarize(episodes, "validation") | summarize_welfare(episodes)
         metrics |= {f"adapt/{name}": x for name, x in self.adapting.items()}
-        metrics["principal/objective"] = outcome.value
-        if context is not None:
-            metrics["principal/context"] = float(context)
-        self.history.append(
-            {
-                "step": self.step + 1,
-                "objective": outcome.value,
-                "standard_error": outcome.standard_error,
-                "mechanism": dict(zip(mechanism.names, self.vector.tolist(), strict=True)),
-                "context": None if context is None else spec.contexts[context],
-            }
-        )
+        for i, each in enumerate(scores):
+            outcome = each.outcome
+            self.history.append(
+                {
+                    "step": self.step + 1,
+                    "candidate": i,
+                    "objective": outcome.value,
+                    "standard_error": outcome.standard_error,
+                    "mechanism": dict(zip(mechanism.names, outcome.vector.tolist(), strict=True)),
+                    "context": None if outcome.context is None else spec.contexts[outcome.context],
+                }
+            )
         metrics["principal/best_objective"] = max(row["objective"] for row in self.history)
+        metrics["principal/proposals"] = float(len(self.history))
         run.metrics.log(self.step + 1, metrics, env_steps=self._env_steps_at(self.step + 1, 0))
 
-    def _log_round(self, run: Run, rollout: Rollout, losses: dict[str, float]) -> None:
+    def _log_round(self, run: Run, rollout: Rollout, losses: Sequence[dict[str, float]]) -> None:
         summary = summarize(rollout.episodes, "train")
         if self.round == 0:
             self.adapting["first_return"] = summary["train/return"]
@@ -196,7 +247,8 @@ class DesignLoop:
         every = -(-self.adapt_rounds // ROWS_PER_STEP)
         if self.round % every == 0:
             row = self.step * self.adapt_rounds + self.round + 1
-            run.metrics.log(row, {**summary, **losses}, env_steps=self._env_steps_at(self.step, self.round + 1))
+            mean = {name: float(np.mean([x[name] for x in losses])) for name in (losses[0] if losses else {})}
+            run.metrics.log(row, {**summary, **mean}, env_steps=self._env_steps_at(self.step, self.round + 1))
 
     def _context(self) -> int | None:
         """The context of this principal step: drawn once, the same for all its episodes."""
@@ -215,15 +267,26 @@ class DesignLoop:
         """Places a run can be resumed from, counted: after a proposal's round, and between proposals."""
         return self.step * (self.adapt_rounds + 1) + self.round
 
+    def _resumable(self) -> tuple[int, State]:
+        """The place to go on from after an interruption now, and everything needed for it."""
+        return self._anchor or (self._iteration(), self.state_dict())
+
+    def _resumable_later(self) -> tuple[int, Any]:
+        """The same, with a function that makes the state when it is needed."""
+        if self._anchor is not None:
+            iteration, state = self._anchor
+            return iteration, lambda: state
+        return self._iteration(), self.state_dict
+
     def state_dict(self) -> State:
         """Everything a resumed run needs to go on exactly (on engines that can be seeded)."""
         return {
             "step": self.step,
             "round": self.round,
-            "vector": self.vector,
+            "vectors": self.vectors,
             "adapting": self.adapting,
             "history": self.history,
-            "agent": self.agent.state_dict(),
+            "agents": [agent.state_dict() for agent in self.agents],
             "principal": self.principal.state_dict(),
             "meter": None if self.meter is None else self.meter.state_dict(),
         }
@@ -232,9 +295,29 @@ class DesignLoop:
         if run.restored is None:
             return
         state = run.restored
-        self.step, self.round, self.vector = state["step"], state["round"], state["vector"]
+        self.step, self.round, self.vectors = state["step"], state["round"], state["vectors"]
         self.adapting, self.history = state["adapting"], state["history"]
-        self.agent.load_state_dict(state["agent"])
+        for agent, saved in zip(self.agents, state["agents"], strict=True):
+            agent.load_state_dict(saved)
         self.principal.load_state_dict(state["principal"])
         if self.meter is not None:
             self.meter.load_state_dict(state["meter"])
+
+
+def _differentiable(env: VecEnv, agent: Agent, principal: Proposer) -> DifferentiableAgent | None:
+    """The agent, if the principal learns from gradients through its learning; None if it does not.
+
+    Raises:
+        ConfigError: it does, and the environment or the agent gives none.
+    """
+    if not isinstance(principal, GradientProposer):
+        return None
+    name = type(principal).__name__
+    if not env.spec.exposure:
+        raise ConfigError(
+            f"{name} needs to know how rewards depend on the mechanism, which env={env.spec.name} does not tell; use "
+            "env=cleanup, harvest or escape_room, or another principal"
+        )
+    if not (isinstance(agent, DifferentiableAgent) and agent.learns):
+        raise ConfigError(f"{name} needs agents whose learning can be differentiated; use agent=ppo or agent=pg")
+    return agent

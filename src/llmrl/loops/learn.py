@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.core.protocols import Agent, Meter, VecEnv
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.learners.rollout import Collector, Episode
-from llmrl.loops.welfare import episode_welfare, summarize
+from llmrl.loops.welfare import episode_welfare, summarize, summarize_welfare
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
@@ -21,7 +20,7 @@ class LearnLoop:
     """`principal=none`: improve the agents for a budget of environment steps.
 
     Args:
-        env, agent: what plays.
+        env, agents: what plays; one agent.
         seeds: iteration i draws only from the sub-tree `iteration/i`, so a resumed run continues exactly.
         device: of the policy.
         env_steps: environment steps (summed over games) to train for; rounded up to whole rollouts.
@@ -34,7 +33,7 @@ class LearnLoop:
     def __init__(
         self,
         env: VecEnv,
-        agent: Agent,
+        agents: Sequence[Agent],
         seeds: Seeds,
         device: str,
         env_steps: PositiveInt,
@@ -43,10 +42,11 @@ class LearnLoop:
         evaluate_episodes: PositiveInt,
         meter: Meter | None = None,
     ) -> None:
-        self.env, self.agent, self.seeds = env, agent, seeds
-        self.collector = Collector(env, agent.policy, device)
+        [self.agent] = agents
+        self.env, self.seeds = env, seeds
+        self.collector = Collector(env, self.agent.policy, device)
         self.rollout_steps = rollout_steps or env.spec.horizon or 256
-        self.updates = -(-env_steps // (self.rollout_steps * env.spec.n_envs)) if agent.learns else 0
+        self.updates = -(-env_steps // (self.rollout_steps * env.spec.n_envs)) if self.agent.learns else 0
         self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
         self.meter = meter
         self.iteration = 0
@@ -97,15 +97,18 @@ class LearnLoop:
         generator = seeds.torch("actions")
         while len(episodes) < self.evaluate_episodes:
             episodes += self.collector.collect(horizon, generator, learn=False).episodes
-        returns = np.array([episode.base_returns for episode in episodes])
-        welfare = episode_welfare(returns, self.env.spec.objective)
+        objective = float(episode_welfare(episodes, self.env.spec.objective).mean())
         self.collector.reset(seeds.integer("after"))
-        return {**summarize(episodes, "evaluation"), "evaluation/objective": float(welfare.mean())}
+        return {
+            **summarize(episodes, "evaluation"),
+            **summarize_welfare(episodes),
+            "evaluation/objective": objective,
+        }
 
     def state_dict(self) -> State:
         """Everything a resumed run needs to go on exactly (on engines that can be restored)."""
         return {
-            "agent": self.agent.state_dict(),
+            "agents": [self.agent.state_dict()],
             "collector": self.collector.state_dict(),
             "meter": None if self.meter is None else self.meter.state_dict(),
         }
@@ -114,7 +117,7 @@ class LearnLoop:
         self.iteration = run.iteration
         self.collector.reset(self.seeds.child("start").integer(run.iteration))
         if run.restored is not None:
-            self.agent.load_state_dict(run.restored["agent"])
+            self.agent.load_state_dict(run.restored["agents"][0])
             self.collector.load_state_dict(run.restored["collector"])
             if self.meter is not None:
                 self.meter.load_state_dict(run.restored["meter"])

@@ -1,4 +1,4 @@
-"""What a principal is judged on, from the base returns of a society."""
+"""How well a society does: what a principal is judged on, and what is reported beside it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,57 @@ import numpy as np
 from llmrl.core.spaces import Objective
 from llmrl.learners.rollout import Episode
 
+PRESENT = "players_present"
+"""Entry of `EnvSpec.metrics` with the number of players in the game, where an engine can remove them."""
 
-def episode_welfare(base_returns: np.ndarray, objective: Objective) -> np.ndarray:
-    """Welfare of episodes: mean or sum over agents of base returns [n_episodes, n_agents] -> [n_episodes]."""
-    welfare: np.ndarray = base_returns.mean(-1) if objective == "mean" else base_returns.sum(-1)
-    return welfare
+
+def gini(returns: np.ndarray) -> np.ndarray:
+    """Inequality of returns [..., n_agents]: 0 where all are equal, 1 where one agent has everything.
+
+    sum_ij |x_i - x_j| / (2 (n - 1) sum_i |x_i|): the Gini coefficient times n / (n - 1) where no return is negative,
+    and still within [0, 1] where some are (Raffinetti, Siletti & Vernizzi 2015). 0 where all returns are zero.
+    """
+    n = returns.shape[-1]
+    differences = np.abs(returns[..., :, None] - returns[..., None, :]).sum((-1, -2))
+    total = 2 * max(n - 1, 1) * np.abs(returns).sum(-1)
+    result: np.ndarray = np.divide(differences, total, out=np.zeros_like(total), where=total > 0)
+    return result
+
+
+def measures(episodes: Sequence[Episode]) -> dict[str, np.ndarray]:
+    """The welfare of each of some episodes of a society, by measure, each [n_episodes].
+
+    - mean, sum, minimum: over agents, of base returns (what the game pays, before the mechanism).
+    - gini, equality = 1 - gini: of base returns, see `gini`.
+    - equality_productivity: equality x sum (Zheng et al. 2020, the AI Economist, section 4).
+    - sustainability: mean step at which agents gain something, over the agents that do (Perolat et al. 2017, eq. S); 0
+      where nobody gains anything. Large where there is something to gain until the end.
+    - peace: mean number of players in the game (Perolat et al. 2017, eq. P); only where the engine tells.
+    - spending: what the mechanism paid out beyond what it took, summed over agents and steps.
+    """
+    base = np.array([episode.base_returns for episode in episodes], dtype=np.float64)
+    returns = np.array([episode.returns for episode in episodes], dtype=np.float64)
+    equality = 1.0 - gini(base)
+    result = {
+        "mean": base.mean(-1),
+        "sum": base.sum(-1),
+        "minimum": base.min(-1),
+        "gini": 1.0 - equality,
+        "equality": equality,
+        "equality_productivity": equality * base.sum(-1),
+        "sustainability": np.array([_mean_gain_time(episode) for episode in episodes]),
+        "spending": (returns - base).sum(-1),
+    }
+    if episodes and PRESENT in episodes[0].summaries:
+        result["peace"] = np.array([episode.summaries[PRESENT] for episode in episodes])
+    return result
+
+
+def episode_welfare(episodes: Sequence[Episode], objective: Objective, spending_cost: float = 0.0) -> np.ndarray:
+    """What a principal is judged on in each episode: a measure, less `spending_cost` times `spending`; [n_episodes]."""
+    found = measures(episodes)
+    scores: np.ndarray = found[objective]
+    return scores - spending_cost * found["spending"] if spending_cost else scores
 
 
 def summarize(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
@@ -28,3 +74,15 @@ def summarize(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
     for name in episodes[0].summaries:
         metrics[f"{prefix}/{name}"] = float(np.mean([e.summaries[name] for e in episodes]))
     return metrics
+
+
+def summarize_welfare(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Mean over episodes of every welfare measure, as `welfare/name`; empty without episodes."""
+    if not episodes:
+        return {}
+    return {f"welfare/{name}": float(values.mean()) for name, values in measures(episodes).items()}
+
+
+def _mean_gain_time(episode: Episode) -> float:
+    gained = episode.gains > 0
+    return float((episode.gain_times[gained] / episode.gains[gained]).mean()) if gained.any() else 0.0

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import EnvSpec
-from llmrl.principals.governed import mechanism_of, n_rows, row_of
+from llmrl.core.spaces import ParameterSpace
 from llmrl.principals.grid import ActionGrid, default_points
 
 
@@ -22,38 +21,45 @@ class BanditPrincipal(ABC):
         means: mean payoff of each arm, [contexts or 1, arms] float64; 0 where it was never played.
 
     Args:
-        name: of the option, for messages.
-        points: values a number; None is the published count for the mechanism's dimension.
+        space: what is proposed.
+        seeds: of the choices.
+        points: values a number; None is the published count for the space's dimension.
         published: that count by dimension.
     """
 
-    def __init__(
-        self, spec: EnvSpec, seeds: Seeds, name: str, points: int | None, published: Mapping[int, int]
-    ) -> None:
-        mechanism = mechanism_of(spec, name)
-        self.spec = spec
-        self.grid = ActionGrid(mechanism, default_points(mechanism, published) if points is None else points)
+    parallel = True
+
+    def __init__(self, space: ParameterSpace, seeds: Seeds, points: int | None, published: Mapping[int, int]) -> None:
+        self.space = space
+        self.grid = ActionGrid(space, default_points(space, published) if points is None else points)
         self.rng = seeds.numpy("principal")
-        shape = (n_rows(spec), self.grid.n_arms)
+        shape = (space.n_rows, self.grid.n_arms)
         self.counts = np.zeros(shape, dtype=np.int64)
         self.means = np.zeros(shape, dtype=np.float64)
 
     @abstractmethod
-    def _select(self, row: int) -> int:
-        """The arm to play in a context."""
+    def _select(self, row: int, pending: np.ndarray) -> int:
+        """The arm to play in a context; `pending` [arms] counts those already chosen to be played beside it."""
 
     def _learn(self, row: int, arm: int, payoff: float) -> None:  # noqa: B027  (a hook, not a duty)
         """More to learn than counts and means; called before they are updated."""
 
-    def ask(self, context: int | None = None) -> np.ndarray:
-        return self.grid.vector(self._select(row_of(self.spec, context)))
+    def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
+        row, chosen = self.space.row(context), list[int]()
+        pending = np.zeros(self.grid.n_arms, dtype=np.int64)
+        for _ in range(n):
+            arm = self._select(row, pending)
+            pending[arm] += 1
+            chosen.append(arm)
+        return np.stack([self.grid.vector(arm) for arm in chosen])
 
-    def tell(self, outcome: Outcome) -> dict[str, float]:
+    def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Metrics: arms_played (different arms, in this context), best_mean (highest mean payoff of an arm, in it)."""
-        row, arm = row_of(self.spec, outcome.context), self.grid.arm(outcome.vector)
-        self._learn(row, arm, outcome.value)
-        self.counts[row, arm] += 1
-        self.means[row, arm] += (outcome.value - self.means[row, arm]) / self.counts[row, arm]
+        for outcome in outcomes:
+            row, arm = self.space.row(outcome.context), self.grid.arm(outcome.vector)
+            self._learn(row, arm, outcome.value)
+            self.counts[row, arm] += 1
+            self.means[row, arm] += (outcome.value - self.means[row, arm]) / self.counts[row, arm]
         played = self.counts[row] > 0
         return {
             "principal/arms_played": float(played.sum()),

@@ -8,7 +8,7 @@ import numpy as np
 
 from llmrl.core.limits import PositiveInt, UnitInterval
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import EnvSpec
+from llmrl.core.spaces import ParameterSpace
 from llmrl.principals.bandit import BanditPrincipal
 from llmrl.principals.grid import FINE
 
@@ -19,7 +19,7 @@ class EpsilonGreedyPrincipal(BanditPrincipal):
     Sutton & Barto, Reinforcement Learning (2nd ed.), section 2.4, with sample averages.
 
     Args:
-        spec, seeds: the environment, and the source of randomness.
+        space, seeds: what is proposed, and the source of randomness.
         epsilon: chance of a random arm.
         points: values a number; None is 21 for three numbers, 6 for five (9261 and 7776 arms).
         initial_value: payoff an unplayed arm is taken to have. None: the greedy choice is among played arms only.
@@ -30,17 +30,17 @@ class EpsilonGreedyPrincipal(BanditPrincipal):
 
     def __init__(
         self,
-        spec: EnvSpec,
+        space: ParameterSpace,
         seeds: Seeds,
         epsilon: UnitInterval = 0.1,
         points: PositiveInt | None = None,
         initial_value: float | None = None,
         ties: Literal["random", "first"] = "random",
     ) -> None:
-        super().__init__(spec, seeds, "egreedy", points, FINE)
+        super().__init__(space, seeds, points, FINE)
         self.epsilon, self.initial_value, self.ties = epsilon, initial_value, ties
 
-    def _select(self, row: int) -> int:
+    def _select(self, row: int, pending: np.ndarray) -> int:
         if self.rng.random() < self.epsilon:
             return int(self.rng.integers(self.grid.n_arms))
         unplayed = -np.inf if self.initial_value is None else self.initial_value

@@ -2,49 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import Outcome, State
-from llmrl.core.spaces import EnvSpec
-from llmrl.principals.governed import mechanism_of, n_rows, row_of
+from llmrl.core.spaces import ParameterSpace
 
 
 class FixedPrincipal:
     """Proposes constant values, learns nothing.
 
     Args:
-        spec: the environment.
-        values: one number a mechanism parameter; None sets every number to its lower bound (no tax, no payment).
-        contexts: a list like `values` for each context, in the order of `spec.contexts`; instead of `values`.
+        space: what is proposed.
+        values: one number a parameter; None sets every number to its lower bound (no tax, no payment).
+        contexts: a list like `values` for each context, in the order of `space.contexts`; instead of `values`.
 
     Raises:
         ConfigError: a wrong count of numbers or lists, a number out of bounds, or both `values` and `contexts` given.
     """
 
+    parallel = True
+
     def __init__(
-        self, spec: EnvSpec, values: list[float] | None = None, contexts: list[list[float]] | None = None
+        self, space: ParameterSpace, values: list[float] | None = None, contexts: list[list[float]] | None = None
     ) -> None:
-        mechanism = mechanism_of(spec, "fixed")
-        self.spec = spec
+        self.space = space
         if values is not None and contexts is not None:
             raise ConfigError("principal=fixed takes values, or contexts, not both")
         if contexts is not None:
-            if len(contexts) != len(spec.contexts):
+            if len(contexts) != len(space.contexts):
                 raise ConfigError(
-                    f"principal.contexts needs a list for each of the {len(spec.contexts)} contexts of env={spec.name} "
-                    f"({', '.join(spec.contexts) or 'it has none: use principal.values'}), got {len(contexts)} lists"
+                    f"principal.contexts needs a list for each of the {len(space.contexts)} contexts of {space.name} "
+                    f"({', '.join(space.contexts) or 'it has none: use principal.values'}), got {len(contexts)} lists"
                 )
-            self.table = np.stack([mechanism.check(row) for row in contexts])
+            self.table = np.stack([space.check(row) for row in contexts])
         else:
-            vector = mechanism.low if values is None else mechanism.check(values)
-            self.table = np.tile(vector, (n_rows(spec), 1))
+            vector = space.low if values is None else space.check(values)
+            self.table = np.tile(vector, (space.n_rows, 1))
 
-    def ask(self, context: int | None = None) -> np.ndarray:
-        vector: np.ndarray = self.table[row_of(self.spec, context)]
-        return vector.copy()
+    def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
+        return np.tile(self.table[self.space.row(context)], (n, 1))
 
-    def tell(self, outcome: Outcome) -> dict[str, float]:
+    def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         return {}
 
     def state_dict(self) -> State:

@@ -1,4 +1,4 @@
-"""A mechanism's vectors as the arms of a bandit."""
+"""A space's vectors as the arms of a bandit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.spaces import MechanismSpec
+from llmrl.core.spaces import ParameterSpace
 
 FINE = {3: 21, 5: 6}
 """Points a number by dimension in the published epsilon-greedy principal: 9261 and 7776 arms."""
@@ -19,7 +19,7 @@ MOST_ARMS = 4_000_000
 
 
 class ActionGrid:
-    """Arms 0 .. points^d - 1 of an evenly spaced grid over the mechanism's box, both bounds included.
+    """Arms 0 .. points^d - 1 of an evenly spaced grid over the box of a space, both bounds included.
 
     An arm's digits in base `points` are its coordinates, the first the most significant: arm 1 differs from arm 0 in
     the last coordinate. The grid itself is never held in memory.
@@ -28,23 +28,23 @@ class ActionGrid:
         ConfigError: fewer than 2 points, or more arms than a table can hold.
     """
 
-    def __init__(self, mechanism: MechanismSpec, points: int) -> None:
-        self.mechanism, self.points = mechanism, points
-        self.shape = (points,) * mechanism.dim
-        self.n_arms = points**mechanism.dim
+    def __init__(self, space: ParameterSpace, points: int) -> None:
+        self.space, self.points = space, points
+        self.shape = (points,) * space.dim
+        self.n_arms = points**space.dim
         if points < 2:
             raise ConfigError(f"principal.points must be at least 2 (both bounds), got {points}")
         if self.n_arms > MOST_ARMS:
             raise ConfigError(
-                f"principal.points={points} gives {self.n_arms:,} arms for the {mechanism.dim} numbers of "
-                f"{mechanism.name}; at most {MOST_ARMS:,} fit a table: set principal.points to "
-                f"{largest_points(mechanism.dim, MOST_ARMS)} or less, or choose a principal without a grid (llm)"
+                f"principal.points={points} gives {self.n_arms:,} arms for the {space.dim} numbers of "
+                f"{space.name}; at most {MOST_ARMS:,} fit a table: set principal.points to "
+                f"{largest_points(space.dim, MOST_ARMS)} or less, or choose a principal without a grid (llm)"
             )
 
     def vector(self, arm: int) -> np.ndarray:
         """The values of an arm, [d]."""
         digits = np.array(np.unravel_index(arm, self.shape), dtype=np.float64)
-        low, high = self.mechanism.low, self.mechanism.high
+        low, high = self.space.low, self.space.high
         # Weighted so that the last point is the upper bound itself, not a rounding error beside it.
         weight = digits / (self.points - 1)
         return low * (1.0 - weight) + high * weight
@@ -55,7 +55,7 @@ class ActionGrid:
         Raises:
             ValueError: `vector` is not a point of the grid.
         """
-        low, high = self.mechanism.low, self.mechanism.high
+        low, high = self.space.low, self.space.high
         exact = (np.asarray(vector, dtype=np.float64) - low) / (high - low) * (self.points - 1)
         digits = np.rint(exact)
         if np.any(np.abs(exact - digits) > 1e-6) or np.any((digits < 0) | (digits >= self.points)):
@@ -63,15 +63,15 @@ class ActionGrid:
         return int(np.ravel_multi_index(tuple(digits.astype(np.int64)), self.shape))
 
 
-def default_points(mechanism: MechanismSpec, published: Mapping[int, int]) -> int:
-    """The published number of points for the mechanism's dimension.
+def default_points(space: ParameterSpace, published: Mapping[int, int]) -> int:
+    """The published number of points for the space's dimension.
 
     For a dimension that was not published: as many as give no more arms than the largest published grid, at most 101.
     """
-    if mechanism.dim in published:
-        return published[mechanism.dim]
+    if space.dim in published:
+        return published[space.dim]
     arms = max(points**dim for dim, points in published.items())
-    return max(2, min(101, largest_points(mechanism.dim, arms)))
+    return max(2, min(101, largest_points(space.dim, arms)))
 
 
 def largest_points(dim: int, arms: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,11 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.core.protocols import ChatModel
 from llmrl.core.records import CallEstimate, Outcome, State
-from llmrl.core.spaces import EnvSpec, MechanismSpec
+from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.llms.asking import Asker
 from llmrl.llms.prompts import Prompt, Prompts
 from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.structured import InvalidReply, json_schema, parse_dollar, parse_json
-from llmrl.principals.governed import mechanism_of, row_of
 from llmrl.principals.history import History, Policy
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,8 @@ class LLMPrincipal:
         LLMError: (from `ask`) the model could not be reached.
     """
 
+    parallel = True
+
     def __init__(
         self,
         spec: EnvSpec,
@@ -71,7 +73,7 @@ class LLMPrincipal:
         observations: bool = True,
         repair_turns: NonNegativeInt = 1,
     ) -> None:
-        self.mechanism = mechanism_of(spec, "llm")
+        self.mechanism = spec.proposals
         if llm is None:
             raise ConfigError(
                 "principal=llm needs a chat model, and llm=none is none: choose llm=gpt4o, gpt4o_mini, claude, gemini "
@@ -87,20 +89,24 @@ class LLMPrincipal:
         schema = json_schema(self.reply_model)
         self.asker = Asker(llm, FAMILY, self.parse, self._repair, schema, repair_turns)
 
-    def ask(self, context: int | None = None) -> np.ndarray:
-        row = row_of(self.spec, context)
+    def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
+        row = self.mechanism.row(context)
         name = self.spec.contexts[row] if self.spec.contexts else None
-        [vector] = self.asker.ask([self.question(name)])
+        return np.stack([self._valid(vector, name) for vector in self.asker.ask([self.question(name)] * n)])
+
+    def _valid(self, vector: np.ndarray | None, context: str | None) -> np.ndarray:
+        """`vector`, or what is proposed where no reply was valid."""
         if vector is not None:
             return vector
-        best = self.history.best(name)
+        best = self.history.best(context)
         vector = (self.mechanism.low + self.mechanism.high) / 2 if best is None else best
         logger.warning("no valid reply in generation %d; proposing %s", len(self.history.records) + 1, vector.tolist())
         return vector
 
-    def tell(self, outcome: Outcome) -> dict[str, float]:
+    def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Metrics: those of `Asker`, counted since the start of the run."""
-        self.history.add(outcome)
+        for outcome in outcomes:
+            self.history.add(outcome)
         return self.asker.metrics()
 
     def estimate(self, steps: int) -> CallEstimate:
@@ -228,7 +234,7 @@ def _field(i: int) -> str:
     return f"number_{i}"
 
 
-def _reply_model(mechanism: MechanismSpec) -> type[BaseModel]:
+def _reply_model(mechanism: ParameterSpace) -> type[BaseModel]:
     """Reasoning first, so that a model thinks before it decides; then the numbers under their names.
 
     Bounds are not in the schema, as not every provider accepts them there; the mechanism checks them.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from llmrl.core.limits import PositiveInt
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import EnvSpec
-from llmrl.principals.governed import mechanism_of
+from llmrl.core.spaces import ParameterSpace
 from llmrl.principals.grid import ActionGrid
 
 
@@ -16,22 +17,23 @@ class RandomPrincipal:
     """Proposes uniformly at random, learns nothing.
 
     Args:
-        spec: the environment.
-        seeds: of the proposals.
+        space, seeds: what is proposed, and the source of randomness.
         points: values a number, evenly spaced with both bounds, >= 2; None draws from the whole range.
     """
 
-    def __init__(self, spec: EnvSpec, seeds: Seeds, points: PositiveInt | None = None) -> None:
-        self.mechanism = mechanism_of(spec, "random")
-        self.grid = ActionGrid(self.mechanism, points) if points is not None else None
+    parallel = True
+
+    def __init__(self, space: ParameterSpace, seeds: Seeds, points: PositiveInt | None = None) -> None:
+        self.space = space
+        self.grid = ActionGrid(space, points) if points is not None else None
         self.rng = seeds.numpy("principal")
 
-    def ask(self, context: int | None = None) -> np.ndarray:
+    def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         if self.grid is not None:
-            return self.grid.vector(int(self.rng.integers(self.grid.n_arms)))
-        return self.rng.uniform(self.mechanism.low, self.mechanism.high)
+            return np.stack([self.grid.vector(int(self.rng.integers(self.grid.n_arms))) for _ in range(n)])
+        return self.rng.uniform(self.space.low, self.space.high, (n, self.space.dim))
 
-    def tell(self, outcome: Outcome) -> dict[str, float]:
+    def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         return {}
 
     def state_dict(self) -> State:

@@ -7,7 +7,7 @@ import numpy as np
 from llmrl.core.limits import PositiveFloat, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import EnvSpec
+from llmrl.core.spaces import ParameterSpace
 from llmrl.principals.bandit import BanditPrincipal
 from llmrl.principals.grid import COARSE
 
@@ -21,7 +21,7 @@ class ThompsonPrincipal(BanditPrincipal):
     mean (n0 m0 + n x) / (n0 + n), strength n0 + n, shape a0 + n/2, rate b0 + S/2 + n n0 (x - m0)^2 / (2 (n0 + n)).
 
     Args:
-        spec, seeds: the environment, and the source of randomness.
+        space, seeds: what is proposed, and the source of randomness.
         points: values a number; None is 11 for three numbers, 3 for five (1331 and 243 arms).
         prior_mean: m0, in units of the payoff.
         prior_strength: n0, how many payoffs the prior mean weighs.
@@ -32,7 +32,7 @@ class ThompsonPrincipal(BanditPrincipal):
 
     def __init__(
         self,
-        spec: EnvSpec,
+        space: ParameterSpace,
         seeds: Seeds,
         points: PositiveInt | None = None,
         prior_mean: float = 0.0,
@@ -41,7 +41,7 @@ class ThompsonPrincipal(BanditPrincipal):
         prior_rate: PositiveFloat = 25.0,
         integer_posterior: bool = False,
     ) -> None:
-        super().__init__(spec, seeds, "thompson", points, COARSE)
+        super().__init__(space, seeds, points, COARSE)
         self.prior_mean, self.prior_strength = prior_mean, prior_strength
         self.prior_shape, self.prior_rate = prior_shape, prior_rate
         self.integer_posterior = integer_posterior
@@ -57,7 +57,7 @@ class ThompsonPrincipal(BanditPrincipal):
             mean, rate = np.trunc(mean), np.trunc(rate)
         return mean, strength, self.prior_shape + n / 2, rate
 
-    def _select(self, row: int) -> int:
+    def _select(self, row: int, pending: np.ndarray) -> int:
         mean, strength, shape, rate = self.posterior(row)
         precision = self.rng.standard_gamma(shape) / rate
         # A precision that underflows to zero would make the draw infinite.

@@ -9,7 +9,7 @@ import numpy as np
 from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import EnvSpec
+from llmrl.core.spaces import ParameterSpace
 from llmrl.principals.bandit import BanditPrincipal
 from llmrl.principals.grid import COARSE
 
@@ -22,7 +22,7 @@ class UCBPrincipal(BanditPrincipal):
     without repetition; with 1331 of them that may be the whole run.
 
     Args:
-        spec, seeds: the environment, and the source of randomness.
+        space, seeds: what is proposed, and the source of randomness.
         coefficient: weight of the exploration bonus.
         scale: size of payoff differences, in units of the payoff; None is the range of the payoffs seen so far in the
             context, so that `coefficient` means the same in every environment. The published principal uses 1.
@@ -34,7 +34,7 @@ class UCBPrincipal(BanditPrincipal):
 
     def __init__(
         self,
-        spec: EnvSpec,
+        space: ParameterSpace,
         seeds: Seeds,
         coefficient: NonNegativeFloat = 0.2,
         scale: PositiveFloat | None = None,
@@ -42,7 +42,7 @@ class UCBPrincipal(BanditPrincipal):
         arm_order: Literal["shuffled", "ascending"] = "shuffled",
         shared_counter: bool = False,
     ) -> None:
-        super().__init__(spec, seeds, "ucb", points, COARSE)
+        super().__init__(space, seeds, points, COARSE)
         self.coefficient, self.scale, self.shared_counter = coefficient, scale, shared_counter
         rows, arms = self.counts.shape
         # Drawn from a stream of its own: the same after a resume without being saved.
@@ -53,21 +53,26 @@ class UCBPrincipal(BanditPrincipal):
         self.lowest = np.full(rows, np.inf)
         self.highest = np.full(rows, -np.inf)
 
-    def index(self, row: int) -> np.ndarray:
-        """The upper confidence bound of every arm in a context, [arms]; infinite for unplayed arms."""
-        plays = self.counts.sum() if self.shared_counter else self.counts[row].sum()
+    def index(self, row: int, pending: np.ndarray | int = 0) -> np.ndarray:
+        """The upper confidence bound of every arm in a context, [arms]; infinite for unplayed arms.
+
+        `pending` plays count as plays that paid the arm's mean, so that proposals made together differ (Desautels,
+        Krause & Burdick 2014).
+        """
+        counts = self.counts[row] + pending
+        plays = self.counts.sum() + np.sum(pending) if self.shared_counter else counts.sum()
         scale = self.scale
         if scale is None:
             scale = self.highest[row] - self.lowest[row] if plays else 0.0
         with np.errstate(divide="ignore", invalid="ignore"):
-            bonus = self.coefficient * scale * np.sqrt(np.log(plays) / self.counts[row])
+            bonus = self.coefficient * scale * np.sqrt(np.log(plays) / counts)
         return np.where(self.counts[row] > 0, self.means[row] + bonus, np.inf)
 
-    def _select(self, row: int) -> int:
-        unplayed = self.counts[row, self.order[row]] == 0
+    def _select(self, row: int, pending: np.ndarray) -> int:
+        unplayed = (self.counts[row] + pending)[self.order[row]] == 0
         if unplayed.any():
             return int(self.order[row, unplayed.argmax()])
-        return self._argmax(self.index(row))
+        return self._argmax(self.index(row, pending))
 
     def _learn(self, row: int, arm: int, payoff: float) -> None:
         self.lowest[row] = min(self.lowest[row], payoff)

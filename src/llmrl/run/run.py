@@ -214,10 +214,13 @@ class Run:
         """
         self._check_held()
         with self.stop.saving():
-            own = {RUN_KEY: {"metrics_lines": self.metrics.position()}}
-            path = self.checkpoints.save(iteration, {**state, **own})
+            path = self.checkpoints.save(iteration, {**self.mark(), **state})
         self._last_checkpoint = time.monotonic()
         return path
+
+    def mark(self) -> State:
+        """Where the run's files stand now. To be part of a state that is kept to be saved later; else added then."""
+        return {RUN_KEY: {"metrics_lines": self.metrics.position()}}
 
     def checkpoint_due(self) -> bool:
         """Whether `checkpoint_every_s` have passed since the last checkpoint."""

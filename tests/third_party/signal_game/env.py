@@ -7,9 +7,9 @@ import numpy as np
 from llmrl.core.limits import PositiveInt
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import Channel, EnvSpec, MechanismSpec, Parameter
+from llmrl.core.spaces import Channel, EnvSpec, Parameter, ParameterSpace
 
-MECHANISM = MechanismSpec("bonus", (Parameter("zero", 0.0, 2.0, "reward per step", "paid for naming 0"),))
+MECHANISM = ParameterSpace("bonus", (Parameter("zero", 0.0, 2.0, "reward per step", "paid for naming 0"),))
 
 
 class SignalGame:
@@ -30,6 +30,7 @@ class SignalGame:
             metrics={"correct": "sum"},
         )
         self._rng = seeds.numpy("signals")
+        self._group = n_envs
         self._signal = np.zeros((n_envs, n_agents), dtype=np.int64)
         self._time = np.zeros(n_envs, dtype=np.int64)
         self._bonus = np.zeros(n_envs)
@@ -49,6 +50,9 @@ class SignalGame:
         never = np.zeros(self.spec.n_envs, dtype=bool)
         info = {"correct": correct.sum(1)}
         return Step(self._observe(), reward, correct, never, self._time >= self.spec.horizon, info)
+
+    def pair_games(self, groups: int) -> None:
+        self._group = self.spec.games_per_group(groups)
 
     def set_mechanism(self, values: Array) -> None:
         self._bonus = np.broadcast_to(MECHANISM.check(values), (self.spec.n_envs, 1))[:, 0].copy()
@@ -75,7 +79,8 @@ class SignalGame:
         """Nothing is open."""
 
     def _draw(self) -> None:
-        self._signal = self._rng.integers(self.spec.n_actions, size=self._signal.shape)
+        drawn = self._rng.integers(self.spec.n_actions, size=(self._group, self.spec.n_agents))
+        self._signal = np.tile(drawn, (self.spec.n_envs // self._group, 1))
 
     def _observe(self) -> Observation:
         return {"vector": np.eye(self.spec.n_actions, dtype=np.float32)[self._signal]}

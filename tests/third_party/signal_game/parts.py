@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from llmrl.agents.random_agent import RandomPolicy
 from llmrl.core.limits import NonNegativeFloat
 from llmrl.core.protocols import Scorer
 from llmrl.core.records import Act, Outcome, State
-from llmrl.core.spaces import EnvSpec
+from llmrl.core.spaces import EnvSpec, ParameterSpace
 
 
 class Echo:
@@ -84,15 +85,16 @@ class ReaderAgent(EchoAgent):
 class Halving:
     """`principal=halving`: starts at the upper bounds and halves."""
 
-    def __init__(self, spec: EnvSpec) -> None:
-        assert spec.mechanism is not None
-        self.vector = spec.mechanism.high * 2
+    parallel = False
 
-    def ask(self, context: int | None = None) -> np.ndarray:
+    def __init__(self, space: ParameterSpace) -> None:
+        self.vector = space.high * 2
+
+    def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         self.vector = self.vector / 2
-        return self.vector
+        return self.vector[None]
 
-    def tell(self, outcome: Outcome) -> dict[str, float]:
+    def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         return {"principal/halved_to": float(self.vector[0])}
 
     def state_dict(self) -> State:

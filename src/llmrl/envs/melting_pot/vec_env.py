@@ -79,6 +79,7 @@ class MeltingPotEnv:
         self._horizon = horizon
         self._seeds = seeds
         self._reseeded: int | None = None
+        self._group = n_envs  # games that draw numbers of their own; the next ones draw the same again
         self._episodes = np.zeros(n_envs, dtype=np.int64)
         self._pool: GamePool | None = None
         self._arrays: dict[str, NDArray[Any]] = {}
@@ -100,7 +101,12 @@ class MeltingPotEnv:
             observation["pixels"] = Channel(PIXELS, "uint8", 0, 255)
         if "vector" in layout.channels:
             observation["vector"] = Channel((len(VECTOR[layout.substrate]),), "float32", 0, max(1, layout.n_agents - 1))
-        metrics: dict[str, Aggregate] = {"apples_live": "last", "apples_eaten": "sum", "zaps": "sum"}
+        metrics: dict[str, Aggregate] = {
+            "apples_live": "last",
+            "apples_eaten": "sum",
+            "zaps": "sum",
+            "players_present": "mean",
+        }
         if self._facts.dirt:
             metrics |= {"apples_regrown": "sum", "cells_cleaned": "sum", "cleaners": "sum", "dirt": "last"}
         if mechanism is not None:
@@ -119,6 +125,7 @@ class MeltingPotEnv:
             horizon=self._horizon,
             mechanism=None if mechanism is None else mechanism.spec,
             metrics=metrics,
+            exposure=mechanism is not None,
             deterministic=False,
         )
 
@@ -169,19 +176,31 @@ class MeltingPotEnv:
             values = values * live[:, None]
         raw, cleaned, zapped, present = players
         eaten = raw.sum(axis=1)
-        info = {"apples_eaten": eaten, "zaps": zapped.sum(axis=1), **counts}
+        info = {
+            "apples_eaten": eaten,
+            "zaps": zapped.sum(axis=1),
+            "players_present": present.sum(axis=1),
+            **counts,
+        }
         if self._facts.dirt:
             info["apples_regrown"] = counts["apples_live"] - self._apples + eaten
             info["cells_cleaned"] = cleaned.sum(axis=1)
             info["cleaners"] = (cleaned > 0).sum(axis=1, dtype=np.float32)
         base = reward = raw
+        exposure = None
         if self._mechanism is not None:
             events = Events(raw, cleaned if self._facts.dirt else None, self._present)
             self.settlement = self._mechanism.settle(events, values)
             base, reward = self.settlement.base_reward, self.settlement.reward(values)
             info |= self.settlement.metrics
+            exposure = self.settlement.exposure
         self._present, self._apples = present > 0, counts["apples_live"]
-        return Step(self._observation(), reward, base, np.zeros_like(self._ended), self._ended.copy(), info)
+        return Step(self._observation(), reward, base, np.zeros_like(self._ended), self._ended.copy(), info, exposure)
+
+    def pair_games(self, groups: int) -> None:
+        """Start game i of each of `groups` equal groups from the same seed. That pairs what the engine draws, not the
+        order in which it works through its objects, which differs between processes."""
+        self._group = self.spec.games_per_group(groups)
 
     def _census(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
         """`layout.CENSUS` of all players, [4, n_envs, n_agents], and the counts in the world, by name, [n_envs]."""
@@ -234,7 +253,9 @@ class MeltingPotEnv:
     def _next_seeds(self) -> list[int]:
         """What the next episode of each game starts with."""
         seeds = self._seeds if self._reseeded is None else Seeds(self._reseeded)
-        return [seeds.child(f"game{slot}").integer(int(count)) for slot, count in enumerate(self._episodes)]
+        return [
+            seeds.child(f"game{slot % self._group}").integer(int(count)) for slot, count in enumerate(self._episodes)
+        ]
 
     def _running(self) -> GamePool:
         """The workers, started at the first reset: an environment that only describes itself costs nothing."""

@@ -1,0 +1,84 @@
+"""Several societies side by side: each plays its own equal group of the games, and learns from it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from llmrl.core.protocols import Policy
+from llmrl.core.records import Act
+from llmrl.learners.rollout import Rollout
+
+
+class SideBySide:
+    """Policies that each play one of equal groups of games, in order, as one policy.
+
+    All groups draw the same random numbers for their actions, and start from the same games (`VecEnv.pair_games`), so
+    that what differs between them is what they were given to compare: common random numbers.
+
+    Args:
+        policies: one a group.
+        games: of each group.
+    """
+
+    def __init__(self, policies: Sequence[Policy], games: int) -> None:
+        self.policies, self.games = policies, games
+        self.channels = policies[0].channels
+
+    def act(
+        self, observation: dict[str, torch.Tensor], state: Any = None, generator: torch.Generator | None = None
+    ) -> Act:
+        assert generator is not None
+        start, acts = generator.get_state(), []
+        for i, policy in enumerate(self.policies):
+            generator.set_state(start)
+            acts.append(policy.act(self._own(observation, i), generator=generator))
+        return Act(
+            action=torch.cat([act.action for act in acts]),
+            log_prob=_joined([act.log_prob for act in acts]),
+            value=_joined([act.value for act in acts]),
+            features=_joined([act.features for act in acts]),
+        )
+
+    def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.cat([policy.values(self._own(observation, i)) for i, policy in enumerate(self.policies)])
+
+    def _own(self, observation: dict[str, torch.Tensor], i: int) -> dict[str, torch.Tensor]:
+        return {name: x[i * self.games : (i + 1) * self.games] for name, x in observation.items()}
+
+
+def split(rollout: Rollout, groups: int) -> list[Rollout]:
+    """What each of equal groups of games saw, as a rollout of its own (views, no copies)."""
+    if groups == 1:
+        return [rollout]
+    games = rollout.reward.shape[1] // groups
+    parts = []
+    for i in range(groups):
+        own = slice(i * games, (i + 1) * games)
+        parts.append(
+            replace(
+                rollout,
+                observation={name: x[:, own] for name, x in rollout.observation.items()},
+                features=None if rollout.features is None else rollout.features[:, own],
+                action=rollout.action[:, own],
+                log_prob=rollout.log_prob[:, own],
+                value=rollout.value[:, own],
+                reward=rollout.reward[:, own],
+                base_reward=rollout.base_reward[:, own],
+                terminated=rollout.terminated[:, own],
+                truncated=rollout.truncated[:, own],
+                next_value=rollout.next_value[:, own],
+                info={name: x[:, own] for name, x in rollout.info.items()},
+                episodes=[episode for episode in rollout.episodes if episode.game // games == i],
+                exposure=None if rollout.exposure is None else rollout.exposure[:, own],
+            )
+        )
+    return parts
+
+
+def _joined(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    given = [x for x in tensors if x is not None]
+    return torch.cat(given) if len(given) == len(tensors) else None
