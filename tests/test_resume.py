@@ -24,12 +24,13 @@ DESIGN = (
     "checkpoint_seconds=0",
 )
 PRINCIPALS = {
-    "fixed": ("principal.values=[5,0,0,0,0]",),
-    "random": (),
-    "egreedy": (),
-    "ucb": (),
-    "thompson": (),
-    "llm": ("llm=scripted",),
+    "fixed": ("principal=fixed", "principal.values=[5,0,0,0,0]"),
+    "random": ("principal=random",),
+    "egreedy": ("principal=egreedy",),
+    "ucb": ("principal=ucb",),
+    "thompson": ("principal=thompson",),
+    "llm": ("principal=llm", "llm=scripted"),
+    "thompson, four at once": ("principal=thompson", "design.candidates=4"),
 }
 
 
@@ -82,7 +83,7 @@ def check(context, tmp_path, overrides, duration):
 @pytest.mark.slow
 @pytest.mark.parametrize("principal", PRINCIPALS)
 def test_design_run_survives_kills(context, tmp_path, principal):
-    check(context, tmp_path, (*DESIGN, f"principal={principal}", *PRINCIPALS[principal]), duration=3.0)
+    check(context, tmp_path, (*DESIGN, *PRINCIPALS[principal]), duration=3.0)
 
 
 @pytest.mark.slow

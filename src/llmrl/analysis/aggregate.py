@@ -71,7 +71,9 @@ def summarize(folder: Path, settings: Settings, runs: Sequence[RunRecord] | None
             if scores:
                 known[group.label] = np.array(list(scores.values()))
                 finished.append((group, [run for run in group.runs if run.seed in scores]))
-        curves, about = curves_of(finished, settings.curves, min(settings.resamples, BAND_RESAMPLES), settings.seed)
+        curves, about = curves_of(
+            finished, settings.curves, min(settings.resamples, BAND_RESAMPLES), settings.seed, settings.over
+        )
         section = _section(task.title, (task,), [known], settings)
         sections.append(replace(section, common=task.common, curves=curves, notes=about))
         scored.append((task, known))

@@ -1,4 +1,4 @@
-"""Metrics over environment steps, aggregated over the seeds of a group: how fast, not only how far."""
+"""Metrics over environment steps, proposals or time, aggregated over the seeds of a group: how fast, not only how far."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from llmrl.analysis.groups import Group
 from llmrl.analysis.runs import RunRecord
-from llmrl.analysis.scores import DEFAULT_CURVES, Series, series
+from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, series
 from llmrl.analysis.statistics import Band, bootstrap_bands, interquartile_mean
 from llmrl.core.errors import RunFolderError
 
@@ -25,7 +25,7 @@ class Line:
 
     Attributes:
         label: the group's.
-        places: environment steps, [n_places].
+        places: on the axis of the curve, [n_places].
         band: interquartile mean over the runs with 95% intervals, [n_places].
         runs: how many runs it is made of.
     """
@@ -38,14 +38,19 @@ class Line:
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric of all groups that have it."""
+    """A metric of all groups that have it, over one of `scores.AXES`."""
 
     metric: str
     lines: tuple[Line, ...]
+    over: str = "env_steps"
 
 
 def curves_of(
-    groups: Sequence[tuple[Group, Sequence[RunRecord]]], metrics: Sequence[str], resamples: int, seed: int
+    groups: Sequence[tuple[Group, Sequence[RunRecord]]],
+    metrics: Sequence[str],
+    resamples: int,
+    seed: int,
+    over: str = "env_steps",
 ) -> tuple[tuple[Curve, ...], tuple[str, ...]]:
     """A curve of each metric, and notes about what is not in them.
 
@@ -53,24 +58,25 @@ def curves_of(
         groups: each group with its finished runs.
         metrics: names in `metrics.jsonl`; none: the first of `DEFAULT_CURVES` that a run has.
         resamples, seed: of the bootstrap over runs.
+        over: the axis, one of `scores.AXES`.
     """
     curves, notes = [], []
     for metric in metrics or DEFAULT_CURVES:
         lines = []
         about = []
         for group, runs in groups:
-            found, lacking = _series_of(runs, metric)
+            found, lacking = _series_of(runs, metric, over)
             about += [f"Curve of {metric}, {group.shown}: {why}." for why in lacking]
             if found:
                 line = _line(group.label, found, resamples, seed)
                 if line is None:
                     about.append(
-                        f"Curve of {metric}, {group.shown}: no stretch of steps is covered by all of its runs."
+                        f"Curve of {metric}, {group.shown}: no stretch of {AXES[over][1]} is covered by all of its runs."
                     )
                 else:
                     lines.append(line)
         if lines:
-            curves.append(Curve(metric, tuple(lines)))
+            curves.append(Curve(metric, tuple(lines), over))
         if lines or metrics:
             notes += about
         if lines and not metrics:
@@ -96,12 +102,12 @@ def on_common_grid(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | No
     return grid, np.stack([np.interp(grid, places, values) for places, values in runs], axis=-1)
 
 
-def _series_of(runs: Sequence[RunRecord], metric: str) -> tuple[list[Series], list[str]]:
+def _series_of(runs: Sequence[RunRecord], metric: str, over: str) -> tuple[list[Series], list[str]]:
     """Curves of the runs that have one, and what is to be said of the others."""
     found, without, damaged = [], [], []
     for run in runs:
         try:
-            places, values = series(run.folder, metric)
+            places, values = series(run.folder, metric, over)
         except RunFolderError as error:
             damaged.append(f"left out, {error}")
             continue

@@ -13,6 +13,7 @@ import numpy as np
 from llmrl.analysis.curves import Curve, Line
 from llmrl.analysis.groups import footnotes
 from llmrl.analysis.report import ESTIMATES, MOST_SHOWN, GroupNumbers, Report, Section
+from llmrl.analysis.scores import AXES
 from llmrl.analysis.tables import slug, slugs
 from llmrl.core.errors import ConfigError
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette without its yellow: told apart by colour-blind readers, and on white."""
 
-AXIS_LABEL = "environment steps"
 
 _BESIDE, _LEGEND = 40, 80  # characters of a line of a label beside the axes, and in the legend
 _LINE = 0.23  # its height, inches
@@ -98,7 +98,7 @@ def _figures(section: Section, unit: str) -> Iterator[tuple[str, str, Figure]]:
     yield "profile", caption, _profile(section, drawn, unit)
     for curve in section.curves:
         caption = (
-            f"{curve.metric} over {AXIS_LABEL}: IQM over the runs of a group with pointwise 95% bands, only where all "
+            f"{curve.metric} over {AXES[curve.over][1]}: IQM over the runs of a group with pointwise 95% bands, only where all "
             "of its runs have values."
         )
         yield f"curve_{slug(curve.metric)}", caption, _curve(curve, drawn, section)
@@ -216,7 +216,7 @@ def _curve(curve: Curve, drawn: Sequence[int], section: Section) -> Figure:
         if group.label in lines:
             handles.append(_draw_line(panel, lines[group.label], group.shown, styles[group.label]))
             groups.append(group)
-    panel.set_xlabel(AXIS_LABEL)
+    panel.set_xlabel(AXES[curve.over][1])
     panel.set_ylabel(curve.metric)
     panel.xaxis.set_major_formatter(EngFormatter(sep=""))
     _foot(figure, handles, [*footnotes(groups), *section.not_shown])

@@ -30,13 +30,15 @@ class Settings:
     Args:
         rule: the score of a run.
         target: what the optimality gap falls short of; None: the best group's mean.
-        curves: metrics to draw over environment steps; empty: the main objective of each task.
+        curves: metrics to draw; empty: the main objective of each task.
+        over: what they are drawn over, one of `scores.AXES`.
         resamples, seed: of the bootstrap.
     """
 
     rule: ScoreRule = field(default_factory=ScoreRule)
     target: float | None = None
     curves: tuple[str, ...] = ()
+    over: str = "env_steps"
     resamples: int = 10_000
     seed: int = 0
 

@@ -15,7 +15,12 @@ from llmrl.analysis.runs import RunRecord
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.run.metrics import FILE_NAME, TIME
 
-AXIS = "env_steps"
+AXES = {
+    "env_steps": ("env_steps", "environment steps"),
+    "proposals": ("principal/proposals", "proposals tried"),
+    "seconds": (f"{TIME}elapsed_s", "seconds of the run"),
+}
+"""What a curve can be drawn over: the entry of `metrics.jsonl`, and what it is called."""
 DEFAULT_CURVES = ("principal/objective", "train/return")
 """Main logged objective of the loops, the first that a task has."""
 
@@ -66,16 +71,20 @@ class ScoreRule:
         return f"{self.metric} ends in NaN or infinity" if None in last else float(np.mean(last))
 
 
-def series(folder: Path, metric: str) -> Series:
-    """A metric over environment steps.
+def series(folder: Path, metric: str, over: str = "env_steps") -> Series:
+    """A metric over one of `AXES`.
 
-    Lines without `env_steps` and values that were not finite are left out; of several at one place the last is kept.
+    Lines without an entry of that axis and values that were not finite are left out; of several at one place the last
+    is kept.
 
     Raises:
         RunFolderError: a line of the file is damaged.
     """
+    axis = AXES[over][0]
     points = {
-        float(row[AXIS]): float(row[metric]) for row in _rows(folder, metric) if row[metric] is not None and AXIS in row
+        float(row[axis]): float(row[metric])
+        for row in _rows(folder, metric)
+        if row[metric] is not None and row.get(axis) is not None
     }
     places = np.array(sorted(points))
     return places, np.array([points[place] for place in places])
@@ -90,7 +99,7 @@ def metric_names(runs: Iterable[RunRecord]) -> list[str]:
                 names.update(json.loads(line))
             except ValueError:
                 continue
-    return sorted(name for name in names - {"step", AXIS} if not name.startswith(TIME))
+    return sorted(name for name in names - {"step", "env_steps"} if not name.startswith(TIME))
 
 
 def _rows(folder: Path, metric: str) -> list[dict[str, Any]]:

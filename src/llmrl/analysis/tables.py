@@ -189,7 +189,7 @@ def _profiles(section: Section, name: str) -> list[Table]:
 
 def _curve(section: Section, name: str, index: int) -> Table:
     curve = section.curves[index]
-    data: list[list[object]] = [["group", "runs", "env_steps", "iqm", "low", "high"]]
+    data: list[list[object]] = [["group", "runs", curve.over, "iqm", "low", "high"]]
     for line in curve.lines:
         columns = zip(line.places, line.band.estimate, line.band.low, line.band.high, strict=True)
         data += [[line.label, line.runs, *cells] for cells in columns]

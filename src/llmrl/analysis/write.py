@@ -102,8 +102,8 @@ def method(report: Report) -> list[str]:
         "The probability of improvement is how often a run of one group beats a run of the other, ties counting half. "
         "Its interval resamples both groups.",
         f"Profiles and curves have pointwise bands from {bands:,} resamples. Curves are the IQM over a group's "
-        "finished runs; where these logged at different steps, values in between are interpolated linearly, and only "
-        "steps that all of them cover are drawn.",
+        "finished runs; where these logged at different places, values in between are interpolated linearly, and only "
+        "places that all of them cover are drawn.",
     ]
     if any(section.over_tasks for section in report.sections):
         lines.append(

@@ -35,7 +35,13 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="METRIC",
-        help="draw this metric over environment steps; repeatable (default: the main objective)",
+        help="draw this metric; repeatable (default: the main objective)",
+    )
+    p.add_argument(
+        "--over",
+        choices=("env_steps", "proposals", "seconds"),
+        default="env_steps",
+        help="what curves are drawn over: environment steps, proposals a principal tried, or wall time",
     )
     p.add_argument("--resamples", type=int, default=10_000, help="bootstrap resamples (default 10000)")
     p.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")
@@ -61,7 +67,7 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
     if not args.no_figures:
         check_installed()
     rule = ScoreRule(args.metric, args.last_fraction)
-    settings = Settings(rule, args.target, tuple(dict.fromkeys(args.curve)), args.resamples, args.seed)
+    settings = Settings(rule, args.target, tuple(dict.fromkeys(args.curve)), args.over, args.resamples, args.seed)
     numbers = summarize(args.folder, settings, records(args.folder))
     return numbers, write_report(numbers, args.out or args.folder / "report", figures=not args.no_figures)
 
