@@ -220,6 +220,15 @@ def test_uneven_curves_stay_within_what_all_runs_cover(tmp_path: Path) -> None:
     )
 
 
+def test_curves_over_proposals_and_time(tmp_path: Path) -> None:
+    for seed, steps in enumerate((100, 60)):
+        write_run(tmp_path, "game", [], seed, [1.0, 2, 3], steps=steps)
+    [line] = summarize(tmp_path, Settings(over="proposals", resamples=10)).sections[0].curves[0].lines
+    assert line.places.tolist() == [4, 8, 12] and line.band.estimate.tolist() == [1, 2, 3]
+    [curve] = summarize(tmp_path, Settings(over="seconds", resamples=10)).sections[0].curves
+    assert curve.over == "seconds" and curve.lines[0].places[-1] < 60
+
+
 def test_many_groups(tmp_path: Path) -> None:
     for group in range(13):
         write_run(tmp_path, "game", [f"rate={group}$\\wrong{{$"], 0, [float(group)])

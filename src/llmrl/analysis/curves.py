@@ -1,4 +1,4 @@
-"""Metrics over environment steps, proposals or time, aggregated over the seeds of a group: how fast, not only how far."""
+"""Metrics over environment steps, proposals or time, aggregated over a group's seeds: how fast, not only how far."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def curves_of(
                 line = _line(group.label, found, resamples, seed)
                 if line is None:
                     about.append(
-                        f"Curve of {metric}, {group.shown}: no stretch of {AXES[over][1]} is covered by all of its runs."
+                        f"Curve of {metric}, {group.shown}: no stretch of {AXES[over][1]} is covered by all its runs."
                     )
                 else:
                     lines.append(line)

@@ -98,8 +98,8 @@ def _figures(section: Section, unit: str) -> Iterator[tuple[str, str, Figure]]:
     yield "profile", caption, _profile(section, drawn, unit)
     for curve in section.curves:
         caption = (
-            f"{curve.metric} over {AXES[curve.over][1]}: IQM over the runs of a group with pointwise 95% bands, only where all "
-            "of its runs have values."
+            f"{curve.metric} over {AXES[curve.over][1]}: IQM over the runs of a group with pointwise 95% bands, only "
+            "where all of its runs have values."
         )
         yield f"curve_{slug(curve.metric)}", caption, _curve(curve, drawn, section)
 
