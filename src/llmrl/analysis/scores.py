@@ -99,7 +99,8 @@ def metric_names(runs: Iterable[RunRecord]) -> list[str]:
                 names.update(json.loads(line))
             except ValueError:
                 continue
-    return sorted(name for name in names - {"step", "env_steps"} if not name.startswith(TIME))
+    axes = {"step", *(entry for entry, _ in AXES.values())}
+    return sorted(name for name in names - axes if not name.startswith(TIME))
 
 
 def _rows(folder: Path, metric: str) -> list[dict[str, Any]]:
