@@ -62,7 +62,8 @@ class LearnLoop:
         """Which calls an agent or a teacher makes depends on what happens in the games."""
 
     def run(self, run: Run) -> float:
-        """Train, then evaluate; returns the final base return of an agent (mean over agents and episodes)."""
+        """Train, then evaluate; returns the environment's objective (by default the base return of an agent), mean over
+        episodes: what a principal would be judged on."""
         self._restore(run)
         games = self.env.spec.n_envs
         per_update = self.rollout_steps * games
@@ -86,7 +87,7 @@ class LearnLoop:
         final = self.evaluate()
         run.metrics.log(self.iteration, final, env_steps=self.iteration * per_update)
         run.summary = {"updates": self.iteration, "env_steps": self.iteration * per_update, **final}
-        return final["evaluation/base_return"]
+        return final["evaluation/objective"]
 
     def evaluate(self) -> dict[str, float]:
         """Play without learning in freshly seeded games; training then starts new episodes."""
