@@ -16,7 +16,7 @@ ALLOWED = {
     "analysis": {"core", "llms", "run"},
     "tuning": {"core", "run", "analysis"},
     "learners": {"core", "networks"},
-    "principals": {"core", "llms"},
+    "principals": {"core", "llms", "networks", "learners"},
     "agents": {"core", "networks", "learners", "run"},
     "sweeps": {"core", "run", "analysis"},
     "loops": {"core", "learners", "run", "analysis"},
@@ -32,6 +32,11 @@ HEAVY = {
     "gymnasium",
     "pettingzoo",
     "optuna",
+    "botorch",
+    "gpytorch",
+    "scipy",
+    "sklearn",
+    "cmaes",
 }
 TORCH_LAYERS = {"networks", "learners", "agents"}
 # Nobody imports these at module level but who wants the libraries they are about.

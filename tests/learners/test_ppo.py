@@ -88,6 +88,50 @@ def test_first_update_is_the_gradient_of_the_stated_loss(signal_game):
         torch.testing.assert_close(p.detach(), e, atol=2e-5, rtol=1e-3)
 
 
+@pytest.mark.parametrize("baseline", ["value", "none"])
+def test_policy_gradient_is_grad_log_pi_times_advantage(signal_game, baseline):
+    """One epoch, one batch, nothing clipped, no entropy: the gradient that reaches Adam is the textbook's."""
+    settings = {"epochs": 1, "minibatch_size": None, "clip": None, "value_clip": None, "normalize_advantage": False}
+    off = {"entropy_coefficient": 0.0, "value_coefficient": 0.0, "max_grad_norm": 1e9}
+    policy, ppo, collector = make(signal_game(horizon=4), share=False, baseline=baseline, **settings, **off)
+    rollout = collector.collect(8, Seeds(1).torch("actions"))
+    steps, games = rollout.reward.shape[:2]
+    if baseline == "value":
+        never = rollout.truncated[..., None].expand_as(rollout.value)
+        advantage = generalized_advantages(rollout.reward, rollout.value, rollout.next_value, never, 0.9, 0.95)
+    else:  # discounted reward to go, by hand
+        advantage = torch.zeros_like(rollout.reward)
+        for t in range(steps):
+            for k in range(t, t - t % 4 + 4):
+                advantage[t] += 0.9 ** (k - t) * rollout.reward[k]
+    for agent, network in enumerate(policy.members):
+        expected = {name: torch.zeros_like(p) for name, p in network.named_parameters()}
+        for t in range(steps):
+            for game in range(games):
+                vector = rollout.observation["vector"][t, game, agent]
+                features = network.core(torch.cat([vector, torch.eye(2)[agent]])[None])
+                log_prob = network.actor(features).log_softmax(-1)[0, rollout.action[t, game, agent]]
+                own = {n: p for n, p in network.named_parameters() if not n.startswith("critic")}
+                gradients = torch.autograd.grad(log_prob, list(own.values()))
+                for name, g in zip(own, gradients, strict=True):
+                    expected[name] -= g * advantage[t, game, agent] / (steps * games)
+        network.expected = expected
+    ppo.update(rollout, Seeds(0).torch("minibatches"))
+    for network in policy.members:
+        for name, p in network.named_parameters():
+            got = torch.zeros_like(p) if p.grad is None else p.grad
+            torch.testing.assert_close(got, network.expected[name], rtol=1e-4, atol=1e-7)
+
+
+def test_without_baseline_the_critic_stays(signal_game):
+    policy, ppo, collector = make(signal_game(), baseline="none")
+    before = {n: p.clone() for n, p in policy.named_parameters()}
+    metrics = train(ppo, collector, 2)
+    for name, p in policy.named_parameters():
+        assert torch.equal(p, before[name]) == (".critic." in name), name
+    assert metrics["loss/value"] == 0.0 and "loss/explained_variance" not in metrics
+
+
 def test_frozen_core_keeps_its_weights_and_heads_learn(signal_game):
     policy, ppo, collector = make(signal_game(), core_frozen=True)
     before = {n: p.clone() for n, p in policy.named_parameters()}

@@ -88,6 +88,17 @@ def test_frozen_core_stores_features_instead_of_observations(signal_game):
     assert np.isfinite(logits.detach().numpy()).all()
 
 
+def test_a_copy_outlives_the_next_rollout(signal_game):
+    env = signal_game()
+    collector, rollout = collect(env, make_policy(env.spec, core_frozen=True), 8)
+    kept = rollout.copy()
+    names = ("action", "log_prob", "value", "next_value", "features")
+    before = {name: getattr(kept, name).clone() for name in names}
+    collector.collect(8, Seeds(7).torch("actions"))
+    assert all(torch.equal(getattr(kept, name), before[name]) for name in names)
+    assert not torch.equal(rollout.action, kept.action)
+
+
 def test_without_learning_nothing_is_stored(signal_game):
     env = signal_game()
     _, rollout = collect(env, make_policy(env.spec), 8, learn=False)

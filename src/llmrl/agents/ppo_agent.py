@@ -1,4 +1,4 @@
-"""`agent=ppo`: actor-critics trained by PPO, with shared or separate parameters and partial freezing."""
+"""`agent=ppo` and `agent=pg`: actor-critics trained by PPO or plain policy gradient, one for all agents or one each."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import logging
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import PositiveInt
 from llmrl.core.protocols import Teacher
-from llmrl.core.records import State
+from llmrl.core.records import MetaSettings, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
+from llmrl.learners.meta_gradient import MetaGradient
 from llmrl.learners.ppo import PPO, PPOSettings
 from llmrl.learners.rollout import Rollout
 from llmrl.networks.actor_critic import ActorCritic, SocietyPolicy
@@ -85,6 +87,16 @@ class PPOAgent:
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         return {} if self._ppo is None else self._ppo.update(rollout, generator)
+
+    def meta_learner(self, values: np.ndarray, settings: MetaSettings) -> MetaGradient:
+        """The learner as a differentiable function of the mechanism's values, for one principal step.
+
+        Raises:
+            ConfigError: these agents do not learn, or their dependence on what they see is not kept.
+        """
+        if self._ppo is None:
+            raise ConfigError("agent.freeze=all: agents that do not learn have no learning to differentiate")
+        return MetaGradient(self._ppo, values, settings)
 
     def reset(self) -> None:
         self.policy.load_state_dict(self._original)

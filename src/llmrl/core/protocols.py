@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from llmrl.core.records import Act, Array, CallEstimate, ChatReply, ChatRequest, Observation, Outcome, State, Step
+from llmrl.core.records import (
+    Act,
+    Array,
+    CallEstimate,
+    ChatReply,
+    ChatRequest,
+    MetaSettings,
+    Observation,
+    Outcome,
+    State,
+    Step,
+)
 from llmrl.core.spaces import EnvSpec, Objective
 
 if TYPE_CHECKING:
@@ -124,7 +135,7 @@ class MetaLearner(Protocol):
 class DifferentiableAgent(Protocol):
     """An agent whose learning can be differentiated."""
 
-    def meta_learner(self, values: np.ndarray) -> MetaLearner:
+    def meta_learner(self, values: np.ndarray, settings: MetaSettings) -> MetaLearner:
         """The agent's learner for one principal step under mechanism values [d]; it changes the agent's weights."""
         ...
 
@@ -169,6 +180,11 @@ class GradientProposer(Proposer, Protocol):
 
     needs_gradient: bool
     """True."""
+
+    @property
+    def meta_settings(self) -> MetaSettings:
+        """How it wants the gradient of the vector of the last `ask` estimated."""
+        ...
 
 
 @runtime_checkable
@@ -228,8 +244,8 @@ class Meter(Protocol):
 class Estimating(Protocol):
     """A part that knows before a run what it will ask of a chat model."""
 
-    def estimate(self, steps: int) -> CallEstimate:
-        """For `steps` proposals."""
+    def estimate(self, steps: int, n: int) -> CallEstimate:
+        """For `steps` calls of `ask` for `n` proposals each."""
         ...
 
 

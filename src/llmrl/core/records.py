@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -77,6 +77,7 @@ class Outcome:
         returns: base return of each agent, mean over validation episodes, [n_agents].
         trajectories: `EnvSpec.metrics` entries at each step, mean over validation episodes, each [T].
         summaries: the same entries summed up over an episode (see `EnvSpec.metrics`), mean over validation episodes.
+        welfare: every measure of welfare (`llmrl.loops.welfare.measures`), mean over validation episodes.
         gradient: estimated derivative of `value` by `vector` through the agents' learning, [d]; only for proposers
             that ask for it (`GradientProposer`).
     """
@@ -89,7 +90,28 @@ class Outcome:
     returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
     trajectories: dict[str, np.ndarray] = field(default_factory=dict)
     summaries: dict[str, float] = field(default_factory=dict)
+    welfare: dict[str, float] = field(default_factory=dict)
     gradient: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class MetaSettings:
+    """How a principal wants the derivative of its objective estimated.
+
+    Attributes:
+        gamma: discount per step of what is still to come, [0, 1]; 1 is the objective itself.
+        baseline: what returns are compared with: `others`, the mean of the other validation episodes at the same step
+            (with one episode: `past_return`, taken as spread evenly over it), or `past`, `past_return` at every step.
+        past_return: mean objective of earlier principal steps.
+        through_observation: count that agents who see the mechanism's values act on them.
+        differentiate_targets: count that the agents' value targets depend on the mechanism's values.
+    """
+
+    gamma: float = 1.0
+    baseline: Literal["others", "past"] = "others"
+    past_return: float = 0.0
+    through_observation: bool = True
+    differentiate_targets: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,14 @@ def generalized_advantages(
         lam: exponential weight in [0, 1]; 1 gives Monte-Carlo advantages, 0 one-step ones.
 
     Returns:
-        A_t, [T, ...]; the value target is A_t + V(s_t).
+        A_t, [T, ...], with a graph where an argument has one; the value target is A_t + V(s_t). Where V = 0 and lam = 1
+        it is the discounted reward to go.
     """
     delta = reward + gamma * next_value - value
     carry = gamma * lam * (~done).to(reward.dtype)
-    advantage = torch.empty_like(delta)
+    advantage = []
     running = torch.zeros_like(delta[0])
     for t in range(delta.shape[0] - 1, -1, -1):
         running = delta[t] + carry[t] * running
-        advantage[t] = running
-    return advantage
+        advantage.append(running)
+    return torch.stack(advantage[::-1])

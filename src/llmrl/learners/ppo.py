@@ -1,20 +1,26 @@
-"""Proximal policy optimisation: the one implementation, for every policy with features and heads."""
+"""Proximal policy optimisation: the one implementation, for every policy with features and heads.
+
+Plain policy gradient is the same with one epoch, one batch and no clipping (`agent=pg`).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import nn
 
 from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.protocols import Teacher
 from llmrl.core.records import State
 from llmrl.learners.advantages import generalized_advantages
+from llmrl.learners.losses import surrogate, value_error
 from llmrl.learners.rollout import Rollout
+from llmrl.learners.updaters import Batch, InPlace, Updater
 from llmrl.networks import categorical
-from llmrl.networks.actor_critic import PLAYER, ActorCritic, SocietyPolicy
+from llmrl.networks.actor_critic import PLAYER, SocietyPolicy
 
 
 @dataclass(frozen=True)
@@ -26,8 +32,8 @@ class PPOSettings:
     gamma: UnitInterval
     gae_lambda: UnitInterval
     epochs: PositiveInt
-    minibatch_size: PositiveInt
-    clip: PositiveFloat
+    minibatch_size: PositiveInt | None
+    clip: PositiveFloat | None
     value_clip: PositiveFloat | None
     normalize_advantage: bool
     entropy_coefficient: NonNegativeFloat
@@ -35,6 +41,7 @@ class PPOSettings:
     max_grad_norm: PositiveFloat
     target_kl: PositiveFloat | None
     bootstrap_truncation: bool
+    baseline: Literal["value", "none"] = "value"
 
 
 class PPO:
@@ -42,46 +49,72 @@ class PPO:
 
     Minibatches mix time, games and agents. With separate networks, each is updated from its own agent's samples, with
     its own optimizer, advantage normalisation and gradient clipping (independent learners).
+
+    Attributes:
+        updaters: one for each of the policy's groups.
     """
 
     def __init__(self, policy: SocietyPolicy, settings: PPOSettings, teacher: Teacher | None = None) -> None:
         self.policy, self.settings, self.teacher = policy, settings, teacher
-        self.optimizers = self._new_optimizers()
+        self.updaters = self._new_updaters()
 
     def reset(self) -> None:
         """Forget the optimizers' moments."""
-        self.optimizers = self._new_optimizers()
+        self.updaters = self._new_updaters()
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """A few epochs over one rollout; returns the mean of each loss and diagnostic over minibatches and networks."""
+        advantage, target = self.estimate(rollout)
+        return self.fit(rollout, advantage, target, generator, self.updaters)
+
+    def estimate(self, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
+        """Advantages and value targets, each [T, n_envs, n_agents]; a graph behind the rewards is kept.
+
+        With `baseline: none` both are the discounted reward to go, up to the end of the episode or of the rollout.
+        """
         s = self.settings
         ended = rollout.terminated | rollout.truncated
+        done = ended[..., None].expand_as(rollout.reward)
+        if s.baseline == "none":
+            nothing = torch.zeros_like(rollout.reward)
+            to_go = generalized_advantages(rollout.reward, nothing, nothing, done, s.gamma, 1.0)
+            return to_go, to_go
         next_value = rollout.next_value
         if not s.bootstrap_truncation:
             next_value = torch.where(ended[..., None], 0.0, next_value)
-        advantage = generalized_advantages(
-            rollout.reward, rollout.value, next_value, ended[..., None].expand_as(next_value), s.gamma, s.gae_lambda
-        )
-        target = advantage + rollout.value
+        advantage = generalized_advantages(rollout.reward, rollout.value, next_value, done, s.gamma, s.gae_lambda)
+        return advantage, advantage + rollout.value
+
+    def fit(
+        self,
+        rollout: Rollout,
+        advantage: torch.Tensor,
+        target: torch.Tensor,
+        generator: torch.Generator,
+        updaters: Sequence[Updater],
+    ) -> dict[str, float]:
+        """The epochs of an update, made by `updaters` (one a group) with given advantages and value targets."""
         records: list[torch.Tensor] = []
         extra: dict[str, list[float]] = {}
-        for (network, agents), optimizer in zip(self.policy.groups(), self.optimizers, strict=True):
-            data = self._flatten(rollout, agents)
+        for (_, agents), updater in zip(self.policy.groups(), updaters, strict=True):
+            data = self.samples(rollout, agents)
             data |= {
                 "advantage": advantage[:, :, agents].reshape(-1),
                 "target": target[:, :, agents].reshape(-1),
             }
-            records += self._update_network(network, optimizer, data, generator, extra)
+            records += self._epochs(updater, data, generator, extra)
         names = ("policy", "value", "entropy", "kl", "clip_fraction", "grad_norm")
         means = torch.stack(records).mean(0).tolist()  # one transfer for all minibatches
         metrics = {f"loss/{name}": value for name, value in zip(names, means, strict=True)}
-        variance = target.var(correction=0)
-        unexplained = (target - rollout.value).var(correction=0) / variance.clamp_min(1e-8)
-        metrics["loss/explained_variance"] = float(1 - unexplained)
+        if self.settings.baseline == "value":
+            target = target.detach()
+            variance = target.var(correction=0)
+            unexplained = (target - rollout.value).var(correction=0) / variance.clamp_min(1e-8)
+            metrics["loss/explained_variance"] = float(1 - unexplained)
         metrics["loss/updates"] = float(len(records))
         return metrics | {name: sum(values) / len(values) for name, values in extra.items()}
 
-    def _flatten(self, rollout: Rollout, agents: slice) -> dict[str, torch.Tensor]:
+    def samples(self, rollout: Rollout, agents: slice) -> Batch:
         """The samples of some agents with time, games and agents merged, [T * n_envs * k, ...]."""
         steps, n_envs, _ = rollout.action.shape
         tensors = {"action": rollout.action, "log_prob": rollout.log_prob, "value": rollout.value}
@@ -93,77 +126,61 @@ class PPO:
             tensors[PLAYER] = identity.expand(steps, n_envs, *identity.shape)
         return {name: x[:, :, agents].flatten(0, 2) for name, x in tensors.items()}
 
-    def _update_network(
-        self,
-        network: ActorCritic,
-        optimizer: torch.optim.Optimizer,
-        data: dict[str, torch.Tensor],
-        generator: torch.Generator,
-        extra: dict[str, list[float]],
+    def _epochs(
+        self, updater: Updater, data: Batch, generator: torch.Generator, extra: dict[str, list[float]]
     ) -> list[torch.Tensor]:
         s = self.settings
-        parameters = [p for p in network.parameters() if p.requires_grad]
         n = data["action"].shape[0]
         records: list[torch.Tensor] = []
         for _ in range(s.epochs):
             order = torch.randperm(n, generator=generator, device=generator.device).to(data["action"].device)
-            for indices in torch.split(order, s.minibatch_size):
+            for indices in torch.split(order, s.minibatch_size or n):
                 batch = {name: x[indices] for name, x in data.items()}
-                features = batch["features"] if "features" in batch else network.encode(batch)
-                logits, value = network.heads(features, batch.get("action_mask"))
-                log_prob, entropy = categorical.log_prob_entropy(logits, batch["action"])
-                advantage = batch["advantage"]
-                if s.normalize_advantage and len(indices) > 1:
-                    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-                log_ratio = log_prob - batch["log_prob"]
-                ratio = log_ratio.exp()
-                surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - s.clip, 1 + s.clip) * advantage)
-                policy_loss = -surrogate.mean()
-                value_loss = 0.5 * self._value_error(value, batch["value"], batch["target"]).mean()
-                mean_entropy = entropy.mean()
-                loss = policy_loss + s.value_coefficient * value_loss - s.entropy_coefficient * mean_entropy
-                if self.teacher is not None:
-                    teacher_loss, teacher_metrics = self.teacher.loss(batch, logits)
-                    loss = loss + teacher_loss
-                    for name, x in teacher_metrics.items():
-                        extra.setdefault(name, []).append(x)
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                grad_norm = nn.utils.clip_grad_norm_(parameters, s.max_grad_norm)
-                optimizer.step()
-                with torch.no_grad():
-                    # KL(old || new) by the k3 estimator: unbiased and never negative (Schulman 2020).
-                    kl = (ratio - 1 - log_ratio).mean()
-                    clipped = ((ratio - 1).abs() > s.clip).float().mean()
-                    records.append(
-                        torch.stack([policy_loss, value_loss, mean_entropy, kl, clipped, grad_norm]).detach()
-                    )
+                loss, record = self._loss(updater, batch, extra)
+                grad_norm = updater.step(loss)
+                records.append(torch.stack([*record, grad_norm]).detach())
             if s.target_kl is not None and records[-1][3] > s.target_kl:
                 break
         return records
 
-    def _value_error(self, value: torch.Tensor, old: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Squared error, or the larger of it and that of the clipped prediction where `value_clip` is set."""
-        error = (value - target).square()
-        if self.settings.value_clip is None:
-            return error
-        clipped = old + (value - old).clamp(-self.settings.value_clip, self.settings.value_clip)
-        return torch.maximum(error, (clipped - target).square())
+    def _loss(
+        self, updater: Updater, batch: Batch, extra: dict[str, list[float]]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The loss of a minibatch, and its parts: policy, value, entropy, KL, fraction clipped."""
+        s = self.settings
+        logits, value = updater.forward(batch)
+        log_prob, entropy = categorical.log_prob_entropy(logits, batch["action"])
+        advantage = batch["advantage"]
+        if s.normalize_advantage and len(advantage) > 1:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        log_ratio = log_prob - batch["log_prob"]
+        ratio = log_ratio.exp()
+        policy_loss = -surrogate(ratio, advantage, s.clip).mean()
+        mean_entropy = entropy.mean()
+        if s.baseline == "value":
+            value_loss = 0.5 * value_error(value, batch["value"], batch["target"], s.value_clip).mean()
+            loss = policy_loss + s.value_coefficient * value_loss - s.entropy_coefficient * mean_entropy
+        else:
+            value_loss = torch.zeros_like(policy_loss)
+            loss = policy_loss - s.entropy_coefficient * mean_entropy
+        if self.teacher is not None:
+            teacher_loss, teacher_metrics = self.teacher.loss(batch, logits)
+            loss = loss + teacher_loss
+            for name, x in teacher_metrics.items():
+                extra.setdefault(name, []).append(x)
+        with torch.no_grad():
+            # KL(old || new) by the k3 estimator: unbiased and never negative (Schulman 2020).
+            kl = (ratio - 1 - log_ratio).mean()
+            clipped = ((ratio - 1).abs() > (math.inf if s.clip is None else s.clip)).to(kl.dtype).mean()
+        return loss, [policy_loss, value_loss, mean_entropy, kl, clipped]
 
     def state_dict(self) -> State:
-        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+        return {"optimizers": [updater.optimizer.state_dict() for updater in self.updaters]}
 
     def load_state_dict(self, state: State) -> None:
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        for updater, saved in zip(self.updaters, state["optimizers"], strict=True):
+            updater.optimizer.load_state_dict(saved)
 
-    def _new_optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        return [
-            torch.optim.Adam(
-                [p for p in network.parameters() if p.requires_grad],
-                lr=self.settings.learning_rate,
-                eps=self.settings.adam_eps,
-                fused=True,  # one kernel for all parameters instead of several for each
-            )
-            for network, _ in self.policy.groups()
-        ]
+    def _new_updaters(self) -> list[InPlace]:
+        s = self.settings
+        return [InPlace(network, s.learning_rate, s.adam_eps, s.max_grad_norm) for network, _ in self.policy.groups()]

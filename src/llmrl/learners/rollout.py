@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -66,6 +66,18 @@ class Rollout:
     info: dict[str, np.ndarray]
     episodes: list[Episode]
     exposure: torch.Tensor | None = None
+
+    def copy(self) -> Rollout:
+        """The same in memory of its own: the collector's next rollout overwrites what it handed out before."""
+        return replace(
+            self,
+            observation={name: x.clone() for name, x in self.observation.items()},
+            features=None if self.features is None else self.features.clone(),
+            action=self.action.clone(),
+            log_prob=self.log_prob.clone(),
+            value=self.value.clone(),
+            next_value=self.next_value.clone(),
+        )
 
 
 @dataclass

@@ -18,6 +18,8 @@ from llmrl.networks import categorical
 from llmrl.networks.cnn import PixelCore
 from llmrl.networks.layers import POLICY_GAIN, VALUE_GAIN, initialise, mlp
 
+MECHANISM = "mechanism"
+"""Channel with the mechanism's values, in environments that show them."""
 PLAYER = "player"
 """Channel with the agent's index as one-hot, added by the policy (environments need not know about it)."""
 
@@ -27,6 +29,9 @@ class ActorCritic(nn.Module):
 
     With `pixels`, the core is convolutional and the player's identity and the mechanism join at the heads (as in the
     published society agents). Without, every numeric channel, flattened, goes into an MLP core.
+
+    Attributes:
+        mechanism_columns: where features hold the mechanism's values; None where they do not, as such.
     """
 
     def __init__(
@@ -41,9 +46,14 @@ class ActorCritic(nn.Module):
         self.pixel = "pixels" in spec.observation
         extras = [name for name in spec.observation if name not in ("pixels", "text", "action_mask")]
         self.vectors = (*extras, PLAYER)
-        width = spec.n_agents + sum(int(torch.Size(spec.observation[name].shape).numel()) for name in extras)
+        widths = {name: int(torch.Size(spec.observation[name].shape).numel()) for name in extras}
+        width = spec.n_agents + sum(widths.values())
+        self.mechanism_columns: slice | None = None
         self.core: nn.Module
         if self.pixel:
+            if MECHANISM in extras:
+                start = features + sum(widths[name] for name in extras[: extras.index(MECHANISM)])
+                self.mechanism_columns = slice(start, start + widths[MECHANISM])
             self.core = PixelCore(spec.observation["pixels"].shape, features, generator)
             self.n_features = features + width
         elif extras:
@@ -60,9 +70,15 @@ class ActorCritic(nn.Module):
         )
         self.critic = nn.Sequential(*mlp(head, generator), initialise(nn.Linear(head[-1], 1), VALUE_GAIN, generator))
 
+    def forward(self, samples: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [batch, n_actions] and values [batch] from `features` where samples have them, else from channels."""
+        features = samples["features"] if "features" in samples else self.encode(samples)
+        return self.heads(features, samples.get("action_mask"))
+
     def encode(self, channels: dict[str, torch.Tensor]) -> torch.Tensor:
         """Features [batch, F] from channels [batch, ...]."""
-        flat = torch.cat([channels[name].flatten(1).float() for name in self.vectors], dim=1)
+        dtype = self.critic[-1].weight.dtype
+        flat = torch.cat([channels[name].flatten(1).to(dtype) for name in self.vectors], dim=1)  # type: ignore[arg-type]
         if self.pixel:
             return torch.cat([self.core(channels["pixels"]), flat], dim=1)
         return self.core(flat)  # type: ignore[no-any-return]

@@ -1,0 +1,121 @@
+"""How a network takes gradient steps: in place, or as a differentiable function of what the loss depends on."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from llmrl.learners.functional_adam import Moments, adam_step, clip_by_norm
+from llmrl.networks.actor_critic import MECHANISM
+
+Batch = dict[str, torch.Tensor]
+
+
+class Updater(Protocol):
+    """Evaluates a network on samples and steps down a loss of what came out."""
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [batch, n_actions] and values [batch] of samples (see `ActorCritic.forward`)."""
+        ...
+
+    def step(self, loss: torch.Tensor) -> torch.Tensor:
+        """One step of Adam, after scaling the gradient down to a norm; returns the norm before that."""
+        ...
+
+
+class InPlace:
+    """Steps of torch's Adam.
+
+    Args:
+        network: what is trained; parameters that require no gradient stay as they are.
+        learning_rate, eps: of Adam.
+        max_grad_norm: the gradient of all parameters together is scaled down to this norm.
+    """
+
+    def __init__(self, network: nn.Module, learning_rate: float, eps: float, max_grad_norm: float) -> None:
+        self.network, self.max_grad_norm = network, max_grad_norm
+        self.parameters = [p for p in network.parameters() if p.requires_grad]
+        # Fused: one kernel for all parameters instead of several for each.
+        self.optimizer = torch.optim.Adam(self.parameters, lr=learning_rate, eps=eps, fused=True)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, value = self.network(batch)
+        return logits, value
+
+    def step(self, loss: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        self.optimizer.step()
+        return norm
+
+
+class Differentiable:
+    """The steps `InPlace` would make, keeping how the new weights depend on everything the losses depended on.
+
+    It begins with the weights and moments of an `InPlace` and leaves them alone until `write_back`.
+
+    Args:
+        ordinary: the updater whose steps these are.
+        shift: zeros [d] whose derivative by the mechanism's values is one; added to what the network sees of them.
+            None: what it sees counts as given.
+        columns: where features hold these values (`ActorCritic.mechanism_columns`).
+    """
+
+    def __init__(self, ordinary: InPlace, shift: torch.Tensor | None = None, columns: slice | None = None) -> None:
+        self.ordinary, self.shift, self.columns = ordinary, shift, columns
+        self.network = ordinary.network
+        trained = {name: p for name, p in self.network.named_parameters() if p.requires_grad}
+        self.weights = {name: p.detach().clone().requires_grad_() for name, p in trained.items()}
+        self.moments = {name: _moments(ordinary.optimizer, p) for name, p in trained.items()}
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.shift is not None:
+            batch = _shifted(batch, self.shift, self.columns)
+        logits, value = functional_call(self.network, self.weights, (batch,))
+        return logits, value
+
+    def step(self, loss: torch.Tensor) -> torch.Tensor:
+        group = self.ordinary.optimizer.param_groups[0]
+        found = torch.autograd.grad(loss, list(self.weights.values()), create_graph=True, allow_unused=True)
+        gradients = {name: g for name, g in zip(self.weights, found, strict=True) if g is not None}
+        clipped, norm = clip_by_norm(gradients, self.ordinary.max_grad_norm)
+        for name, gradient in clipped.items():
+            self.weights[name], self.moments[name] = adam_step(
+                self.weights[name], gradient, self.moments[name], group["lr"], group["eps"], group["betas"]
+            )
+        return norm
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Give the network the weights, and the optimizer the moments, as plain numbers."""
+        optimizer = self.ordinary.optimizer
+        for name, parameter in self.network.named_parameters():
+            if name in self.weights and self.moments[name].steps:
+                moments = self.moments[name]
+                parameter.copy_(self.weights[name])
+                optimizer.state[parameter] = {
+                    "step": torch.tensor(float(moments.steps), device=parameter.device),
+                    "exp_avg": moments.first.detach().clone(),
+                    "exp_avg_sq": moments.second.detach().clone(),
+                }
+
+
+def _shifted(batch: Batch, shift: torch.Tensor, columns: slice | None) -> Batch:
+    """Samples with `shift` [d] added to what they say of the mechanism's values: in the channel, or in the features."""
+    if MECHANISM in batch:
+        return {**batch, MECHANISM: batch[MECHANISM] + shift}
+    if "features" in batch and columns is not None:
+        padding = (columns.start, batch["features"].shape[-1] - columns.stop)
+        return {**batch, "features": batch["features"] + nn.functional.pad(shift, padding)}
+    return batch
+
+
+def _moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Moments:
+    state = optimizer.state.get(parameter)
+    if not state:
+        return Moments(0, torch.zeros_like(parameter), torch.zeros_like(parameter))
+    return Moments(int(state["step"]), state["exp_avg"].clone(), state["exp_avg_sq"].clone())

@@ -1,0 +1,90 @@
+"""What a principal with a network sees: the context, and what happened in the game at the previous step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.records import Outcome, State
+from llmrl.core.spaces import EnvSpec
+
+
+class Observed:
+    """Turns the last outcomes into one vector: context (one-hot), then the chosen metrics one after the other.
+
+    Each metric's trajectory (mean over validation episodes, and over the proposals of the step) is thinned, averaged
+    over windows and divided by a scale. Before there is an outcome, or without history, all of these numbers are 1.
+
+    Args:
+        spec: of the environment.
+        metrics: entries of `spec.metrics`; None takes all.
+        moments: windows of (as nearly as possible) equal length that a trajectory is averaged over; fewer where it has
+            fewer steps. None: every step is a number of its own.
+        every: take only each `every`-th step, from the first on, before averaging.
+        scale: what trajectories are divided by; None divides each metric by the largest magnitude seen of it so far.
+        history: whether outcomes are looked at.
+
+    Raises:
+        ConfigError: there is no such metric, or the episodes have no fixed length.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        metrics: Sequence[str] | None,
+        moments: int | None,
+        every: int,
+        scale: float | None,
+        history: bool,
+    ) -> None:
+        self.metrics = list(spec.metrics if metrics is None else metrics)
+        unknown = [name for name in self.metrics if name not in spec.metrics]
+        if unknown:
+            raise ConfigError(
+                f"principal.observe_metrics: env={spec.name} has no metric '{unknown[0]}'; it has "
+                f"{', '.join(spec.metrics)}"
+            )
+        if spec.horizon is None:
+            raise ConfigError(f"a principal needs episodes of one length: set env.horizon, null for env={spec.name}")
+        steps = -(-spec.horizon // every)
+        self.windows = steps if moments is None else min(moments, steps)
+        self.space, self.every, self.scale, self.history = spec.proposals, every, scale, history
+        self.largest = np.zeros(len(self.metrics))
+        self.last: np.ndarray | None = None  # [metrics, windows], not scaled
+
+    @property
+    def size(self) -> int:
+        return len(self.space.contexts) + len(self.metrics) * self.windows
+
+    def vector(self, context: int | None) -> np.ndarray:
+        """What is seen before a proposal in `context`, [size] float32."""
+        one_hot = np.zeros(len(self.space.contexts))
+        if self.space.contexts:
+            one_hot[self.space.row(context)] = 1.0
+        else:
+            self.space.row(context)
+        seen = np.ones((len(self.metrics), self.windows))
+        if self.last is not None:
+            scale = np.where(self.largest > 0, self.largest, 1.0)[:, None] if self.scale is None else self.scale
+            seen = self.last / scale
+        return np.concatenate([one_hot, seen.ravel()]).astype(np.float32)
+
+    def tell(self, outcomes: Sequence[Outcome]) -> None:
+        """See the outcomes of a step."""
+        if not self.history or not self.metrics:
+            return
+        self.last = np.mean([self._reduced(outcome) for outcome in outcomes], axis=0)
+        self.largest = np.maximum(self.largest, np.abs(self.last).max(1))
+
+    def _reduced(self, outcome: Outcome) -> np.ndarray:
+        thinned = [outcome.trajectories[name][:: self.every] for name in self.metrics]
+        return np.array([[w.mean() for w in np.array_split(x, self.windows)] for x in thinned], dtype=np.float64)
+
+    def state_dict(self) -> State:
+        return {"last": None if self.last is None else self.last.copy(), "largest": self.largest.copy()}
+
+    def load_state_dict(self, state: State) -> None:
+        self.last = None if state["last"] is None else np.array(state["last"])
+        self.largest = np.array(state["largest"])
