@@ -236,7 +236,7 @@ def test_seeds_share_replies_only_if_told_to(tmp_path, shared):
 
 def test_half_a_run_replays_as_far_as_it_goes(tmp_path):
     """A call log cut short by a kill is no reason for silent nonsense."""
-    with FakeOpenAIServer(reply) as server:
+    with FakeOpenAIServer(lambda messages: scripted_principal.reply(messages[0]["content"])) as server:
         run(*overrides(server, tmp_path / "whole", 6))
     log = only_run_folder(tmp_path / "whole") / "llm_calls.jsonl"
     lines = log.read_text().splitlines(keepends=True)

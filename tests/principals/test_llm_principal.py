@@ -1,14 +1,17 @@
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatRequest
-from llmrl.core.spaces import Parameter, ParameterSpace
+from llmrl.core.spaces import Channel, Parameter, ParameterSpace
 from llmrl.llms.client import ChatClient
 from llmrl.llms.structured import InvalidReply
 from llmrl.principals.llm import LLMPrincipal
@@ -16,31 +19,74 @@ from models import Echo, connected, scripted
 from societies import CLEANUP, ESCAPE_ROOM, GENERIC, HARVEST, outcome, spec, toy
 
 GOLDEN = Path(__file__).parent / "golden"
+WELFARE = {"equality": 0.25, "sustainability": 12.5, "spending": 3.00004, "peace": 7.0}
 SOCIETIES = {"cleanup": CLEANUP, "harvest": HARVEST, "escape_room": ESCAPE_ROOM, "toy": GENERIC}
 
 
-def told(society, vectors, n=2, **kwargs):
-    """A principal that was told some outcomes, in contexts 0, 1, 2, 0, ... where there are any."""
+def result(society, vector, context=None, **kwargs):
+    return replace(outcome(society, np.array(vector, dtype=float), context, **kwargs), welfare=WELFARE)
+
+
+def told(society, vectors, n=2, together=1, **kwargs):
+    """A principal that was told some outcomes, `together` a generation, in contexts 0, 1, 2, 0, ... where there are
+    any."""
     principal = LLMPrincipal(society, scripted(), **kwargs)
-    for i, vector in enumerate(vectors):
-        context = i % len(society.contexts) if society.contexts else None
-        principal.tell([outcome(society, np.array(vector, dtype=float), context, n=n)])
+    for i in range(0, len(vectors), together):
+        context = i // together % len(society.contexts) if society.contexts else None
+        principal.tell([result(society, vector, context, n=n) for vector in vectors[i : i + together]])
     return principal
+
+
+def reviewed(name, text):
+    """Compare with a golden file. LLMRL_UPDATE_GOLDEN=1 rewrites it after a deliberate change; then read the diff."""
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("LLMRL_UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def vectors_for(society):
+    d = society.mechanism.dim
+    return [np.full(d, 0.25), np.linspace(0, 1, d), np.full(d, 1 / 3), np.zeros(d)]
 
 
 @pytest.mark.parametrize("moment", ["first", "later"])
 @pytest.mark.parametrize("name", SOCIETIES)
 def test_prompts_are_as_reviewed(name, moment):
-    """Set LLMRL_UPDATE_GOLDEN=1 to rewrite the files after a deliberate change; then read the diff."""
     society = SOCIETIES[name]
-    d = society.mechanism.dim
-    vectors = [] if moment == "first" else [np.full(d, 0.25), np.linspace(0, 1, d), np.full(d, 1 / 3), np.zeros(d)]
-    prompt = told(society, vectors).question(society.contexts[0] if society.contexts else None).text
-    path = GOLDEN / f"{name}_{moment}.txt"
-    if os.environ.get("LLMRL_UPDATE_GOLDEN"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(prompt)
-    assert prompt == path.read_text()
+    principal = told(society, [] if moment == "first" else vectors_for(society))
+    reviewed(f"{name}_{moment}", principal.question(society.contexts[0] if society.contexts else None).text)
+
+
+def test_the_prompt_of_a_proposal_among_several_is_as_reviewed():
+    principal = told(ESCAPE_ROOM, [v for v in vectors_for(ESCAPE_ROOM) for _ in range(2)], together=3, contexts="own")
+    reviewed("escape_room_second_of_three", principal.question(ESCAPE_ROOM.contexts[0], 2, 3).text)
+
+
+def test_the_prompt_of_a_charged_principal_is_as_reviewed():
+    society = replace(CLEANUP, objective="equality_productivity", spending_cost=0.1)
+    seeing = {**society.observation, "mechanism": Channel((3,), "float32")}
+    society = replace(society, observation=seeing)
+    reviewed("cleanup_charged", told(society, vectors_for(society)).question(None).text)
+
+
+def test_what_the_payoff_is():
+    """Of every objective, with payments free and not."""
+    sections = []
+    for objective in ("mean", "sum", "minimum", "equality_productivity", "sustainability"):
+        for cost in (0.0, 0.025):
+            text = told(replace(toy(), objective=objective, spending_cost=cost), []).question(None).text
+            section = text.split("## Your payoff\n")[1].split("\n\n## ")[0]
+            assert "\n" not in section
+            sections.append(f"{objective}, spending_cost {cost}: {section}\n")
+    reviewed("payoffs", "\n".join(sections))
+
+
+def test_agents_that_see_the_numbers():
+    shown = replace(toy(), observation={**toy().observation, "mechanism": Channel((2,), "float32")})
+    assert "They also see the numbers themselves." in told(shown, []).question(None).text
+    assert "They do not see the numbers themselves." in told(toy(), []).question(None).text
 
 
 @pytest.mark.parametrize("name", SOCIETIES)
@@ -58,13 +104,24 @@ def test_payoffs_keep_their_fractions():
     assert "Generation 1: eat=0.3333, clean=0, other=3 -> payoff -0.4375;" in principal.question(None).text
 
 
+@given(st.floats(0.01, 10), st.sampled_from([-1, 1]))
+def test_small_payoffs_keep_their_signal(size, sign):
+    """Payoffs of Clean Up are of the order of 0.01 to 10: shown to half a thousandth of their size."""
+    principal = LLMPrincipal(CLEANUP, scripted())
+    principal.tell([result(CLEANUP, [1.0, 2.0, 3.0], value=sign * size)])
+    line = next(line for line in principal.question(None).text.splitlines() if line.startswith("Generation 1"))
+    assert float(line.split(" -> payoff ")[1].split(";")[0]) == pytest.approx(sign * size, rel=5e-4)
+
+
 class TestHistory:
     VECTORS = [[-1.0, -1.0], [2.0, 2.0], [1.0, 1.0], [0.0, 0.0], [1.5, 1.5], [3.0, 3.0]]
 
+    def lines(self, principal, context=None):
+        return [line for line in principal.question(context).text.splitlines() if line.startswith("Generation ")]
+
     def generations(self, society=None, context=None, **kwargs):
-        principal = told(society or toy(), self.VECTORS, **kwargs)
-        lines = [line for line in principal.question(context).text.splitlines() if line.startswith("Generation ")]
-        return [int(line.split()[1].rstrip(":")) for line in lines]
+        lines = self.lines(told(society or toy(), self.VECTORS, **kwargs), context)
+        return [int(line.split()[1].rstrip(":,")) for line in lines]
 
     def test_all_last_best(self):
         assert self.generations() == [1, 2, 3, 4, 5, 6]
@@ -76,12 +133,105 @@ class TestHistory:
         society = toy(contexts=("a", "b"))
         assert self.generations(society, "a", history="last", window=1) == [5, 6]
 
+    def test_chain_of_the_best_so_far(self):
+        # Payoffs rise to generation 2, the best, and the newest is 6.
+        assert self.generations(history="chain") == [1, 2, 6]
+        principal = told(toy(), [[0.0, 0.0], [-1.0, -1.0], [1.0, 1.0], [0.5, 0.5], [1.8, 1.8]], history="chain")
+        assert [line[:12] for line in self.lines(principal)] == [f"Generation {i}" for i in (1, 3, 5)]
+        words = "Shown are the proposals that were better than all before them, and the newest."
+        assert words in principal.question(None).text
+
+    def test_chain_of_generations_with_several_proposals(self):
+        """Of a generation only the best can be a link; of the newest all are shown."""
+        shown = self.lines(told(toy(), self.VECTORS, together=2, history="chain"))
+        assert [line.split(":")[0] for line in shown] == [
+            "Generation 1, proposal 2",
+            "Generation 3, proposal 1",
+            "Generation 3, proposal 2",
+        ]
+
+    @given(st.lists(st.tuples(st.integers(0, 2), st.integers(-3, 3)), min_size=1, max_size=20), st.integers(1, 3))
+    def test_what_a_chain_is(self, told_, together):
+        """In each context: payoffs rise, the best is in it, and so is the newest generation."""
+        society = toy(contexts=("a", "b", "c"))
+        principal = LLMPrincipal(society, scripted(), history="chain")
+        for context, payoff in told_:
+            values = [payoff + i % 2 for i in range(together)]
+            principal.tell([result(society, [0.0, 0.0], context, value=float(value)) for value in values])
+        chain = principal.history.select("chain", 1)
+        assert [r["index"] for r in chain] == sorted({r["index"] for r in chain})
+        for context in society.contexts:
+            own = principal.history.in_context(context)
+            links = [r for r in chain if r["context"] == context]
+            if not own:
+                assert not links
+                continue
+            newest = own[-1]["generation"]
+            payoffs = [r["payoff"] for r in links if r["generation"] != newest]
+            assert payoffs == sorted(set(payoffs))
+            assert max(r["payoff"] for r in links) == max(r["payoff"] for r in own)
+            assert sum(r["generation"] == newest for r in links) == together
+
+    def test_contexts_of_ones_own(self):
+        society = toy(contexts=("a", "b"))
+        assert self.generations(society, "a", contexts="own") == [1, 3, 5]
+        assert self.generations(society, "b", contexts="own", history="last", window=1) == [6]
+        principal = told(society, self.VECTORS, contexts="own")
+        text = principal.question("b").text
+        assert "Shown are the proposals of this context.\n" in text and "[context: a]" not in text
+        assert "Proposals made so far: 6\nProposals made so far in this context: 3\n" in text
+        assert "Shown are" not in told(toy(), self.VECTORS, contexts="own").question(None).text
+        alone = told(society, self.VECTORS[:1], contexts="own").question("b").text
+        assert "None of them was made in this context, so none is shown.\n" in alone
+
+    @pytest.mark.parametrize(
+        ("policy", "words"),
+        [
+            ({"history": "last", "window": 1}, "Shown are the 1 newest proposals of each context."),
+            ({"history": "last", "window": 1, "contexts": "own"}, "Shown are the 1 newest proposals of this context."),
+            ({"history": "chain"}, "Shown are the proposals of each context that were better"),
+        ],
+    )
+    def test_selections_within_contexts_are_announced(self, policy, words):
+        society = toy(contexts=("a", "b"))
+        assert words in told(society, self.VECTORS * 2, **policy).question("b").text
+
+    def test_records_of_one_generation_have_an_identity_each(self):
+        """Three proposals, one generation: a window or a trim takes some of them, not all or none."""
+        principal = told(toy(), self.VECTORS, together=3)
+        assert principal.history.generations == 2 and len(principal.history.records) == 6
+        assert [line.split(":")[0] for line in self.lines(principal)[3:]] == [
+            f"Generation 2, proposal {i}" for i in (1, 2, 3)
+        ]
+        for policy in ("all", "best", "last", "chain"):
+            selected = principal.history.select(policy, 4)
+            for n in range(len(selected) + 1):
+                assert len(principal.history.trim(selected, policy, n)) == n
+        assert "This is generation 3." in principal.question(None).text
+
+    def test_identities_survive_a_checkpoint(self):
+        principal = told(toy(), self.VECTORS, together=3)
+        restored = LLMPrincipal(toy(), scripted())
+        restored.load_state_dict(principal.state_dict())
+        for each in (principal, restored):
+            each.tell([result(toy(), [0.0, 0.0])])
+        assert restored.question(None).text == principal.question(None).text
+        assert restored.history.records[-1]["generation"] == 3
+
+    def test_welfare_beside_the_payoff(self):
+        line = self.lines(told(toy(), self.VECTORS))[0]
+        assert "; equality: 0.25; sustainability: 12.5; base reward" in line and "spending" not in line
+        charged = told(replace(toy(), spending_cost=0.5), self.VECTORS)
+        assert "; sustainability: 12.5; spending: 3; base reward" in self.lines(charged)[0]
+        assert "spending (what your numbers paid out beyond what they took" in charged.question(None).text
+        assert "equality" not in told(toy(), self.VECTORS, observations=False).question(None).text
+
     def test_selection_is_announced_only_when_something_is_left_out(self):
         assert "Shown are the 2 newest" in told(toy(), self.VECTORS, history="last", window=2).question(None).text
         assert "Shown are" not in told(toy(), self.VECTORS, history="last", window=6).question(None).text
 
     def test_observations_can_be_left_out(self):
-        line = "level at 25/50/75/100 % of the episode: 4, 9, 14, 19; moves: 19; base reward of each agent:"
+        line = "level at 25/50/75/100 % of the episode: 4, 9, 14, 19; moves: 19; equality: 0.25; sustainability: 12.5;"
         assert line in told(toy(), self.VECTORS).question(None).text
         bare = told(toy(), self.VECTORS, observations=False).question(None).text
         assert "moves" not in bare and "base reward of each agent" not in bare and "payoff" in bare
@@ -92,23 +242,25 @@ class TestHistory:
             ("all", [2, 5, 6], "the best and the newest"),
             ("best", [2, 3, 5], "the best"),
             ("last", [4, 5, 6], "the newest"),
+            ("chain", [2, 6], "the best and the newest"),
         ],
     )
     def test_as_much_as_the_context_window_takes(self, history, expected, words):
-        """Of six records, whose best are generations 2, 5 and 3, three fit."""
+        """Of six records, whose best are generations 2, 5 and 3, as many fit as are expected."""
         model = Echo(max_tokens=100)
         principal = LLMPrincipal(toy(), ChatClient(model), history=history)
         for vector in self.VECTORS:
             principal.tell([outcome(toy(), np.array(vector), n=2)])
         records = principal.history.select(history, 50)
-        prompts = [principal._render(None, records, n).text for n in range(7)]
+        prompts = [principal._render(None, records, n).text for n in range(len(records) + 1)]
         tokens = [model.count_tokens([{"role": "user", "content": prompt}]) for prompt in prompts]
-        assert tokens == sorted(tokens)
-        model.context_window = tokens[3] + 100
+        fits = len(expected)
+        assert tokens[: fits + 2] == sorted(tokens[: fits + 2])
+        model.context_window = tokens[fits] + 100
         prompt = principal.question(None).text
         shown = [line.split()[1].rstrip(":") for line in prompt.splitlines() if line.startswith("Generation ")]
         assert [int(n) for n in shown] == expected
-        assert f"There is room for 3 of the 6 proposals: {words} of them are shown." in prompt
+        assert f"There is room for {fits} of the 6 proposals: {words} of them are shown." in prompt
         assert "Proposals made so far: 6" in prompt
         assert principal.tell([outcome(toy(), np.zeros(2))])["llm/trimmed_prompts"] == 1
 
@@ -215,6 +367,39 @@ class TestConversation:
         assert server.requests[1]["messages"][1]["content"] == "{{ 7 * 7 }} {% raise %}"
 
 
+class TestSeveralProposals:
+    def test_each_question_says_which_it_is(self):
+        with FakeOpenAIServer(lambda messages: TestConversation.GOOD) as server:
+            principal = LLMPrincipal(toy(), connected(server))
+            assert principal.ask(n=3).shape == (3, 2)
+            principal.ask()
+        questions = [request["messages"][0]["content"] for request in server.requests]
+        said = sorted(text.split("this is number ")[1].split(":")[0] for text in questions[:3])
+        assert said == ["1 of 3", "2 of 3", "3 of 3"]
+        assert "side by side" not in questions[3]
+
+    def test_fallbacks_are_counted_per_proposal(self):
+        def reply(messages):
+            return "no" if "this is number 2" in messages[0]["content"] else TestConversation.GOOD
+
+        with FakeOpenAIServer(reply) as server:
+            principal = LLMPrincipal(toy(), connected(server))
+            assert principal.ask(n=3).tolist() == [[1.0, 2.0], [1.0, 1.0], [1.0, 2.0]]
+        assert principal.asker.counters["fallbacks"] == 1 and principal.asker.counters["invalid_replies"] == 2
+
+    @pytest.mark.parametrize("kwargs", [{}, {"history": "chain"}, {"contexts": "own", "history": "last", "window": 3}])
+    def test_the_estimate_is_near_what_is_asked(self, kwargs):
+        """Calls are counted exactly, prompt tokens to a fifth."""
+        principal = LLMPrincipal(ESCAPE_ROOM, scripted(), **kwargs)
+        estimate = principal.estimate(steps=6, n=3)
+        for i in range(6):
+            context = i % 3
+            principal.tell([result(ESCAPE_ROOM, vector, context, n=2) for vector in principal.ask(context, 3)])
+        used = principal.llm.metrics()
+        assert estimate.calls == used["llm/calls"] == 18 and estimate.most_calls == 36
+        assert estimate.prompt_tokens == pytest.approx(used["llm/prompt_tokens"], rel=0.2)
+
+
 def test_fallback_is_per_context():
     society = toy(contexts=("a", "b"))
     principal = LLMPrincipal(society, scripted(empty=1.0))
@@ -256,6 +441,34 @@ class TestScripted:
             asked.append(principal.ask()[0].tolist())
             principal.tell([outcome(CLEANUP, np.array(asked[-1]))])
         assert asked == [[1.5, 1.5, 1.5], [0, 0, 0], [3, 0, 0], [0, 3, 0], [0, 0, 3]]
+
+    @pytest.mark.parametrize("society", [toy(), toy(d=1), ESCAPE_ROOM], ids=["two", "one", "escape room"])
+    def test_proposals_of_a_generation_differ(self, society):
+        """From the first spread to the small steps, and the same ones for the same past."""
+        context = 0 if society.contexts else None
+        principals = [LLMPrincipal(society, scripted()) for _ in range(2)]
+        for _ in range(5):
+            vectors, again = (principal.ask(context, 7) for principal in principals)
+            assert len(np.unique(vectors, axis=0)) == 7
+            np.testing.assert_array_equal(vectors, again)
+            for principal in principals:
+                principal.tell([result(society, vector, context) for vector in vectors])
+
+    def test_they_differ_at_a_bound_too(self):
+        """The best number is the highest, so that half of all changes end there."""
+        principal = LLMPrincipal(toy(d=1), scripted())
+        for _ in range(6):
+            vectors = principal.ask(n=7)
+            assert len(np.unique(vectors)) == 7
+            principal.tell([result(toy(d=1), vector, value=float(vector[0])) for vector in vectors])
+
+    def test_side_by_side_it_learns_too(self):
+        principal, means = LLMPrincipal(toy(), scripted()), []
+        for _ in range(12):
+            outcomes = [result(toy(), vector) for vector in principal.ask(n=4)]
+            principal.tell(outcomes)
+            means.append(np.mean([each.value for each in outcomes]))
+        assert np.mean(means[-3:]) > np.mean(means[:3]) + 1
 
     def test_bounds_need_not_be_round(self):
         society = toy(low=-1 / 3, high=2 / 3)

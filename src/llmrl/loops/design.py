@@ -104,7 +104,7 @@ class DesignLoop:
         self.objective: Objective = objective or env.spec.objective
         self.spending_cost = spending_cost
         self.meter = meter
-        self.differentiable = _differentiable(env, agents[0], principal)
+        self.differentiable = _differentiable(env, agents[0], principal, adapt_rounds)
         policies = [agent.policy for agent in agents]
         self.collector = Collector(env, policies[0] if candidates == 1 else SideBySide(policies, self.games), device)
         # The progress of the run, all of it in a checkpoint.
@@ -130,7 +130,9 @@ class DesignLoop:
         ]
 
     def estimate(self) -> CallEstimate | None:
-        return self.principal.estimate(self.steps) if isinstance(self.principal, Estimating) else None
+        if not isinstance(self.principal, Estimating):
+            return None
+        return self.principal.estimate(self.steps, self.candidates)
 
     def run(self, run: Run) -> float:
         """Returns the objective averaged over the proposals of the last fifth of the principal steps."""
@@ -169,7 +171,8 @@ class DesignLoop:
             self.env.set_context(context)
         learners: Sequence[Agent | MetaLearner] = self.agents
         if self.differentiable:
-            learners = [self.differentiable.meta_learner(self.vectors[0])]
+            assert isinstance(self.principal, GradientProposer)
+            learners = [self.differentiable.meta_learner(self.vectors[0], self.principal.meta_settings)]
         while self.round < self.adapt_rounds:
             learns = self.agents[0].learns
             rollout = self._play(run, "adapt", self.round, learns, progress)
@@ -199,7 +202,9 @@ class DesignLoop:
         games = self.env.spec.n_envs
         self.collector.reset(seeds.integer("env"))
         exposed = self.differentiable is not None
-        return self.collector.collect(self.horizon, seeds.torch("actions"), learn, on_step, keep_exposure=exposed)
+        rollout = self.collector.collect(self.horizon, seeds.torch("actions"), learn, on_step, keep_exposure=exposed)
+        # A gradient looks at all validation rounds together.
+        return rollout.copy() if exposed and phase == "validate" else rollout
 
     def _update(self, learner: Agent | MetaLearner, rollout: Rollout) -> dict[str, float]:
         """Every candidate's learner draws the same minibatches."""
@@ -304,11 +309,11 @@ class DesignLoop:
             self.meter.load_state_dict(state["meter"])
 
 
-def _differentiable(env: VecEnv, agent: Agent, principal: Proposer) -> DifferentiableAgent | None:
+def _differentiable(env: VecEnv, agent: Agent, principal: Proposer, adapt_rounds: int) -> DifferentiableAgent | None:
     """The agent, if the principal learns from gradients through its learning; None if it does not.
 
     Raises:
-        ConfigError: it does, and the environment or the agent gives none.
+        ConfigError: it does, and the environment or the agent gives none, or the agents never learn.
     """
     if not isinstance(principal, GradientProposer):
         return None
@@ -317,6 +322,10 @@ def _differentiable(env: VecEnv, agent: Agent, principal: Proposer) -> Different
         raise ConfigError(
             f"{name} needs to know how rewards depend on the mechanism, which env={env.spec.name} does not tell; use "
             "env=cleanup, harvest or escape_room, or another principal"
+        )
+    if not adapt_rounds:
+        raise ConfigError(
+            f"{name} learns through the agents' learning, and design.adapt_rounds=0 leaves none; set it to 1 or more"
         )
     if not (isinstance(agent, DifferentiableAgent) and agent.learns):
         raise ConfigError(f"{name} needs agents whose learning can be differentiated; use agent=ppo or agent=pg")

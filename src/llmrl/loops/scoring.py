@@ -11,7 +11,7 @@ from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.records import Outcome
 from llmrl.core.spaces import EnvSpec, Objective, ParameterSpace
 from llmrl.learners.rollout import Episode, Rollout
-from llmrl.loops.welfare import episode_welfare
+from llmrl.loops.welfare import episode_welfare, measures
 
 
 @dataclass
@@ -42,6 +42,7 @@ def score(
         returns=np.mean([episode.base_returns for episode in episodes], axis=0),
         trajectories={n: np.mean([r.info[n].mean(1) for r in rollouts], axis=0) for n in spec.metrics},
         summaries={n: float(np.mean([e.summaries[n] for e in episodes])) for n in spec.metrics},
+        welfare={name: float(x.mean()) for name, x in measures(episodes).items()},
     )
     return Score(outcome, episodes)
 

@@ -22,20 +22,27 @@ def gini(returns: np.ndarray) -> np.ndarray:
     n = returns.shape[-1]
     differences = np.abs(returns[..., :, None] - returns[..., None, :]).sum((-1, -2))
     total = 2 * max(n - 1, 1) * np.abs(returns).sum(-1)
-    result: np.ndarray = np.divide(differences, total, out=np.zeros_like(total), where=total > 0)
-    return result
+    result = np.divide(differences, total, out=np.zeros_like(total), where=total > 0)
+    bounded: np.ndarray = np.minimum(result, 1.0)  # sums of many terms round
+    return bounded
 
 
 def measures(episodes: Sequence[Episode]) -> dict[str, np.ndarray]:
     """The welfare of each of some episodes of a society, by measure, each [n_episodes].
 
-    - mean, sum, minimum: over agents, of base returns (what the game pays, before the mechanism).
-    - gini, equality = 1 - gini: of base returns, see `gini`.
-    - equality_productivity: equality x sum (Zheng et al. 2020, the AI Economist, section 4).
-    - sustainability: mean step at which agents gain something, over the agents that do (Perolat et al. 2017, eq. S); 0
-      where nobody gains anything. Large where there is something to gain until the end.
-    - peace: mean number of players in the game (Perolat et al. 2017, eq. P); only where the engine tells.
-    - spending: what the mechanism paid out beyond what it took, summed over agents and steps.
+    Returns are base returns, what the game pays before the mechanism, unless said otherwise; n agents, T steps.
+
+    - mean, sum, minimum: over agents, of returns. The sum is Perolat et al.'s efficiency U times T.
+    - gini, equality = 1 - gini: of returns, see `gini`, in [0, 1]. Where no return is negative this is the equality of
+      Zheng et al.; that of Perolat et al. takes Gini's coefficient as it is, so that it ends at 1 / n instead of 0.
+    - equality_productivity: equality x sum (Zheng et al.). Where the sum is negative, less equality makes it higher.
+    - sustainability: for each agent the mean of the steps, counted from 1, in which its base reward is positive; of
+      these the mean over the agents that have one. In [1, T], 0 where no agent has any (S of Perolat et al., which
+      says nothing of agents that gain nothing). It counts when agents gain, not how much.
+    - peace: mean over steps of the players in the game, in [0, n] (P of Perolat et al.); only where the engine tells.
+    - spending: sum over agents and steps of what the mechanism pays out beyond what it takes.
+
+    Sources: Perolat et al. 2017 (arXiv 1707.06600), Zheng et al. 2020 (arXiv 2004.13332).
     """
     base = np.array([episode.base_returns for episode in episodes], dtype=np.float64)
     returns = np.array([episode.returns for episode in episodes], dtype=np.float64)
@@ -85,4 +92,7 @@ def summarize_welfare(episodes: Sequence[Episode]) -> dict[str, float]:
 
 def _mean_gain_time(episode: Episode) -> float:
     gained = episode.gains > 0
-    return float((episode.gain_times[gained] / episode.gains[gained]).mean()) if gained.any() else 0.0
+    if not gained.any():
+        return 0.0
+    # Episodes count steps from 0, the measure counts them from 1.
+    return float((episode.gain_times[gained] / episode.gains[gained]).mean()) + 1.0

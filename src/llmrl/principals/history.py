@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -9,7 +11,9 @@ import numpy as np
 from llmrl.core.records import Outcome, State
 from llmrl.core.spaces import EnvSpec
 
-Policy = Literal["all", "last", "best"]
+Policy = Literal["all", "last", "best", "chain"]
+Contexts = Literal["all", "own"]
+Record = dict[str, Any]
 
 CURVE_POINTS = 4
 """A level is reported at this many evenly spaced moments of the episode, the last one included."""
@@ -17,50 +21,69 @@ CURVE_POINTS = 4
 MEANINGS = {"sum": "as the total of an episode", "mean": "as the mean over its steps", "last": "as a level"}
 """How `EnvSpec.metrics` sums up an episode, in words for the prompt."""
 
+WELFARE = {
+    "equality": "1 if all agents collect the same, 0 if one collects everything",
+    "sustainability": "mean number of the step in which agents are rewarded, counted from 1; 0 if nobody is",
+}
+"""Measures of welfare that are shown beside a payoff, with their meaning in words for the prompt."""
+SPENDING = {"spending": "what your numbers paid out beyond what they took, all agents together"}
+"""Shown too where the principal is charged for it."""
+
 
 class History:
     """Outcomes in the order they were told, each as a plain record (see `_record`) that a checkpoint can hold."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self.spec = spec
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Record] = []
+        self.welfare = WELFARE | (SPENDING if spec.spending_cost else {})
 
-    def add(self, outcome: Outcome) -> None:
-        self.records.append(self._record(outcome))
+    @property
+    def generations(self) -> int:
+        """Generations told so far."""
+        return int(self.records[-1]["generation"]) if self.records else 0
 
-    def select(self, policy: Policy, window: int) -> list[dict[str, Any]]:
-        """The records to show, oldest first: `all`, or the `last` or `best` (highest payoff) of each context."""
-        if policy == "all":
-            return list(self.records)
-        shown: list[dict[str, Any]] = []
-        for context in {record["context"] for record in self.records}:
-            own = self.in_context(context)
-            # The sort is stable: of equal payoffs the earlier ones stay.
-            by_payoff = sorted(own, key=lambda record: -record["payoff"])
-            shown += by_payoff[:window] if policy == "best" else own[-window:]
-        return sorted(shown, key=lambda record: int(record["generation"]))
+    def add(self, outcomes: Sequence[Outcome]) -> None:
+        """The outcomes of one generation, in the order of its proposals."""
+        generation = self.generations + 1
+        for proposal, outcome in enumerate(outcomes, 1):
+            identity = {"index": len(self.records), "generation": generation, "proposal": proposal, "of": len(outcomes)}
+            self.records.append(identity | self._record(outcome))
 
-    def trim(self, records: list[dict[str, Any]], policy: Policy, n: int) -> list[dict[str, Any]]:
+    def select(
+        self, policy: Policy, window: int, contexts: Contexts = "all", present: str | None = None
+    ) -> list[Record]:
+        """The records to show, oldest first, of all contexts or only of the `present` one.
+
+        Of each context `all`, the `last` `window` or the `window` with the highest payoffs (`best`), or the `chain` of
+        the best so far: what beat every proposal of the generations before it, and the whole newest generation.
+        """
+        named = [present] if contexts == "own" else list({record["context"] for record in self.records})
+        shown = [record for context in named for record in self._of_context(policy, window, context)]
+        return sorted(shown, key=_index)
+
+    def trim(self, records: list[Record], policy: Policy, n: int) -> list[Record]:
         """The `n` records worth most to a reader who cannot take all, oldest first.
 
-        The newest ones for `last` and the best for `best`; for `all` the best half of them, and the newest of the rest.
+        The newest ones for `last` and the best for `best`; for `all` and `chain` the best half of them, and the newest
+        of the rest. Of a chain that leaves its newest links, as each is better than the one before, and the newest
+        generation.
         """
-        by_payoff = sorted(records, key=lambda record: -record["payoff"])
-        n_best = {"all": -(-n // 2), "best": n, "last": 0}[policy]
-        kept = {record["generation"] for record in by_payoff[:n_best]}
-        rest = [record["generation"] for record in records if record["generation"] not in kept]
+        half = -(-n // 2)
+        n_best = {"all": half, "chain": half, "best": n, "last": 0}[policy]
+        # The sort is stable: of equal payoffs the earlier ones stay.
+        kept = {record["index"] for record in sorted(records, key=_falling)[:n_best]}
+        rest = [record["index"] for record in records if record["index"] not in kept]
         kept |= set(rest[len(rest) - (n - len(kept)) :])
-        return [record for record in records if record["generation"] in kept]
+        return [record for record in records if record["index"] in kept]
 
-    def in_context(self, context: str | None) -> list[dict[str, Any]]:
+    def in_context(self, context: str | None) -> list[Record]:
         return [record for record in self.records if record["context"] == context]
 
     def best(self, context: str | None) -> np.ndarray | None:
         """The vector with the highest payoff in a context; None if there is none yet."""
         own = self.in_context(context)
-        if not own:
-            return None
-        return np.array(max(own, key=lambda record: float(record["payoff"]))["vector"], dtype=np.float64)
+        return np.array(min(own, key=_falling)["vector"], dtype=np.float64) if own else None
 
     def measures(self) -> list[tuple[str, list[str]]]:
         """What the numbers beside a payoff are: (meaning, names), meanings without names left out."""
@@ -68,6 +91,7 @@ class History:
             (meaning, [name for name, aggregate in self.spec.metrics.items() if aggregate == kind])
             for kind, meaning in MEANINGS.items()
         ]
+        grouped.append(("of an episode", [f"{name} ({meaning})" for name, meaning in self.welfare.items()]))
         return [(meaning, names) for meaning, names in grouped if names]
 
     def state_dict(self) -> State:
@@ -76,25 +100,60 @@ class History:
     def load_state_dict(self, state: State) -> None:
         self.records = [dict(record) for record in state["records"]]
 
-    def _record(self, outcome: Outcome) -> dict[str, Any]:
+    def _of_context(self, policy: Policy, window: int, context: str | None) -> list[Record]:
+        own = self.in_context(context)
+        if policy == "best":
+            return sorted(own, key=_falling)[:window]
+        if policy == "last":
+            return own[-window:]
+        return _chain(own) if policy == "chain" else own
+
+    def _record(self, outcome: Outcome) -> Record:
         """Plain numbers, strings and lists. Curves are kept of levels (entries whose last value counts) only."""
         curves = {
             name: _sample(outcome.trajectories[name])
             for name, aggregate in self.spec.metrics.items()
             if aggregate == "last" and len(outcome.trajectories.get(name, ())) > 0
         }
+        # A curve ends with the level its summary would repeat.
+        summaries = {name: float(value) for name, value in outcome.summaries.items() if name not in curves}
+        # To four decimals, so that what rounding leaves of a tax that is shared out shows as nothing.
+        welfare = {name: round(outcome.welfare[name], 4) for name in self.welfare if name in outcome.welfare}
         return {
-            "generation": len(self.records) + 1,
             "context": None if outcome.context is None else self.spec.contexts[outcome.context],
             "vector": np.asarray(outcome.vector, dtype=np.float64).tolist(),
             "payoff": float(outcome.value),
             "standard_error": outcome.standard_error,
             "episodes": len(outcome.values),
             "curves": curves,
-            # A curve ends with the level its summary would repeat.
-            "summaries": {name: float(value) for name, value in outcome.summaries.items() if name not in curves},
+            "summaries": summaries | welfare,
             "returns": [float(value) for value in outcome.returns],
         }
+
+
+def _index(record: Record) -> int:
+    return int(record["index"])
+
+
+def _falling(record: Record) -> float:
+    return -float(record["payoff"])
+
+
+def _chain(records: list[Record]) -> list[Record]:
+    """Of the records of one context, the best of each generation that beat all before it, and the newest generation.
+
+    Proposals of one generation were tried side by side, so only the best of them can be a step ahead.
+    """
+    newest = records[-1]["generation"] if records else 0
+    chain: list[Record] = []
+    best = -np.inf
+    for generation, group in groupby(records, key=lambda record: int(record["generation"])):
+        together = list(group)
+        first = min(together, key=_falling)
+        ahead = first["payoff"] > best
+        best = max(best, first["payoff"])
+        chain += [record for record in together if generation == newest or (ahead and record is first)]
+    return chain
 
 
 def _sample(trajectory: np.ndarray) -> list[float]:
