@@ -5,11 +5,16 @@ from pathlib import Path
 
 import imageio.v3 as iio
 import pytest
+import torch
 
 import llmrl.conf
-from experiments import only_run_folder, run
+from experiments import compose, only_run_folder, run
+from llmrl.cli.compose import build_parts
 from llmrl.cli.evaluate import main as evaluate
+from llmrl.run.content import saved_state
 
+BASES = ("_published", "_independent", "_paper", "escape_room_small")
+"""Endings of presets that wait for a principal; test_principals_in_games runs those that have one."""
 PRESETS = Path(llmrl.conf.__file__).parent / "experiment" / "legislative"
 pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]
 SMALL = ("env.n_envs=2", "env.horizon=20", "design.steps=2", "design.adapt_rounds=1", "design.validate_episodes=2")
@@ -24,7 +29,7 @@ def test_llm_principal_governs_and_is_evaluated(tmp_path, env, capsys):
     calls = [json.loads(line) for line in (folder / "llm_calls.jsonl").read_text().splitlines()]
     assert len(calls) == 2 and "Generation 1" in json.dumps(calls[1])
     evaluate([str(folder), "--episodes", "3", "--video", "--video-steps", "10"])
-    assert "objective (mean over agents)" in capsys.readouterr().out
+    assert "objective (mean)" in capsys.readouterr().out
     results = json.loads((folder / "evaluation" / "results.json").read_text())
     assert results["episodes"] == 4 and len(results["videos"]) == 16
     world = iio.imread(folder / "evaluation" / "videos" / "world.mp4")
@@ -33,21 +38,51 @@ def test_llm_principal_governs_and_is_evaluated(tmp_path, env, capsys):
     assert 1 < view.shape[0] <= 11 and view.std() > 10  # GIFs merge frames that do not differ
 
 
-def test_pretrained_core_starts_a_governed_run(tmp_path):
-    from llmrl.run.content import saved_state
+def weights(folder):
+    return saved_state(folder)[1]["agents"][0]["policy"]
 
-    run("env=harvest", "env.n_envs=1", "env.horizon=20", "learn.env_steps=20", "learn.evaluate_episodes=1",
-        "name=pretrain", f"output_root={tmp_path}")  # fmt: skip
+
+def same(a, b, part=""):
+    """Whether all weights whose name has `part` in it are equal."""
+    return all(torch.equal(a[name], b[name]) for name in a if part in name)
+
+
+@pytest.mark.parametrize("game", ["harvest", "cleanup"])
+def test_pretrained_agents_are_governed(tmp_path, game):
+    run(
+        *(f"experiment=legislative/{game}_pretrain_small", "env.n_envs=1", "env.horizon=15", "learn.env_steps=30"),
+        *("learn.evaluate_episodes=1", "name=pretrain", f"output_root={tmp_path}"),
+    )
     first = only_run_folder(tmp_path / "pretrain")
-    run("env=harvest", "principal=fixed", *SMALL, "name=govern", f"agent.init_from='{first}'", "agent.init_parts=core",
-        f"output_root={tmp_path}")  # fmt: skip
-    trained = saved_state(first)[1]["agent"]["policy"]
-    governed = saved_state(only_run_folder(tmp_path / "govern"))[1]["agent"]["policy"]
-    same = {name: bool((trained[name] == governed[name]).all()) for name in trained}
-    assert all(same[n] for n in same if ".core." in n) and not all(same.values())
+    trained = weights(first)
+    fresh = untrained(game)
+    assert not any(torch.equal(x, fresh[name]) for name, x in trained.items() if ".core." in name)
+    for parts in ("core", "all"):
+        command = (
+            *(f"experiment=legislative/{game}_ucb_small", *SMALL, "env.horizon=15", f"agent.init_from='{first}'"),
+            *(f"agent.init_parts={parts}", f"name={parts}", f"output_root={tmp_path}"),
+        )
+        run(*command)
+        governed = weights(only_run_folder(tmp_path / parts))
+        assert same(trained, governed, ".core.") and not same(trained, governed, ".actor.")
+        built = build_parts(compose(*command), None)
+        [agent] = built.agents
+        loaded = {name: x.clone() for name, x in agent.policy.state_dict().items()}
+        assert same(trained, loaded, ".core.") and same(trained, loaded) == (parts == "all")
+        agent.load_state_dict(saved_state(only_run_folder(tmp_path / parts))[1]["agents"][0])
+        assert same(agent.policy.state_dict(), governed)
+        agent.reset()
+        assert same(agent.policy.state_dict(), loaded)
+        built.close()
 
 
-@pytest.mark.parametrize("preset", sorted(path.stem for path in PRESETS.glob("*.yaml")))
+def untrained(game):
+    built = build_parts(compose(f"experiment=legislative/{game}_pretrain_small"), None)
+    built.close()
+    return built.agents[0].policy.state_dict()
+
+
+@pytest.mark.parametrize("preset", sorted(path.stem for path in PRESETS.glob("*.yaml") if path.stem.endswith(BASES)))
 def test_presets_run(tmp_path, preset):
     small = ("env.horizon=5", "design.steps=1", "design.adapt_rounds=1", f"output_root={tmp_path}")
     assert run(f"experiment=legislative/{preset}", "principal=random", *small) is not None

@@ -1,0 +1,99 @@
+"""The presets of conf/experiment: every one composes, builds and is what its name and the documentation say."""
+
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+import llmrl.conf
+from experiments import compose
+from llmrl.cli.compose import build_llm, build_loop, build_parts, check_values, options
+from llmrl.loops.design import DesignLoop
+from llmrl.loops.learn import LearnLoop
+
+ROOT = Path(__file__).parents[1]
+FOLDER = Path(llmrl.conf.__file__).parent / "experiment" / "legislative"
+PRESETS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+GAMES = ("harvest", "cleanup", "escape_room")
+STUDY = ("egreedy", "ucb", "thompson", "gp", "dual_rl", "metagrad", "llm")
+PRINCIPALS = sorted(set(options("principal")) - {"none"})
+ARMS = {
+    "egreedy": {"harvest": 21**3, "cleanup": 21**3, "escape_room": 6**5},
+    "ucb": {"harvest": 11**3, "cleanup": 11**3, "escape_room": 3**5},
+    "thompson": {"harvest": 11**3, "cleanup": 11**3, "escape_room": 3**5},
+}
+
+
+def split(preset):
+    """`harvest_dual_rl_small` -> harvest, dual_rl, True."""
+    game = next(game for game in GAMES if preset.startswith(f"{game}_"))
+    rest = preset.removeprefix(f"{game}_")
+    return game, rest.removesuffix("_small").removesuffix("small"), rest.endswith("small")
+
+
+@functools.cache
+def base_of(game, small):
+    """What a preset under a principal builds on: the same games, agents and schedule."""
+    return compose(f"experiment=legislative/{game}_{'small' if small else 'published'}")
+
+
+def chosen(node):
+    """The option of conf/principal that a composed node comes from."""
+    return next(name for name, option in options("principal").items() if option["_target_"] == node["_target_"])
+
+
+@pytest.mark.meltingpot
+@pytest.mark.parametrize("preset", PRESETS)
+def test_it_composes_and_builds(preset):
+    game, part, small = split(preset)
+    governed = part in PRINCIPALS or part in STUDY
+    if governed and part not in PRINCIPALS:
+        pytest.skip(f"there is no principal={part}")
+    base = part in ("published", "independent", "paper") or part == ""
+    config = compose(f"experiment=legislative/{preset}", *(["principal=random"] if base else []))
+    assert config["env"].get("substrate", "escape_room") == game
+    check_values(config)
+    assert chosen(config["principal"]) == ("random" if base else part if governed else "none")
+    if governed:
+        common = base_of(game, small)
+        own_schedule = {"metagrad": {"adapt_rounds", "validate_episodes"}, "fixed": {"steps"}}.get(part, set())
+        assert config["env"] == common["env"]
+        assert {n for n, x in config["design"].items() if x != common["design"][n]} <= own_schedule
+        if part == "metagrad":  # needs agents that go on exploring
+            config["agent"]["ppo"]["learning_rate"] = common["agent"]["ppo"]["learning_rate"]
+        assert config["agent"] == common["agent"]
+    parts = build_parts(config, build_llm(config, None, check=False))
+    try:
+        loop = build_loop(config, parts)
+        assert isinstance(loop, LearnLoop if part in ("none", "pretrain") else DesignLoop)
+        if part in ARMS and not small:
+            assert parts.principal.grid.n_arms == ARMS[part][game]
+        if part in ARMS and small and part != "egreedy":
+            assert parts.principal.grid.n_arms < loop.steps, "it would never come to use what it has learnt"
+    finally:
+        parts.close()
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_its_file_says_what_it_is(path):
+    first, second, *_ = path.read_text().splitlines()
+    assert first == "# @package _global_" and second.startswith("# ")
+    if path.parent == FOLDER:
+        assert re.search(rf"^#   llmrl-train experiment=legislative/{path.stem}( |$)", path.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_every_principal_has_its_presets(game):
+    wanted = {f"{game}_{principal}" for principal in STUDY} | {f"{game}_{principal}_small" for principal in PRINCIPALS}
+    assert wanted | {f"{game}_published", f"{game}_small"} <= set(PRESETS)
+
+
+def test_presets_named_in_the_documentation_exist():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *FOLDER.rglob("*.yaml")]
+    text = "\n".join(page.read_text() for page in pages)
+    named = {name for group in re.findall(r"experiment=(\w+/\w+(?:,\w+/\w+)*)", text) for name in group.split(",")}
+    named |= {f"legislative/{name}" for name in re.findall(rf"`((?:{'|'.join(GAMES)})_[a-z_]+)`", text)}
+    known = {f"legislative/{preset}" for preset in PRESETS}
+    assert named <= known
+    assert {f"legislative/{game}_published" for game in GAMES} <= named
