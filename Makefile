@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
-EXTRAS := llm,local-llm,plots,slurm,tuning,dev
+EXTRAS := llm,local-llm,plots,search,slurm,tuning,dev
 
 .PHONY: install demo test test-fast lint format bench docs clean
 install: $(VENV)/.installed
@@ -44,6 +44,7 @@ bench: install  ## prints ratios measured side by side
 	$(BIN)/python benchmarks/local_chat.py
 	$(BIN)/python benchmarks/launchers.py --rounds 1
 	$(BIN)/python benchmarks/sweep_report.py
+	$(BIN)/python benchmarks/principals.py --seeds 5
 
 docs: install  ## a site in build/docs, links checked
 	$(BIN)/mkdocs build --strict

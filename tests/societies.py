@@ -46,6 +46,7 @@ def outcome(spec, vector, context=None, value=None, n=1):
         returns=np.full(spec.n_agents, payoff),
         trajectories={name: np.arange(20.0) for name in spec.metrics},
         summaries=dict.fromkeys(spec.metrics, 19.0),
+        gradient=-20 * (vector - best) / (high - low) ** 2,
     )
 
 

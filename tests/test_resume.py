@@ -30,6 +30,8 @@ PRINCIPALS = {
     "ucb": ("principal=ucb",),
     "thompson": ("principal=thompson",),
     "llm": ("principal=llm", "llm=scripted"),
+    "dual_rl, two at once": ("principal=dual_rl", "design.candidates=2"),
+    "metagrad": ("principal=metagrad", "agent=pg", "principal.learning_rate=5e-3"),
     "thompson, four at once": ("principal=thompson", "design.candidates=4"),
 }
 

@@ -5,15 +5,21 @@ import logging
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Proposer
 from llmrl.core.seeding import Seeds
+from llmrl.principals.cem import CEMPrincipal
+from llmrl.principals.cmaes import CMAESPrincipal
+from llmrl.principals.dual_rl import DualRLPrincipal
 from llmrl.principals.egreedy import EpsilonGreedyPrincipal
 from llmrl.principals.fixed import FixedPrincipal
+from llmrl.principals.gp import GaussianProcessPrincipal
 from llmrl.principals.llm import LLMPrincipal
+from llmrl.principals.metagrad import MetaGradPrincipal
 from llmrl.principals.random_ import RandomPrincipal
 from llmrl.principals.thompson import ThompsonPrincipal
 from llmrl.principals.ucb import UCBPrincipal
@@ -27,6 +33,12 @@ MAKE = {
     "egreedy": lambda spec, seeds: EpsilonGreedyPrincipal(spec.proposals, seeds, points=5, epsilon=0.3),
     "ucb": lambda spec, seeds: UCBPrincipal(spec.proposals, seeds, points=3),
     "thompson": lambda spec, seeds: ThompsonPrincipal(spec.proposals, seeds, points=5, prior_rate=1.0),
+    # Most of what the tests ask for comes before the first model, each of which costs about a tenth of a second.
+    "gp": lambda spec, seeds: GaussianProcessPrincipal(spec.proposals, seeds, initial=16),
+    "cem": lambda spec, seeds: CEMPrincipal(spec.proposals, seeds, population=4),
+    "cmaes": lambda spec, seeds: CMAESPrincipal(spec.proposals, seeds, population=4),
+    "dual_rl": lambda spec, seeds: DualRLPrincipal(spec, seeds, hidden=[16], learning_rate=3e-3),
+    "metagrad": lambda spec, seeds: MetaGradPrincipal(spec, seeds, hidden=[16], learning_rate=3e-3),
     "llm": lambda spec, seeds: LLMPrincipal(spec, scripted()),
 }
 CONTEXTS = {"plain": (), "contextual": ("calm", "storm")}
@@ -49,8 +61,12 @@ def through_a_file(value):
     """State as a checkpoint gives it back: plain numbers, strings, lists, dicts and arrays, and nothing shared."""
     if isinstance(value, dict):
         return {key: through_a_file(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [through_a_file(item) for item in value]
     if isinstance(value, np.ndarray):
         return value.copy()
+    if isinstance(value, torch.Tensor):
+        return value.clone()
     return json.loads(json.dumps(value))
 
 
@@ -72,7 +88,7 @@ def test_a_resumed_principal_goes_on_exactly(name, contexts, seed, before, after
 
 
 @pytest.mark.parametrize("contexts", CONTEXTS)
-@pytest.mark.parametrize("name", ["egreedy", "ucb", "thompson", "llm"])
+@pytest.mark.parametrize("name", ["egreedy", "ucb", "thompson", "cem", "cmaes", "llm"])
 def test_learning_beats_chance(name, contexts):
     society = toy(contexts=CONTEXTS[contexts])
 
@@ -95,7 +111,7 @@ def test_same_seed_same_proposals(name):
         assert runs[0] != runs[2]
 
 
-@pytest.mark.parametrize("name", ["fixed", "egreedy", "ucb", "thompson", "llm"])
+@pytest.mark.parametrize("name", ["fixed", "egreedy", "ucb", "thompson", "gp", "cem", "cmaes", "llm"])
 def test_unknown_contexts_are_refused(name):
     principal = MAKE[name](toy(contexts=("calm", "storm")), Seeds(0))
     for wrong in (None, -1, 2):

@@ -1,0 +1,166 @@
+"""Functions whose maximum is known, as societies a principal can govern: what it proposes is scored, with or without
+noise, over validation episodes, and with the exact derivative for principals that want one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmrl.analysis.statistics import standard_error_of_mean
+from llmrl.core.protocols import Proposer
+from llmrl.core.records import Outcome
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
+from llmrl.principals.cem import CEMPrincipal
+from llmrl.principals.cmaes import CMAESPrincipal
+from llmrl.principals.dual_rl import DualRLPrincipal
+from llmrl.principals.egreedy import EpsilonGreedyPrincipal
+from llmrl.principals.gp import GaussianProcessPrincipal
+from llmrl.principals.metagrad import MetaGradPrincipal
+from llmrl.principals.random_ import RandomPrincipal
+from llmrl.principals.thompson import ThompsonPrincipal
+from llmrl.principals.ucb import UCBPrincipal
+from societies import spec
+
+Evaluate = Callable[[np.ndarray, int], tuple[float, np.ndarray]]
+"""Vector in the unit cube [d] and context -> value and its gradient [d]."""
+
+
+@dataclass(frozen=True)
+class KnownFunction:
+    """A function on the unit cube, stretched over a box.
+
+    Attributes:
+        evaluate: in the unit cube.
+        best: where the maximum is, in the unit cube, [contexts or 1, d].
+        range: maximum minus minimum over the box, the same in every context.
+        noise: standard deviation of one episode's value, as a share of `range`.
+        episodes: validation episodes an outcome is the mean of.
+    """
+
+    name: str
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    evaluate: Evaluate
+    best: np.ndarray
+    range: float
+    contexts: tuple[str, ...] = ()
+    noise: float = 0.0
+    episodes: int = 2
+
+    @property
+    def spec(self) -> EnvSpec:
+        bounds = zip(self.low, self.high, strict=True)
+        numbers = tuple(Parameter(f"x{i}", *pair, "units", f"knob number {i}") for i, pair in enumerate(bounds))
+        return spec(ParameterSpace("knobs", numbers), name=self.name, contexts=self.contexts)
+
+    def unit(self, vector: np.ndarray) -> np.ndarray:
+        return (np.asarray(vector) - self.low) / (np.array(self.high) - self.low)
+
+    def regret(self, vector: np.ndarray, context: int | None = None) -> float:
+        """How far below the maximum the vector's true value is, as a share of the range."""
+        row = context or 0
+        return (self.evaluate(self.best[row], row)[0] - self.evaluate(self.unit(vector), row)[0]) / self.range
+
+    def outcome(self, vector: np.ndarray, context: int | None, rng: np.random.Generator) -> Outcome:
+        true, gradient = self.evaluate(self.unit(vector), context or 0)
+        values = true + self.noise * self.range * rng.standard_normal(self.episodes)
+        return Outcome(
+            vector=np.array(vector),
+            value=float(values.mean()),
+            values=values,
+            standard_error=standard_error_of_mean(values),
+            context=context,
+            returns=np.full(3, values.mean()),
+            gradient=gradient / (np.array(self.high) - self.low),
+        )
+
+
+def optimize(function: KnownFunction, proposer: Proposer, seed: int, evaluations: int, n: int = 1) -> np.ndarray:
+    """Let `proposer` try `n` vectors at once; the regret of each, [evaluations], noise aside.
+
+    Contexts come in turn, one a step.
+    """
+    rng, regrets = Seeds(seed).numpy("noise"), list[float]()
+    for step in range(evaluations // n):
+        context = step % len(function.contexts) if function.contexts else None
+        vectors = function.spec.proposals.check(proposer.ask(context, n))
+        proposer.tell([function.outcome(vector, context, rng) for vector in vectors])
+        regrets += [function.regret(vector, context) for vector in vectors]
+    return np.array(regrets)
+
+
+def best_found(function: KnownFunction, regrets: np.ndarray, n: int = 1) -> float:
+    """Regret of the best vector among those that `optimize` tried, mean over contexts."""
+    contexts = max(len(function.contexts), 1)
+    turn = np.arange(len(regrets)) // n % contexts
+    return float(np.mean([regrets[turn == c].min() for c in range(contexts)]))
+
+
+def quadratic(best: np.ndarray, weights: np.ndarray, **kwargs) -> KnownFunction:
+    """10 - 10 sum_i w_i (x_i - best_i)^2 / sum_i w_i; `best` is [contexts or 1, d], as far from the farthest corner in
+    every context."""
+    weights = 10 * weights / weights.sum()
+
+    def evaluate(x: np.ndarray, row: int) -> tuple[float, np.ndarray]:
+        off = x - best[row]
+        return 10 - float(weights @ off**2), -2 * weights * off
+
+    span = weights @ np.maximum(best, 1 - best).T ** 2
+    assert np.allclose(span, span[0])
+    d = best.shape[1]
+    return KnownFunction(low=(-1.0,) * d, high=(3.0,) * d, evaluate=evaluate, best=best, range=float(span[0]), **kwargs)
+
+
+def _rastrigin(x: np.ndarray, row: int) -> tuple[float, np.ndarray]:
+    """A parabola with ripples, 3 hills along each coordinate."""
+    off, waves = x - 0.3, 2 * np.pi * 3
+    value = -float((off**2 + 0.1 * (1 - np.cos(waves * off))).sum())
+    return value, -(2 * off + 0.1 * waves * np.sin(waves * off))
+
+
+# Hartmann's function of three variables (Dixon & Szego 1978), four hills, as usually tabulated.
+_HEIGHTS = np.array([1.0, 1.2, 3.0, 3.2])
+_STEEPNESS = np.array([[3.0, 10, 30], [0.1, 10, 35], [3.0, 10, 30], [0.1, 10, 35]])
+_TOPS = 1e-4 * np.array([[3689, 1170, 2673], [4699, 4387, 7470], [1091, 8732, 5547], [381, 5743, 8828]])
+
+
+def _hartmann(x: np.ndarray, row: int) -> tuple[float, np.ndarray]:
+    hills = _HEIGHTS * np.exp(-(_STEEPNESS * (x - _TOPS) ** 2).sum(1))
+    return float(hills.sum()), -2 * hills @ (_STEEPNESS * (x - _TOPS))
+
+
+QUADRATIC = quadratic(np.array([[0.7, 0.2, 0.45]]), np.array([1.0, 3.0, 0.5]), name="quadratic")
+NOISY = quadratic(QUADRATIC.best, np.array([1.0, 3.0, 0.5]), name="noisy", noise=0.1)
+SMOOTH = KnownFunction(
+    "smooth", (0.0, 0.0, -5.0), (1.0, 20.0, 5.0), _hartmann, np.array([[0.114614, 0.555649, 0.852547]]), 3.8628
+)
+MULTIMODAL = KnownFunction("multimodal", (0.0, 0.0), (5.0, 5.0), _rastrigin, np.array([[0.3, 0.3]]), 1.0182)
+CONTEXTUAL = quadratic(
+    np.array([[0.2, 0.7], [0.8, 0.7], [0.2, 0.3]]), np.ones(2), name="contextual", contexts=("a", "b", "c"), noise=0.02
+)
+WIDE = quadratic(np.linspace(0.25, 0.75, 20)[None], np.ones(20), name="wide", noise=0.02)
+
+FUNCTIONS = {f.name: f for f in (QUADRATIC, NOISY, SMOOTH, MULTIMODAL, CONTEXTUAL, WIDE)}
+
+PRINCIPALS: dict[str, Callable[[EnvSpec, Seeds], Proposer]] = {
+    "random": lambda spec, seeds: RandomPrincipal(spec.proposals, seeds),
+    # Grids that a short search can cover in part.
+    "egreedy": lambda spec, seeds: EpsilonGreedyPrincipal(spec.proposals, seeds, points=6),
+    "ucb": lambda spec, seeds: UCBPrincipal(spec.proposals, seeds, points=4),
+    "thompson": lambda spec, seeds: ThompsonPrincipal(spec.proposals, seeds, points=6, prior_rate=1.0),
+    "gp": lambda spec, seeds: GaussianProcessPrincipal(spec.proposals, seeds),
+    "cem": lambda spec, seeds: CEMPrincipal(spec.proposals, seeds),
+    "cmaes": lambda spec, seeds: CMAESPrincipal(spec.proposals, seeds),
+    # Networks, made to learn within a few hundred steps.
+    "dual_rl": lambda spec, seeds: DualRLPrincipal(spec, seeds, points=6, hidden=[32], learning_rate=5e-3),
+    "metagrad": lambda spec, seeds: MetaGradPrincipal(spec, seeds, hidden=[32], learning_rate=1e-2),
+}
+"""By option name, with what these small functions call for."""
+
+
+def suits(principal: str, function: KnownFunction, n: int = 1) -> bool:
+    """Whether a principal can be tried: no grid of 20 numbers, and one proposal at a time for gradient ascent."""
+    if principal in ("egreedy", "ucb", "thompson") and len(function.low) > 5:
+        return False
+    return n == 1 or principal != "metagrad"

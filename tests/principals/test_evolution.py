@@ -1,0 +1,150 @@
+"""principal=cem and principal=cmaes: generations, batches, restarts, and what they are made from."""
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from known_functions import MULTIMODAL, QUADRATIC, best_found, optimize
+from llmrl.core.errors import ConfigError
+from llmrl.core.seeding import Seeds
+from llmrl.principals.cem import CEMPrincipal
+from llmrl.principals.cmaes import CMAESPrincipal
+from societies import outcome, toy
+
+BOTH = {"cem": CEMPrincipal, "cmaes": CMAESPrincipal}
+
+
+def step(principal, society, n=1, context=None):
+    vectors = principal.ask(context, n)
+    society.mechanism.check(vectors)
+    return vectors, principal.tell([outcome(society, vector, context) for vector in vectors])
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize(("n", "generations"), [(1, 2), (2, 2), (3, 2), (4, 2)])
+def test_a_generation_is_a_whole_number_of_steps(name, n, generations):
+    """A population of 6 is 6, 6, 6 and 8 candidates where 1, 2, 3 and 4 are tried at once."""
+    principal, society = BOTH[name](toy().proposals, Seeds(0), population=6), toy()
+    size = -(-6 // n) * n
+    counted = [step(principal, society, n)[1]["principal/generation"] for _ in range(generations * size // n)]
+    assert counted == [float((i + 1) * n // size) for i in range(len(counted))]
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_how_many_at_once_does_not_change_a_generation(name):
+    found = []
+    for n in (1, 2, 4):
+        principal, society = BOTH[name](toy().proposals, Seeds(0), population=8), toy()
+        found.append(np.concatenate([step(principal, society, n)[0] for _ in range(24 // n)]))
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("name", BOTH)
+@settings(max_examples=20, deadline=None)
+@given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=12), at=st.integers(0, 12), seed=st.integers(0, 99))
+def test_any_batches_in_any_context_and_resumed_anywhere(name, sizes, at, seed):
+    society = toy(contexts=("calm", "storm"))
+    runs = []
+    for resumed in (False, True):
+        principal, rows = BOTH[name](society.proposals, Seeds(seed), population=5), []
+        for i, n in enumerate(sizes):
+            context = i % 3 % 2
+            vectors = principal.ask(context, n)
+            if resumed and i == at % len(sizes):  # asked, not yet told
+                fresh = BOTH[name](society.proposals, Seeds(seed), population=5)
+                fresh.load_state_dict(principal.state_dict())
+                principal = fresh
+            rows.append((vectors.tolist(), principal.tell([outcome(society, v, context) for v in vectors])))
+        runs.append(rows)
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("d", [1, 2, 30])
+def test_they_close_in_on_the_best_whatever_the_dimension(name, d):
+    society = toy(d)
+    principal = BOTH[name](society.proposals, Seeds(1))
+    payoffs, spreads = [], []
+    for _ in range(1500 if d == 30 else 150):
+        vectors, metrics = step(principal, society)
+        payoffs.append(outcome(society, vectors[0]).value)
+        spreads += [metrics["principal/spread"]] if "principal/spread" in metrics else []
+    assert np.mean(payoffs[-20:]) > 9.9 and spreads[-1] < spreads[0] / 3
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_contexts_are_searched_apart(name):
+    society = toy(contexts=("calm", "storm"))
+    alone, mixed = (BOTH[name](society.proposals, Seeds(0)) for _ in range(2))
+    first = [step(alone, society, 2, 0)[0] for _ in range(10)]
+    second = []
+    for _ in range(10):
+        second.append(step(mixed, society, 2, 0)[0])
+        step(mixed, society, 2, 1)
+    assert np.array_equal(first, second)
+
+
+class TestCMAES:
+    def test_restarts_with_twice_the_population_leave_a_lesser_hill(self):
+        """Flat societies stop a search at once: every generation then starts anew, twice as large."""
+        society = toy()
+        principal = CMAESPrincipal(society.proposals, Seeds(0), population=4)
+        counted = []
+        for _ in range(2000):
+            vectors = principal.ask()
+            counted.append(principal.tell([outcome(society, vectors[0], value=1.0)])["principal/generation"])
+        sizes = np.diff(np.flatnonzero(np.diff(counted)))
+        assert sizes.max() >= 8 and set(sizes) <= {4 * 2**i for i in range(10)} and (np.diff(sizes) >= 0).all()
+
+    def test_restarts_find_better_hills(self):
+        solved = {}
+        for restarts in (True, False):
+            regrets = []
+            for seed in range(4):
+                principal = CMAESPrincipal(MULTIMODAL.spec.proposals, Seeds(seed), sigma=0.05, restarts=restarts)
+                regrets.append(best_found(MULTIMODAL, optimize(MULTIMODAL, principal, seed, 1000)))
+            solved[restarts] = sum(regret < 1e-2 for regret in regrets)
+        assert solved[True] > solved[False]
+
+    def test_missing_library(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "cmaes", None)
+        with pytest.raises(ConfigError, match=r"needs the package cmaes: pip install 'llmrl\[search\]'"):
+            CMAESPrincipal(toy().proposals, Seeds(0))
+
+
+class TestCEM:
+    def test_a_generation_by_hand(self):
+        """Two elites of four, half of the old distribution kept, noise added to the elite's variance."""
+        society = toy(1, low=0.0, high=1.0)
+        principal = CEMPrincipal(
+            society.proposals, Seeds(0), population=4, elite=0.5, smoothing=0.5, sigma=0.2, noise=0.1
+        )
+        vectors = principal.ask(None, 4)
+        principal.tell([outcome(society, vector, value=vector[0]) for vector in vectors])
+        elite = np.sort(vectors[:, 0])[-2:]
+        search = principal.contexts[0].search
+        assert search.mean[0] == pytest.approx((0.5 + elite.mean()) / 2)
+        assert search.std[0] == pytest.approx((0.2 + np.sqrt(elite.var() + 0.1**2)) / 2)
+
+    def test_noise_fades_and_leaves_the_smallest_spread(self):
+        society = toy()
+        spreads = {}
+        for generations in (0, 20):
+            principal = CEMPrincipal(
+                society.proposals, Seeds(0), noise=0.3, noise_generations=generations, min_sigma=0.02
+            )
+            for _ in range(12 * 40):
+                _, metrics = step(principal, society)
+                spreads.setdefault(generations, []).append(metrics.get("principal/spread", 1.0))
+        assert spreads[20][12 * 10] > 3 * spreads[0][12 * 10]
+        assert spreads[20][-1] == pytest.approx(spreads[0][-1], rel=0.6)
+        assert 0.005 < spreads[20][-1] < 0.03
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_short_of_a_generation_it_is_a_random_search(name):
+    principal = BOTH[name](QUADRATIC.spec.proposals, Seeds(0), population=50)
+    assert len(np.unique(principal.ask(None, 40), axis=0)) == 40

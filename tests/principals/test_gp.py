@@ -1,0 +1,157 @@
+"""principal=gp: what it proposes before and with a model, from what, and what it leaves alone."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from known_functions import CONTEXTUAL, QUADRATIC, SMOOTH, best_found, optimize
+from llmrl.core.errors import ConfigError
+from llmrl.core.seeding import Seeds
+from llmrl.principals.gp import GaussianProcessPrincipal
+from societies import outcome, toy
+
+
+def told(society, n, value=None, seed=0, context=None, **kwargs):
+    """A principal that was told n outcomes at random places."""
+    principal = GaussianProcessPrincipal(society.proposals, Seeds(seed), initial=1, **kwargs)
+    low, high = society.mechanism.low, society.mechanism.high
+    vectors = np.random.default_rng(seed).uniform(low, high, (n, len(low)))
+    values = [None if value is None else value(vector, i) for i, vector in enumerate(vectors)]
+    principal.tell([outcome(society, v, context, value=x) for v, x in zip(vectors, values, strict=True)])
+    return principal
+
+
+def test_initial_points_fill_the_space():
+    society = toy(contexts=("calm", "storm"))
+    principal = GaussianProcessPrincipal(society.proposals, Seeds(0), initial=17)
+    points = {context: [] for context in (0, 1)}
+    for step in range(8):
+        [vector] = principal.ask(step % 2)
+        points[step % 2].append(vector)
+        principal.tell([outcome(society, vector, step % 2)])
+    points[0] += list(principal.ask(0, 4))
+    for found, count in ((points[0], 8), (points[1], 4)):
+        assert len(found) == count
+        halves = np.array(found) > 1.0  # of [-1, 3]
+        # A Sobol sequence in base two: every quarter of the square gets as many points as any other.
+        assert all((halves == corner).all(1).sum() == count // 4 for corner in np.ndindex(2, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_smooth_function_of_three_numbers_is_solved_in_30_evaluations(seed):
+    principal = GaussianProcessPrincipal(SMOOTH.spec.proposals, Seeds(seed))
+    assert best_found(SMOOTH, optimize(SMOOTH, principal, seed, 30)) < 0.01
+
+
+def test_many_at_once_differ_and_serve_as_well():
+    principal = GaussianProcessPrincipal(SMOOTH.spec.proposals, Seeds(0), initial=8)
+    regrets = optimize(SMOOTH, principal, 0, 36, n=4)
+    assert best_found(SMOOTH, regrets, 4) < 0.02
+    batch = principal.ask(None, 4) / (np.array(SMOOTH.high) - np.array(SMOOTH.low))
+    distances = np.linalg.norm(batch[:, None] - batch[None], axis=-1)[np.triu_indices(4, 1)]
+    assert distances.min() > 1e-3
+
+
+def test_upper_confidence_bound():
+    society = toy(1)
+    careful, bold = (told(society, 12, acquisition="ucb", beta=beta) for beta in (1e-4, 1e3))
+    best = 1.8  # 70 % of [-1, 3]
+    assert abs(careful.ask()[0, 0] - best) < 0.1
+    assert abs(bold.ask()[0, 0] - best) > 0.5
+
+
+def test_contexts_inform_each_other():
+    """Two contexts seen well, with one and the same best vector; a third never seen is proposed that vector."""
+    society = toy(contexts=("a", "b", "c"))
+    principal = GaussianProcessPrincipal(society.proposals, Seeds(0), initial=1)
+    rng = np.random.default_rng(0)
+    for context in (0, 2):  # both best at 70 %
+        for vector in rng.uniform(-1, 3, (15, 2)):
+            principal.tell([outcome(society, vector, context)])
+    assert np.abs(principal.ask(1)[0] - 1.8).max() < 0.5
+
+
+def test_contexts_are_told_apart():
+    principal = GaussianProcessPrincipal(CONTEXTUAL.spec.proposals, Seeds(0))
+    optimize(CONTEXTUAL, principal, 0, 45)
+    for context in range(3):
+        near = [v for row, v in zip(principal.rows, principal.vectors, strict=True) if row == context][-3:]
+        assert min(np.abs(v - CONTEXTUAL.best[context]).max() for v in near) < 0.15
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda vector, i: 3.0,
+        lambda vector, i: 1e6 * vector.sum(),
+        lambda vector, i: 1e-9 * vector.sum(),
+        lambda vector, i: 1e8 + vector.sum(),
+        lambda vector, i: -1e9 if i == 5 else vector.sum(),
+        lambda vector, i: float(vector[0] > 1),
+    ],
+    ids=["constant", "large", "small", "offset", "outlier", "step"],
+)
+def test_values_of_any_size(value, recwarn):
+    society = toy(contexts=("calm", "storm"))
+    principal = told(society, 14, value, context=0)
+    for context in (0, 1):
+        society.mechanism.check(principal.ask(context, 3))
+    # One outcome is not enough for a spread, but for a proposal.
+    society.mechanism.check(told(society, 1, value, context=0).ask(1, 2))
+    assert not [w for w in recwarn if "botorch" in str(w.filename) and not issubclass(w.category, DeprecationWarning)]
+
+
+def test_the_best_is_the_highest():
+    """Not the lowest: the library maximises what it is told."""
+    society = toy(1)
+    assert told(society, 15, lambda vector, i: vector[0]).ask()[0, 0] > 2.5
+    assert told(society, 15, lambda vector, i: -vector[0]).ask()[0, 0] < -0.5
+
+
+def test_learned_noise_is_logged():
+    rng = np.random.default_rng(0)
+    society = toy(1)
+    principal = told(society, 60, lambda vector, i: vector[0] + 5 * rng.normal())
+    [vector] = principal.ask()
+    metrics = principal.tell([outcome(society, vector)])
+    assert 3 < metrics["principal/noise"] < 7
+    assert -5 < metrics["principal/predicted"] < 5
+
+
+def test_global_random_streams_are_left_alone():
+    principal = told(toy(), 10)
+    np.random.seed(3)
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
+    first = principal.ask(None, 2)
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])
+    torch.manual_seed(4)
+    assert np.array_equal(told(toy(), 10).ask(None, 2), first)
+
+
+def test_resumed_with_a_model_between_ask_and_tell():
+    society, runs = QUADRATIC.spec, []
+    for resume in (False, True):
+        principal, vectors = GaussianProcessPrincipal(society.proposals, Seeds(2), initial=4), []
+        for step in range(5):
+            asked = principal.ask(None, 2)
+            if resume and step == 3:
+                state = principal.state_dict()
+                json.dumps({key: value for key, value in state.items() if key not in ("vectors", "values")})
+                principal = GaussianProcessPrincipal(society.proposals, Seeds(2), initial=4)
+                principal.load_state_dict(state)
+            rng = np.random.default_rng(step)
+            vectors += [asked.tolist(), principal.tell([QUADRATIC.outcome(vector, None, rng) for vector in asked])]
+        runs.append(vectors)
+    assert runs[0] == runs[1] and runs[0][-1]["principal/noise"] > 0
+
+
+def test_missing_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "botorch", None)
+    with pytest.raises(ConfigError, match=r"needs BoTorch: pip install 'llmrl\[search\]'"):
+        GaussianProcessPrincipal(toy().proposals, Seeds(0))

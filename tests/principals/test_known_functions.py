@@ -1,0 +1,71 @@
+"""Every principal on functions whose maximum is known, against random search."""
+
+import numpy as np
+import pytest
+
+from known_functions import CONTEXTUAL, FUNCTIONS, PRINCIPALS, best_found, optimize, suits
+from llmrl.core.seeding import Seeds
+
+STEPS = {"dual_rl": 600, "metagrad": 300}
+"""Evaluations where 150 are not enough."""
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_functions_are_what_they_say(name):
+    function = FUNCTIONS[name]
+    rng, step = np.random.default_rng(0), 1e-6
+    low, high = np.array(function.low), np.array(function.high)
+    for row, best in enumerate(function.best):
+        context = row if function.contexts else None
+        assert function.regret(low + best * (high - low), context) == 0
+        regrets = [function.regret(vector, context) for vector in rng.uniform(low, high, (3000, len(low)))]
+        assert min(regrets) > -1e-6 and max(regrets) <= 1 + 1e-3
+        at = low + rng.random(len(low)) * (high - low)
+        numeric = [
+            function.range
+            * (function.regret(at - step * e, context) - function.regret(at + step * e, context))
+            / 2
+            / step
+            for e in np.eye(len(low))
+        ]
+        told = function.outcome(at, context, rng)
+        assert np.allclose(told.gradient, numeric, atol=1e-5 * function.range)
+
+
+def late_regret(principal, function, seed, evaluations):
+    """Mean regret of the last fifth of the vectors."""
+    regrets = optimize(function, PRINCIPALS[principal](function.spec, Seeds(seed)), seed, evaluations)
+    return float(regrets[-evaluations // 5 :].mean())
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(
+    "principal",
+    [pytest.param(p, marks=[pytest.mark.slow] * (p in STEPS)) for p in PRINCIPALS if p not in ("random", "gp")],
+)
+def test_what_is_learned_beats_chance(principal, function):
+    """GP has its own test: it goes on exploring where nothing is left to gain."""
+    if not suits(principal, FUNCTIONS[function]):
+        pytest.skip("no grid has so many numbers")
+    evaluations = STEPS.get(principal, 150)
+    learned = [late_regret(principal, FUNCTIONS[function], seed, evaluations) for seed in range(2)]
+    chance = [late_regret("random", FUNCTIONS[function], seed, evaluations) for seed in range(2)]
+    assert np.mean(learned) < 0.75 * np.mean(chance), (learned, chance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("n", [1, 4])
+def test_gp_finds_more_than_random_search(function, n):
+    known, seeds = FUNCTIONS[function], range(2)
+    found = {
+        name: [best_found(known, optimize(known, PRINCIPALS[name](known.spec, Seeds(s)), s, 36, n), n) for s in seeds]
+        for name in ("gp", "random")
+    }
+    assert np.mean(found["gp"]) < 0.7 * np.mean(found["random"]), found
+
+
+def test_best_is_taken_in_every_context():
+    regrets = np.array([0.5, 0.2, 0.9, 0.1, 0.4, 0.3])
+    assert best_found(CONTEXTUAL, regrets) == pytest.approx((0.1 + 0.2 + 0.3) / 3)
+    assert best_found(CONTEXTUAL, regrets, n=2) == pytest.approx((0.2 + 0.1 + 0.3) / 3)
