@@ -81,7 +81,7 @@ def compare(args: argparse.Namespace) -> None:
 
 def ask_times() -> None:
     """Processor seconds of one `ask` of principal=gp, one thread, by number of outcomes; median of three."""
-    print("| numbers | outcomes | one proposal, s | four at once, s |\n|---|---|---|---|")
+    print("| numbers | outcomes | one proposal, CPU-s | four at once, CPU-s |\n|---|---|---|---|")
     for function in (SMOOTH, WIDE):
         for told in (30, 100, 300):
             seconds = {}

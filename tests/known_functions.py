@@ -148,7 +148,7 @@ PRINCIPALS: dict[str, Callable[[EnvSpec, Seeds], Proposer]] = {
     # Grids that a short search can cover in part.
     "egreedy": lambda spec, seeds: EpsilonGreedyPrincipal(spec.proposals, seeds, points=6),
     "ucb": lambda spec, seeds: UCBPrincipal(spec.proposals, seeds, points=4),
-    "thompson": lambda spec, seeds: ThompsonPrincipal(spec.proposals, seeds, points=6, prior_rate=1.0),
+    "thompson": lambda spec, seeds: ThompsonPrincipal(spec.proposals, seeds, points=4, prior_rate=0.05),
     "gp": lambda spec, seeds: GaussianProcessPrincipal(spec.proposals, seeds),
     "cem": lambda spec, seeds: CEMPrincipal(spec.proposals, seeds),
     "cmaes": lambda spec, seeds: CMAESPrincipal(spec.proposals, seeds),

@@ -69,9 +69,11 @@ def test_commands(tmp_path):
                 assert (tmp_path / words[2]).is_dir()  # what it reads; tests/run looks at the events themselves
                 ran.append(line)
                 continue
-            env = next((w[4:] for w in words if w.startswith("env=")), None)
+            games = "|".join(SMALL)
+            env = next((m[1] for w in words if (m := re.match(rf"(?:env=|experiment=legislative/)({games})", w))), None)
             if words[0] == "llmrl-train" and env and "--cfg" not in words:
                 words += SMALL[env] + BUDGET
+                words += [f"env.n_envs={w.partition('=')[2]}" for w in words if w.startswith("design.candidates=")]
             if words[0] == "llmrl-evaluate":
                 words += ["--video-steps", "3"]
             done = run(words, tmp_path)
