@@ -13,6 +13,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.learners.rollout import Collector
 from llmrl.learners.side_by_side import SideBySide, split
+from societies import outcome, toy
 
 ROOM = ("env=escape_room", "agent.share_parameters=false", "design.adapt_rounds=6", "design.validate_episodes=8")
 
@@ -93,3 +94,41 @@ def test_exposure_is_the_derivative_of_the_reward():
 def test_games_that_cannot_be_shared_out_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"16 games cannot be divided into 5 equal groups: .*env.n_envs.* e.g. 15"):
         design(tmp_path, "principal=random", "design.candidates=5", "env.n_envs=16")
+
+
+@pytest.mark.parametrize("principal", ["egreedy", "ucb", "thompson"])
+def test_bandits_try_no_arm_twice_in_a_step(principal):
+    from llmrl.principals.egreedy import EpsilonGreedyPrincipal
+    from llmrl.principals.thompson import ThompsonPrincipal
+    from llmrl.principals.ucb import UCBPrincipal
+
+    make = {"egreedy": EpsilonGreedyPrincipal, "ucb": UCBPrincipal, "thompson": ThompsonPrincipal}[principal]
+    society = toy()
+    bandit = make(society.proposals, Seeds(0), points=3)  # 9 arms
+    for _ in range(30):
+        vectors = bandit.ask(n=4)
+        assert len(np.unique(vectors, axis=0)) == 4
+        bandit.tell([outcome(society, vector) for vector in vectors])
+    assert (bandit.counts > 0).sum() == 9 or principal == "egreedy"
+    assert len(np.unique(bandit.ask(n=11), axis=0)) == 9, "arms are repeated where there are no others"
+
+
+def test_societies_start_alike_in_every_step_whatever_a_reset_keeps(tmp_path):
+    _, summary = design(
+        tmp_path, "principal=fixed", "principal.values=[3,1,0,2,0]", "design.steps=3", "design.candidates=2",
+        "env.n_envs=8", "agent.keep_optimizer=true",
+    )  # fmt: skip
+    objectives = np.array([row["objective"] for row in summary["history"]]).reshape(3, 2)
+    assert (objectives[:, 0] == objectives[:, 1]).all()
+
+
+def test_societies_that_would_grow_apart_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="reset_agents=false they would grow apart"):
+        design(tmp_path, "principal=random", "design.candidates=2", "env.n_envs=8", "design.reset_agents=false")
+
+
+def test_what_agents_alone_are_judged_on(tmp_path):
+    shared = ("env=escape_room", "learn.env_steps=80", "learn.evaluate_episodes=16", "design.objective=minimum")
+    run(*shared, f"output_root={tmp_path}")
+    summary = json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
+    assert summary["evaluation/objective"] == pytest.approx(summary["welfare/minimum"])

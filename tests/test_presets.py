@@ -48,8 +48,6 @@ def chosen(node):
 def test_it_composes_and_builds(preset):
     game, part, small = split(preset)
     governed = part in PRINCIPALS or part in STUDY
-    if governed and part not in PRINCIPALS:
-        pytest.skip(f"there is no principal={part}")
     base = part in ("published", "independent", "paper") or part == ""
     config = compose(f"experiment=legislative/{preset}", *(["principal=random"] if base else []))
     assert config["env"].get("substrate", "escape_room") == game
@@ -70,7 +68,7 @@ def test_it_composes_and_builds(preset):
         if part in ARMS and not small:
             assert parts.principal.grid.n_arms == ARMS[part][game]
         if part in ARMS and small and part != "egreedy":
-            assert parts.principal.grid.n_arms < loop.steps, "it would never come to use what it has learnt"
+            assert parts.principal.grid.n_arms <= 1.1 * loop.steps / max(len(parts.env.spec.contexts), 1), "too fine a grid"
     finally:
         parts.close()
 

@@ -32,6 +32,9 @@ PRINCIPALS = {
     "llm": ("principal=llm", "llm=scripted"),
     "dual_rl, two at once": ("principal=dual_rl", "design.candidates=2"),
     "metagrad": ("principal=metagrad", "agent=pg", "principal.learning_rate=5e-3"),
+    "gp": ("principal=gp", "principal.initial=4"),
+    "cem": ("principal=cem", "principal.population=4"),
+    "cmaes": ("principal=cmaes", "principal.population=4"),
     "thompson, four at once": ("principal=thompson", "design.candidates=4"),
 }
 

@@ -44,12 +44,16 @@ def late_regret(principal, function, seed, evaluations):
     [pytest.param(p, marks=[pytest.mark.slow] * (p in STEPS)) for p in PRINCIPALS if p not in ("random", "gp")],
 )
 def test_what_is_learned_beats_chance(principal, function):
-    """GP has its own test: it goes on exploring where nothing is left to gain."""
+    """What is proposed in the end is better; the best of many random points may be better still than a coarse grid.
+
+    GP has its own test: it goes on exploring where nothing is left to gain.
+    """
     if not suits(principal, FUNCTIONS[function]):
         pytest.skip("no grid has so many numbers")
     evaluations = STEPS.get(principal, 150)
-    learned = [late_regret(principal, FUNCTIONS[function], seed, evaluations) for seed in range(2)]
-    chance = [late_regret("random", FUNCTIONS[function], seed, evaluations) for seed in range(2)]
+    seeds = range(2 if principal in STEPS else 20)
+    learned = [late_regret(principal, FUNCTIONS[function], seed, evaluations) for seed in seeds]
+    chance = [late_regret("random", FUNCTIONS[function], seed, evaluations) for seed in seeds]
     assert np.mean(learned) < 0.75 * np.mean(chance), (learned, chance)
 
 

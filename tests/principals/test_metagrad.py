@@ -87,7 +87,7 @@ REAL = ("env=escape_room", "env.fixed_context=0", "agent=pg", "principal=metagra
         (("design.adapt_rounds=0",), "design.adapt_rounds=0 leaves none"),
         (("design.candidates=2",), "proposes one vector at a time"),
         (("agent=random",), "use agent=ppo or agent=pg"),
-        (("agent.freeze=all",), "use agent=ppo or agent=pg"),
+        (("agent.freeze=all",), "agent.freeze=all stops"),
     ],
 )
 def test_parts_that_cannot_give_a_gradient_are_refused(tmp_path, overrides, message):

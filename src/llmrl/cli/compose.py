@@ -205,6 +205,8 @@ def build_loop(config: Config, parts: Parts) -> Loop:
         kind, loop = "design", DesignLoop
     else:
         kind, loop = "learn", LearnLoop  # type: ignore[assignment]
+    if kind == "learn":
+        injected |= {name: config["design"][name] for name in ("objective", "spending_cost")}
     node = {"_target_": f"{loop.__module__}.{loop.__name__}", **config[kind]}
     built: Loop = Builder(injected).build(node, kind)
     return built

@@ -95,6 +95,11 @@ class DesignLoop:
                 "design.candidates=1, or choose a principal that can propose several (random, egreedy, ucb, thompson, "
                 "gp, cem, cmaes, dual_rl, llm)"
             )
+        if candidates > 1 and not reset_agents:
+            raise ConfigError(
+                f"design.candidates={candidates} compares proposals on societies that start alike, and with "
+                "design.reset_agents=false they would grow apart; set design.reset_agents=true or design.candidates=1"
+            )
         self.env, self.agents, self.principal, self.seeds = env, agents, principal, seeds
         self.horizon, self.candidates = env.spec.horizon, candidates
         self.steps, self.adapt_rounds, self.reset_agents = steps, adapt_rounds, reset_agents
@@ -162,8 +167,7 @@ class DesignLoop:
                 self.vectors = self.principal.ask(context, self.candidates)
             self.adapting = {}
             if self.reset_agents:
-                for agent in self.agents:
-                    agent.reset()
+                self._reset_agents()
         if self.differentiable:
             self._anchor = (self._iteration(), copy.deepcopy({**self.state_dict(), **run.mark()}))
         self.env.set_mechanism(np.repeat(self.vectors, self.games, axis=0))
@@ -190,6 +194,13 @@ class DesignLoop:
         self._tell(run, scores)
         self.step, self.round, self.vectors, self._anchor = self.step + 1, 0, None, None
         run.safe_point(*self._resumable_later())
+
+    def _reset_agents(self) -> None:
+        """Original weights; what a reset does not touch (an optimizer that is kept) becomes the first society's."""
+        for agent in self.agents:
+            agent.reset()
+        for agent in self.agents[1:]:
+            agent.load_state_dict(copy.deepcopy(self.agents[0].state_dict()))
 
     def _play(self, run: Run, phase: str, index: int, learn: bool, progress: Progress) -> Rollout:
         """One episode in every game; changes nothing that a checkpoint holds."""
@@ -327,6 +338,8 @@ def _differentiable(env: VecEnv, agent: Agent, principal: Proposer, adapt_rounds
         raise ConfigError(
             f"{name} learns through the agents' learning, and design.adapt_rounds=0 leaves none; set it to 1 or more"
         )
-    if not (isinstance(agent, DifferentiableAgent) and agent.learns):
+    if not isinstance(agent, DifferentiableAgent):
         raise ConfigError(f"{name} needs agents whose learning can be differentiated; use agent=ppo or agent=pg")
+    if not agent.learns:
+        raise ConfigError(f"{name} learns through the agents' learning, which agent.freeze=all stops; use core or none")
     return agent

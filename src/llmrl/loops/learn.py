@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llmrl.core.limits import NonNegativeInt, PositiveInt
+from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.protocols import Agent, Meter, VecEnv
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Objective
 from llmrl.learners.rollout import Collector, Episode
 from llmrl.loops.welfare import episode_welfare, summarize, summarize_welfare
 
@@ -27,6 +28,7 @@ class LearnLoop:
         rollout_steps: steps of every game per update; None is the horizon, i.e. whole episodes.
         evaluate_every: updates between evaluations; 0 evaluates only at the end.
         evaluate_episodes: episodes per evaluation (at least; all games play).
+        objective, spending_cost: what the society is judged on, as in `design`; None is the environment's own.
         meter: totals of a language model's calls, logged with every update; None if none is used.
     """
 
@@ -40,6 +42,8 @@ class LearnLoop:
         rollout_steps: PositiveInt | None,
         evaluate_every: NonNegativeInt,
         evaluate_episodes: PositiveInt,
+        objective: Objective | None = None,
+        spending_cost: NonNegativeFloat = 0.0,
         meter: Meter | None = None,
     ) -> None:
         [self.agent] = agents
@@ -48,6 +52,8 @@ class LearnLoop:
         self.rollout_steps = rollout_steps or env.spec.horizon or 256
         self.updates = -(-env_steps // (self.rollout_steps * env.spec.n_envs)) if self.agent.learns else 0
         self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
+        self.objective: Objective = objective or env.spec.objective
+        self.spending_cost = spending_cost
         self.meter = meter
         self.iteration = 0
 
@@ -62,8 +68,8 @@ class LearnLoop:
         """Which calls an agent or a teacher makes depends on what happens in the games."""
 
     def run(self, run: Run) -> float:
-        """Train, then evaluate; returns the environment's objective (by default the base return of an agent), mean over
-        episodes: what a principal would be judged on."""
+        """Train, then evaluate; returns what a principal would be judged on, mean over episodes (by default the
+        base return of an agent)."""
         self._restore(run)
         games = self.env.spec.n_envs
         per_update = self.rollout_steps * games
@@ -98,7 +104,7 @@ class LearnLoop:
         generator = seeds.torch("actions")
         while len(episodes) < self.evaluate_episodes:
             episodes += self.collector.collect(horizon, generator, learn=False).episodes
-        objective = float(episode_welfare(episodes, self.env.spec.objective).mean())
+        objective = float(episode_welfare(episodes, self.objective, self.spending_cost).mean())
         self.collector.reset(seeds.integer("after"))
         return {
             **summarize(episodes, "evaluation"),

@@ -39,18 +39,23 @@ class BanditPrincipal(ABC):
 
     @abstractmethod
     def _select(self, row: int, pending: np.ndarray) -> int:
-        """The arm to play in a context; `pending` [arms] counts those already chosen to be played beside it."""
+        """The arm to play in a context; `pending` [arms] bool tells which are already chosen to be played beside it.
+
+        Those are not chosen again as long as there are others: proposals of a step meet the same luck, so that a second
+        play of an arm would tell nothing that the first does not.
+        """
 
     def _learn(self, row: int, arm: int, payoff: float) -> None:  # noqa: B027  (a hook, not a duty)
         """More to learn than counts and means; called before they are updated."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row, chosen = self.space.row(context), list[int]()
-        pending = np.zeros(self.grid.n_arms, dtype=np.int64)
+        pending = np.zeros(self.grid.n_arms, dtype=bool)
         for _ in range(n):
-            arm = self._select(row, pending)
-            pending[arm] += 1
-            chosen.append(arm)
+            if pending.all():
+                pending[:] = False
+            chosen.append(self._select(row, pending))
+            pending[chosen[-1]] = True
         return np.stack([self.grid.vector(arm) for arm in chosen])
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -73,6 +78,12 @@ class BanditPrincipal(ABC):
         self.counts = np.array(state["counts"])
         self.means = np.array(state["means"])
         self.rng.bit_generator.state = state["rng"]
+
+    def _any(self, allowed: np.ndarray) -> int:
+        """A uniformly random arm of those that `allowed` [arms] marks."""
+        if allowed.all():
+            return int(self.rng.integers(len(allowed)))
+        return int(self.rng.choice(np.flatnonzero(allowed)))
 
     def _argmax(self, values: np.ndarray) -> int:
         """An arm with the highest value; ties are broken at random."""

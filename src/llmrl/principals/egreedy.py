@@ -42,7 +42,10 @@ class EpsilonGreedyPrincipal(BanditPrincipal):
 
     def _select(self, row: int, pending: np.ndarray) -> int:
         if self.rng.random() < self.epsilon:
-            return int(self.rng.integers(self.grid.n_arms))
+            return self._any(~pending)
         unplayed = -np.inf if self.initial_value is None else self.initial_value
         values = np.where(self.counts[row] > 0, self.means[row], unplayed)
+        values[pending] = -np.inf
+        if np.isneginf(values).all():
+            return self._any(~pending)
         return int(values.argmax()) if self.ties == "first" else self._argmax(values)

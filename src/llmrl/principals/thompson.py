@@ -62,7 +62,8 @@ class ThompsonPrincipal(BanditPrincipal):
         precision = self.rng.standard_gamma(shape) / rate
         # A precision that underflows to zero would make the draw infinite.
         precision = np.maximum(precision, np.finfo(np.float64).tiny)
-        return self._argmax(self.rng.normal(mean, 1.0 / np.sqrt(strength * precision)))
+        draws = self.rng.normal(mean, 1.0 / np.sqrt(strength * precision))
+        return self._argmax(np.where(pending, -np.inf, draws))
 
     def _learn(self, row: int, arm: int, payoff: float) -> None:
         # Welford's update: S grows by the product of the deviations from the mean before and after.

@@ -53,26 +53,21 @@ class UCBPrincipal(BanditPrincipal):
         self.lowest = np.full(rows, np.inf)
         self.highest = np.full(rows, -np.inf)
 
-    def index(self, row: int, pending: np.ndarray | int = 0) -> np.ndarray:
-        """The upper confidence bound of every arm in a context, [arms]; infinite for unplayed arms.
-
-        `pending` plays count as plays that paid the arm's mean, so that proposals made together differ (Desautels,
-        Krause & Burdick 2014).
-        """
-        counts = self.counts[row] + pending
-        plays = self.counts.sum() + np.sum(pending) if self.shared_counter else counts.sum()
+    def index(self, row: int) -> np.ndarray:
+        """The upper confidence bound of every arm in a context, [arms]; infinite for unplayed arms."""
+        plays = self.counts.sum() if self.shared_counter else self.counts[row].sum()
         scale = self.scale
         if scale is None:
             scale = self.highest[row] - self.lowest[row] if plays else 0.0
         with np.errstate(divide="ignore", invalid="ignore"):
-            bonus = self.coefficient * scale * np.sqrt(np.log(plays) / counts)
+            bonus = self.coefficient * scale * np.sqrt(np.log(plays) / self.counts[row])
         return np.where(self.counts[row] > 0, self.means[row] + bonus, np.inf)
 
     def _select(self, row: int, pending: np.ndarray) -> int:
-        unplayed = (self.counts[row] + pending)[self.order[row]] == 0
+        unplayed = ((self.counts[row] == 0) & ~pending)[self.order[row]]
         if unplayed.any():
             return int(self.order[row, unplayed.argmax()])
-        return self._argmax(self.index(row, pending))
+        return self._argmax(np.where(pending, -np.inf, self.index(row)))
 
     def _learn(self, row: int, arm: int, payoff: float) -> None:
         self.lowest[row] = min(self.lowest[row], payoff)
