@@ -45,6 +45,8 @@ bench: install  ## prints ratios measured side by side
 	$(BIN)/python benchmarks/launchers.py --rounds 1
 	$(BIN)/python benchmarks/sweep_report.py
 	$(BIN)/python benchmarks/principals.py --seeds 5
+	$(BIN)/python benchmarks/principal_step.py
+	$(BIN)/python benchmarks/candidates.py --rounds 1
 
 docs: install  ## a site in build/docs, links checked
 	$(BIN)/mkdocs build --strict

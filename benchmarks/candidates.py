@@ -1,0 +1,71 @@
+"""What it costs to try proposals side by side (`design.candidates`) instead of one after another.
+
+    python benchmarks/candidates.py [--rounds 3]
+
+The same number of proposals, by the same principal (random, which costs nothing), with the same games a proposal: one
+at a time, and several at once. Runs alternate within a round; printed are the medians over rounds of the run's own
+clock and of processor time, both per proposal and without start-up, and their ratios. What proposing several at once
+does to how many proposals a principal needs is in `benchmarks/principals.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PROPOSALS = 12
+SETTINGS = {
+    "escape room, 64 games a proposal": ("experiment=legislative/escape_room_small", 64, (1, 3, 6)),
+    "Harvest, 200 steps, 1 game a proposal": ("experiment=legislative/harvest_small", 1, (1, 2)),
+}
+
+
+def cpu_seconds() -> float:
+    """Of children that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def measure(preset: str, games: int, candidates: int, proposals: int) -> tuple[float, float]:
+    """Wall seconds by the run's own clock, and CPU-seconds of the command."""
+    before = cpu_seconds()
+    with tempfile.TemporaryDirectory() as folder:
+        words = [preset, "principal=random", f"design.candidates={candidates}", f"env.n_envs={games * candidates}"]
+        words += [f"design.steps={proposals // candidates}", f"design.validate_episodes={games}"]
+        command = [sys.executable, "-m", "llmrl.cli.train", *words, f"output_root={folder}"]
+        subprocess.run(command, check=True, capture_output=True)
+        [path] = Path(folder).rglob("metrics.jsonl")
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return rows[-1]["time/elapsed_s"], cpu_seconds() - before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args().rounds
+    for title, (preset, games, counts) in SETTINGS.items():
+        print(f"{title}: {PROPOSALS} proposals")
+        results: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
+        for _ in range(rounds):
+            for count in counts:
+                wall, cpu = measure(preset, games, count, PROPOSALS)
+                # What a run of one step takes is start-up and that step.
+                less_wall, less_cpu = measure(preset, games, count, count)
+                extra = PROPOSALS - count
+                results[count].append(((wall - less_wall) / extra, (cpu - less_cpu) / extra))
+        medians = {n: [statistics.median(column) for column in zip(*rows, strict=True)] for n, rows in results.items()}
+        for count, (wall, cpu) in medians.items():
+            print(
+                f"  {count} at once: {wall:6.2f} s, {cpu:6.2f} CPU-s a proposal   "
+                f"{wall / medians[1][0]:.2f} of the time, {cpu / medians[1][1]:.2f} of the CPU of one at a time"
+            )
+
+
+if __name__ == "__main__":
+    main()
