@@ -68,7 +68,8 @@ def test_it_composes_and_builds(preset):
         if part in ARMS and not small:
             assert parts.principal.grid.n_arms == ARMS[part][game]
         if part in ARMS and small and part != "egreedy":
-            assert parts.principal.grid.n_arms <= 1.1 * loop.steps / max(len(parts.env.spec.contexts), 1), "too fine a grid"
+            each = loop.steps / max(len(parts.env.spec.contexts), 1)
+            assert parts.principal.grid.n_arms <= 1.1 * each, "the grid is too fine to be gone through"
     finally:
         parts.close()
 
