@@ -127,6 +127,20 @@ def test_societies_that_would_grow_apart_are_refused(tmp_path):
         design(tmp_path, "principal=random", "design.candidates=2", "env.n_envs=8", "design.reset_agents=false")
 
 
+def test_evaluate_plays_the_best_society_of_the_last_step_in_its_context(tmp_path):
+    from llmrl.cli.evaluate import evaluate, parser
+
+    folder, summary = design(tmp_path, "principal=random", "design.steps=3", "design.candidates=4", "env.n_envs=16")
+    last = [row for row in summary["history"] if row["step"] == 3]
+    best = max(last, key=lambda row: row["objective"])
+    found = evaluate(parser().parse_args([str(folder), "--episodes", "16"]))
+    assert (found["society"], found["context"]) == (best["candidate"], best["context"])
+    assert found["mechanism"] == pytest.approx(best["mechanism"])
+    ever = evaluate(parser().parse_args([str(folder), "--episodes", "16", "--mechanism", "best"]))
+    assert ever["mechanism"] == pytest.approx(summary["best"]["mechanism"])
+    assert ever["context"] == summary["best"]["context"]
+
+
 def test_what_agents_alone_are_judged_on(tmp_path):
     shared = ("env=escape_room", "learn.env_steps=80", "learn.evaluate_episodes=16", "design.objective=minimum")
     run(*shared, f"output_root={tmp_path}")

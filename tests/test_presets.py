@@ -55,7 +55,9 @@ def test_it_composes_and_builds(preset):
     assert chosen(config["principal"]) == ("random" if base else part if governed else "none")
     if governed:
         common = base_of(game, small)
-        own_schedule = {"metagrad": {"adapt_rounds", "validate_episodes"}, "fixed": {"steps"}}.get(part, set())
+        own_schedule = {"metagrad": {"adapt_rounds", "validate_episodes"}, "fixed": {"steps"}, "gp": {"steps"}}.get(
+            part, set()
+        )
         assert config["env"] == common["env"]
         assert {n for n, x in config["design"].items() if x != common["design"][n]} <= own_schedule
         if part == "metagrad":  # needs agents that go on exploring

@@ -131,9 +131,11 @@ class PPOAgent:
         mine = self.policy.state_dict()
         wrong = [n for n, x in saved.items() if n not in mine or mine[n].shape != x.shape]
         if wrong or (parts == "all" and set(saved) != set(mine)):
+            first = (wrong or sorted(set(mine) ^ set(saved)))[0]
+            core_fits = parts == "all" and not any(".core." in name for name in wrong)
             raise ConfigError(
-                f"agent.init_from={run}: its weights do not fit this agent (first difference: "
-                f"{(wrong or sorted(set(mine) ^ set(saved)))[0]}); use the same env, agent.features and "
-                "agent.share_parameters, or agent.init_parts=core for the core alone"
+                f"agent.init_from={run}: its weights do not fit this agent (first difference: {first}); "
+                "use the same env (and env.rules), agent.features and "
+                f"agent.share_parameters{', or agent.init_parts=core for the core alone' if core_fits else ''}"
             )
         self.policy.load_state_dict({**mine, **saved})

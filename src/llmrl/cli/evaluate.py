@@ -19,10 +19,14 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--mechanism",
         default="last",
-        help="'last' (the proposal the saved agents adapted to), 'best' (highest objective so far), or numbers a,b,c",
+        help="'last' (the proposal the saved agents adapted to; of several tried at once the step's best), 'best' (the "
+        "highest objective so far, by the same agents), or numbers a,b,c",
     )
     p.add_argument(
-        "--context", type=int, default=None, help="context index for contextual environments (default: the last)"
+        "--context",
+        type=int,
+        default=None,
+        help="context index for contextual environments (default: the proposal's own)",
     )
     p.add_argument("--video", action="store_true", help="record one episode: world and each agent's view, MP4 and GIF")
     p.add_argument("--video-steps", type=int, default=None, help="steps to record (default: the whole episode)")
@@ -59,11 +63,12 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     parts = build_parts(config, llm, render=args.video, play_only=True)
     try:
         [agent] = parts.agents
-        # The last agents are those of the last proposal.
-        agent.load_state_dict(state["agents"][-1])
-        spec = parts.env.spec
-        mechanism = _mechanism(args.mechanism, state.get("history", []), spec)
-        context = _context(args.context, state.get("history", []), spec)
+        spec, history = parts.env.spec, state.get("history", [])
+        chosen = _proposal(args.mechanism, history)
+        mechanism = _mechanism(args.mechanism, chosen, spec)
+        context = _context(args.context, chosen, spec)
+        society = _society(history)
+        agent.load_state_dict(state["agents"][society])
         seeds = Seeds(args.seed).child("evaluate")
         env = Recorder(parts.env) if args.video else parts.env
         collector = Collector(env, agent.policy, parts.device)
@@ -101,7 +106,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         "return per agent": np.array([e.returns.mean() for e in episodes]),
         "base return per agent": base.mean(1),
         "length": np.array([float(e.length) for e in episodes]),
-        **{f"welfare: {name}": x for name, x in measures(episodes).items() if name not in ("mean", "sum")},
+        **{f"welfare/{name}": x for name, x in measures(episodes).items()},
         **{name: np.array([e.summaries[name] for e in episodes]) for name in spec.metrics},
     }
     results = {
@@ -113,6 +118,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         if mechanism is None or spec.mechanism is None
         else dict(zip(spec.mechanism.names, mechanism.tolist(), strict=True)),
         "context": None if context is None else spec.contexts[context],
+        "society": society,
         "table": {name: describe(values, seed=args.seed) for name, values in columns.items()},
         "per_episode": {name: values.tolist() for name, values in columns.items()},
         "videos": [str(f) for f in files],
@@ -129,17 +135,29 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     return {**results, "out": str(out)}
 
 
-def _mechanism(choice: str, history: list[dict[str, Any]], spec: Any) -> Any:
+def _proposal(choice: str, history: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The row of the history that a choice means: of the last step or of all, the proposal with the highest objective;
+    for numbers, the last step's."""
+    if not history:
+        return None
+    rows = history if choice == "best" else [row for row in history if row["step"] == history[-1]["step"]]
+    return max(rows, key=lambda row: float(row["objective"]))
+
+
+def _society(history: list[dict[str, Any]]) -> int:
+    """Which of the saved societies plays: of several that were tried side by side, that of the last step's best."""
+    row = _proposal("last", history)
+    return 0 if row is None else int(row["candidate"])
+
+
+def _mechanism(choice: str, proposal: dict[str, Any] | None, spec: Any) -> Any:
     """The vector [d] to impose, or None where the environment has no mechanism or the run had no principal."""
     from llmrl.core.errors import ConfigError
 
     if spec.mechanism is None:
         return None
     if choice in ("last", "best"):
-        if not history:
-            return None
-        row = history[-1] if choice == "last" else max(history, key=lambda r: float(r["objective"]))
-        return spec.mechanism.check(list(row["mechanism"].values()))
+        return None if proposal is None else spec.mechanism.check(list(proposal["mechanism"].values()))
     try:
         numbers = [float(x) for x in choice.split(",")]
     except ValueError as error:
@@ -147,13 +165,14 @@ def _mechanism(choice: str, history: list[dict[str, Any]], spec: Any) -> Any:
     return spec.mechanism.check(numbers)
 
 
-def _context(choice: int | None, history: list[dict[str, Any]], spec: Any) -> int | None:
+def _context(choice: int | None, proposal: dict[str, Any] | None, spec: Any) -> int | None:
+    """The index of the context to play: the one asked for, else the proposal's own."""
     from llmrl.core.errors import ConfigError
 
     if not spec.contexts:
         return None
     if choice is None:
-        return spec.contexts.index(history[-1]["context"]) if history else 0
+        return 0 if proposal is None else spec.contexts.index(proposal["context"])
     if not 0 <= choice < len(spec.contexts):
         listed = ", ".join(f"{i} = {name}" for i, name in enumerate(spec.contexts))
         raise ConfigError(f"--context={choice}: there is {listed}")

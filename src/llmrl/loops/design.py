@@ -131,6 +131,7 @@ class DesignLoop:
             ("  principal steps", f"{self.steps:,}{several}"),
             ("  adaptation", f"{self.adapt_rounds:,} rounds x {self.games} games a proposal, one update each"),
             ("  validation", f"{self.validate_rounds * self.games:,} episodes a proposal"),
+            ("  objective", self.objective + (f" - {self.spending_cost:g} x spending" if self.spending_cost else "")),
             ("environment steps", f"{self.env_steps:,}"),
         ]
 
