@@ -1,4 +1,4 @@
-"""Measures of welfare: what they are, that runs log them, and that they are what a principal is judged on."""
+"""Measures of welfare/what they are, that runs log them, and that they are what a principal is judged on."""
 
 import json
 
@@ -232,11 +232,11 @@ def test_learning_and_evaluating_report_it_too(tmp_path, capsys):
     folder = only_run_folder(tmp_path / "governed")
     evaluate([str(folder), "--episodes", "8"])
     found = json.loads((folder / "evaluation" / "results.json").read_text())["per_episode"]
-    assert {f"welfare: {name}" for name in names - {"mean", "sum"}} <= set(found)
-    np.testing.assert_allclose(found["welfare: spending"], found["incentives_paid"], rtol=1e-6)
-    charged = np.array(found["welfare: minimum"]) - 0.5 * np.array(found["incentives_paid"])
+    assert {f"welfare/{name}" for name in names - {"mean", "sum"}} <= set(found)
+    np.testing.assert_allclose(found["welfare/spending"], found["incentives_paid"], rtol=1e-6)
+    charged = np.array(found["welfare/minimum"]) - 0.5 * np.array(found["incentives_paid"])
     np.testing.assert_allclose(found["objective (minimum)"], charged, rtol=1e-6)
-    assert "welfare: sustainability" in capsys.readouterr().out
+    assert "welfare/sustainability" in capsys.readouterr().out
 
 
 @pytest.mark.meltingpot
