@@ -1,4 +1,4 @@
-"""Measures of welfare/what they are, that runs log them, and that they are what a principal is judged on."""
+"""Measures of welfare: what they are, that runs log them, and that they are what a principal is judged on."""
 
 import json
 
