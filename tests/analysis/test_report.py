@@ -225,8 +225,9 @@ def test_curves_over_proposals_and_time(tmp_path: Path) -> None:
         write_run(tmp_path, "game", [], seed, [1.0, 2, 3], steps=steps)
     [line] = summarize(tmp_path, Settings(over="proposals", resamples=10)).sections[0].curves[0].lines
     assert line.places.tolist() == [4, 8, 12] and line.band.estimate.tolist() == [1, 2, 3]
-    [curve] = summarize(tmp_path, Settings(over="seconds", resamples=10)).sections[0].curves
-    assert curve.over == "seconds" and curve.lines[0].places[-1] < 60
+    write_run(tmp_path / "alone", "game", [], 0, [1.0, 2, 3])  # whose seconds need not overlap with another's
+    [curve] = summarize(tmp_path / "alone", Settings(over="seconds", resamples=10)).sections[0].curves
+    assert curve.over == "seconds" and curve.lines[0].places[-1] < 60 and curve.lines[0].band.estimate[-1] == 3
 
 
 def test_many_groups(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_seeds_are_not_searched_and_the_rest_stays_as_typed(loader):
     assert sought.fixed == typed[:4]
     assert sought.space == {"principal": Choices(("ucb", "egreedy"))}  # the last of several counts
     assert read(["seed=range(0,3)", "agent.x=1,2"], loader).seeds == ["0", "1", "2"]
-    assert read(["principal=glob(*)", "seed=4"], loader).space["principal"].options[:2] == ("egreedy", "fixed")
+    assert read(["principal=glob(*)", "seed=4"], loader).space["principal"].options[:2] == ("cem", "cmaes")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_seeds_are_not_searched_and_the_rest_stays_as_typed(loader):
     [
         (["env=escape_room", "seed=0,1"], "nothing to search; sweep a key other than seed"),
         (["seed=interval(0,9)", "agent.x=1,2"], "every trial runs all seeds. Name them: seed=0,1,2"),
-        (["principal=interval(0,1)"], "name the options: principal=egreedy,fixed"),
+        (["principal=interval(0,1)"], "name the options: principal=cem,cmaes"),
         (["agent.x=tag(log,interval(0,1))"], "it must start above 0"),
         (["agent.x=tag(log,range(1,100,10))"], "in steps of 10; leave out the step or log"),
         (["agent.x=tag(log,choice(1,2))"], "leave out the tag log"),
