@@ -7,6 +7,7 @@ import torch
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.principals.dual_rl import DualRLPrincipal
+from llmrl.principals.observed import ObserveSettings
 from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
 
 
@@ -92,4 +93,4 @@ def test_refusals():
     with pytest.raises(ConfigError, match="points must be at least 2"):
         DualRLPrincipal(toy(), Seeds(0), points=1)
     with pytest.raises(ConfigError, match="has no metric 'happiness'"):
-        DualRLPrincipal(toy(), Seeds(0), observe_metrics=["happiness"])
+        DualRLPrincipal(toy(), Seeds(0), observe=ObserveSettings(["happiness"]))

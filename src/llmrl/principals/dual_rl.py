@@ -13,7 +13,7 @@ from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.principals.grid import FINE, default_points
-from llmrl.principals.observed import Observed
+from llmrl.principals.observed import USUAL, Observed, ObserveSettings
 
 
 class DualRLPrincipal:
@@ -41,7 +41,7 @@ class DualRLPrincipal:
         value_coefficient: weight of the value loss.
         max_grad_norm: gradients are scaled down to this norm.
         scale_payoffs: standardise payoffs; false is published.
-        observe_metrics, observe_moments, observe_every, observe_scale, observe_history: see `Observed`.
+        observe: what the network sees of the previous step.
 
     Raises:
         ConfigError: fewer than two points, or what is to be observed does not exist.
@@ -64,17 +64,13 @@ class DualRLPrincipal:
         value_coefficient: NonNegativeFloat = 0.5,
         max_grad_norm: PositiveFloat = 0.5,
         scale_payoffs: bool = True,
-        observe_metrics: list[str] | None = None,
-        observe_moments: PositiveInt | None = 10,
-        observe_every: PositiveInt = 1,
-        observe_scale: PositiveFloat | None = None,
-        observe_history: bool = True,
+        observe: ObserveSettings = USUAL,
     ) -> None:
         from llmrl.learners.updaters import InPlace
         from llmrl.networks.heads import IndependentHeads
 
         self.space = spec.proposals
-        self.observed = Observed(spec, observe_metrics, observe_moments, observe_every, observe_scale, observe_history)
+        self.observed = Observed(spec, observe)
         self.points = default_points(self.space, FINE) if points is None else points
         if self.points < 2:
             raise ConfigError(f"principal.points must be at least 2 (both bounds), got {self.points}")

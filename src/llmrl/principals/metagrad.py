@@ -13,7 +13,7 @@ from llmrl.core.limits import PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import MetaSettings, Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.principals.observed import Observed
+from llmrl.principals.observed import USUAL, Observed, ObserveSettings
 
 
 class MetaGradPrincipal:
@@ -33,7 +33,7 @@ class MetaGradPrincipal:
         baseline: what returns are compared with, `others` or `past` (published); see `MetaSettings`.
         through_observation: count that agents who see the vector act on it; false is published.
         differentiate_targets: count that the agents' value targets depend on the vector; false is published.
-        observe_metrics, observe_moments, observe_every, observe_scale, observe_history: see `Observed`.
+        observe: what the network sees of the previous step.
 
     Raises:
         ConfigError: what is to be observed does not exist.
@@ -54,11 +54,7 @@ class MetaGradPrincipal:
         baseline: Literal["others", "past"] = "others",
         through_observation: bool = True,
         differentiate_targets: bool = False,
-        observe_metrics: list[str] | None = None,
-        observe_moments: PositiveInt | None = 10,
-        observe_every: PositiveInt = 1,
-        observe_scale: PositiveFloat | None = None,
-        observe_history: bool = True,
+        observe: ObserveSettings = USUAL,
     ) -> None:
         import torch
 
@@ -66,7 +62,7 @@ class MetaGradPrincipal:
         from llmrl.networks.heads import BoxHead
 
         self.space = spec.proposals
-        self.observed = Observed(spec, observe_metrics, observe_moments, observe_every, observe_scale, observe_history)
+        self.observed = Observed(spec, observe)
         self._settings = MetaSettings(
             gamma=gamma,
             baseline=baseline,

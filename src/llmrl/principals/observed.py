@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.limits import PositiveFloat, PositiveInt
 from llmrl.core.records import Outcome, State
 from llmrl.core.spaces import EnvSpec
+
+
+@dataclass(frozen=True)
+class ObserveSettings:
+    """What of the previous step is looked at.
+
+    Args:
+        metrics: entries of `spec.metrics`; None takes all.
+        moments: windows of (as nearly as possible) equal length that a trajectory is averaged over; fewer where it has
+            fewer steps. None: every step is a number of its own.
+        every: take only each `every`-th step, from the first on, before averaging.
+        scale: what trajectories are divided by; None divides each metric by the largest magnitude seen of it so far.
+        history: whether outcomes are looked at.
+    """
+
+    metrics: list[str] | None = None
+    moments: PositiveInt | None = 10
+    every: PositiveInt = 1
+    scale: PositiveFloat | None = None
+    history: bool = True
+
+
+USUAL = ObserveSettings()
 
 
 class Observed:
@@ -19,38 +44,26 @@ class Observed:
 
     Args:
         spec: of the environment.
-        metrics: entries of `spec.metrics`; None takes all.
-        moments: windows of (as nearly as possible) equal length that a trajectory is averaged over; fewer where it has
-            fewer steps. None: every step is a number of its own.
-        every: take only each `every`-th step, from the first on, before averaging.
-        scale: what trajectories are divided by; None divides each metric by the largest magnitude seen of it so far.
-        history: whether outcomes are looked at.
+        settings: what is looked at.
 
     Raises:
         ConfigError: there is no such metric, or the episodes have no fixed length.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        metrics: Sequence[str] | None,
-        moments: int | None,
-        every: int,
-        scale: float | None,
-        history: bool,
-    ) -> None:
+    def __init__(self, spec: EnvSpec, settings: ObserveSettings) -> None:
+        metrics, moments, every = settings.metrics, settings.moments, settings.every
         self.metrics = list(spec.metrics if metrics is None else metrics)
         unknown = [name for name in self.metrics if name not in spec.metrics]
         if unknown:
             raise ConfigError(
-                f"principal.observe_metrics: env={spec.name} has no metric '{unknown[0]}'; it has "
+                f"principal.observe.metrics: env={spec.name} has no metric '{unknown[0]}'; it has "
                 f"{', '.join(spec.metrics)}"
             )
         if spec.horizon is None:
             raise ConfigError(f"a principal needs episodes of one length: set env.horizon, null for env={spec.name}")
         steps = -(-spec.horizon // every)
         self.windows = steps if moments is None else min(moments, steps)
-        self.space, self.every, self.scale, self.history = spec.proposals, every, scale, history
+        self.space, self.every, self.scale, self.history = spec.proposals, every, settings.scale, settings.history
         self.largest = np.zeros(len(self.metrics))
         self.last: np.ndarray | None = None  # [metrics, windows], not scaled
 
