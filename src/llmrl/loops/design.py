@@ -26,7 +26,7 @@ from llmrl.core.spaces import Objective
 from llmrl.learners.rollout import Collector, Episode, Rollout
 from llmrl.learners.side_by_side import SideBySide, split
 from llmrl.loops.scoring import Score, proposal_metrics, score
-from llmrl.loops.welfare import summarize, summarize_welfare
+from llmrl.loops.welfare import summarize
 
 if TYPE_CHECKING:
     from llmrl.run.progress import Progress
@@ -238,7 +238,7 @@ class DesignLoop:
         metrics |= {} if self.meter is None else self.meter.metrics()
         metrics |= proposal_metrics(scores, mechanism)
         episodes: list[Episode] = [episode for each in scores for episode in each.episodes]
-        metrics |= summarize(episodes, "validation") | summarize_welfare(episodes)
+        metrics |= summarize(episodes, "validation")
         metrics |= {f"adapt/{name}": x for name, x in self.adapting.items()}
         for i, each in enumerate(scores):
             outcome = each.outcome

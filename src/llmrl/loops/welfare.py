@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -64,7 +64,11 @@ def measures(episodes: Sequence[Episode]) -> dict[str, np.ndarray]:
 
 def episode_welfare(episodes: Sequence[Episode], objective: Objective, spending_cost: float = 0.0) -> np.ndarray:
     """What a principal is judged on in each episode: a measure, less `spending_cost` times `spending`; [n_episodes]."""
-    found = measures(episodes)
+    return judged(measures(episodes), objective, spending_cost)
+
+
+def judged(found: Mapping[str, np.ndarray], objective: Objective, spending_cost: float = 0.0) -> np.ndarray:
+    """`episode_welfare` of episodes whose `measures` are known."""
     scores: np.ndarray = found[objective]
     return scores - spending_cost * found["spending"] if spending_cost else scores
 
