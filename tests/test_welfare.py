@@ -56,7 +56,7 @@ class Idle:
     def __init__(self, spec, other=0, other_chance=1.0):
         self.shape, self.other, self.chance = (spec.n_envs, spec.n_agents), other, other_chance
 
-    def act(self, observation, state=None, generator=None):
+    def act(self, observation, state=None, generator=None, greedy=False):
         chosen = torch.rand(self.shape, generator=generator) < self.chance
         return Act(torch.where(chosen, self.other, torch.randint(1, 7, self.shape, generator=generator)))
 

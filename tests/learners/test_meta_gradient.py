@@ -21,7 +21,8 @@ from llmrl.learners.ppo import PPO, PPOSettings
 from llmrl.learners.rollout import Collector, Episode, Rollout
 from llmrl.loops.welfare import episode_welfare
 from llmrl.networks import categorical
-from llmrl.networks.actor_critic import ActorCritic, SocietyPolicy
+from llmrl.networks.actor_critic import ActorCritic
+from llmrl.networks.society import SocietyPolicy
 from societies import spec, toy
 
 TAU = np.array([1.2, 0.4, 0.7])
@@ -256,7 +257,7 @@ def one_step(policy, joint_actions):
     zeros = np.zeros(2)
     episodes = [Episode(reward[0, i].numpy(), base[0, i].numpy(), 1, {}, zeros, zeros, i) for i in range(n)]
     return Rollout(
-        {"vector": vector}, None, action, log_prob, value, reward, base, ended & False, ended,
+        {"vector": vector}, None, action, log_prob, value, reward, base, ended & False, ended, ended,
         torch.zeros(1, n, 2, dtype=torch.float64), {}, episodes, exposure,
     )  # fmt: skip
 
@@ -319,10 +320,13 @@ def test_estimator_is_unbiased(objective, games):
 
 def test_agents_give_meta_learners():
     agent = PPOAgent(
-        ONE_STEP, Seeds(0), "cpu", True, True, 4, [4], [], "none", None, "all", False, PPO_SETTINGS
+        ONE_STEP, Seeds(0), "cpu", True, True, None, 4, [4], [], None, 1, "own", "none", None, "all", False,
+        PPO_SETTINGS,
     )  # fmt: skip
     assert isinstance(agent, DifferentiableAgent)
     assert isinstance(agent.meta_learner(KNOBS, MetaSettings()), MetaLearner)
-    player = PPOAgent(ONE_STEP, Seeds(0), "cpu", True, True, 4, [4], [], "all", None, "all", False, PPO_SETTINGS)
+    player = PPOAgent(
+        ONE_STEP, Seeds(0), "cpu", True, True, None, 4, [4], [], None, 1, "own", "all", None, "all", False, PPO_SETTINGS
+    )
     with pytest.raises(ConfigError, match="have no learning to differentiate"):
         player.meta_learner(KNOBS, MetaSettings())

@@ -25,8 +25,8 @@ def rollout(base, ended=None, reward=None, exposure=None):
     reward = base if reward is None else torch.as_tensor(reward, dtype=torch.float32)
     empty = torch.zeros((*base.shape, 1))
     return Rollout(
-        {}, None, empty.long(), empty, empty, reward[..., None], base[..., None], ended, ended & False, empty, {},
-        episodes, exposure,
+        {}, None, empty.long(), empty, empty, reward[..., None], base[..., None], ended, ended & False, ended & False,
+        empty, {}, episodes, exposure,
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from llmrl.core.seeding import Seeds
 from llmrl.learners.advantages import generalized_advantages
 from llmrl.learners.ppo import PPO, PPOSettings
 from llmrl.learners.rollout import Collector
-from llmrl.networks.actor_critic import ActorCritic, SocietyPolicy
+from llmrl.networks.actor_critic import ActorCritic
+from llmrl.networks.society import SocietyPolicy
 from signal_game.parts import AlwaysZero
 
 SETTINGS = PPOSettings(
@@ -74,7 +75,7 @@ def test_first_update_is_the_gradient_of_the_stated_loss(signal_game):
     normal = ((advantage - advantage.mean()) / (advantage.std() + 1e-8)).flatten()
     identity = torch.eye(2).expand(8, 4, 2, 2)
     channels = {"vector": rollout.observation["vector"].flatten(0, 2), "player": identity.flatten(0, 2)}
-    logits, value = network.heads(network.encode(channels))
+    logits, value = network(channels)
     log_probs = logits.log_softmax(-1)
     chosen = log_probs.gather(1, rollout.action.flatten()[:, None])[:, 0]
     entropy = -(log_probs.exp() * log_probs).sum(1).mean()

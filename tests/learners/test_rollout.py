@@ -6,7 +6,8 @@ import torch
 
 from llmrl.core.seeding import Seeds
 from llmrl.learners.rollout import Collector
-from llmrl.networks.actor_critic import ActorCritic, SocietyPolicy
+from llmrl.networks.actor_critic import ActorCritic
+from llmrl.networks.society import SocietyPolicy
 
 
 def make_policy(spec, core_frozen=False, share=True, seed=0):
@@ -83,7 +84,7 @@ def test_frozen_core_stores_features_instead_of_observations(signal_game):
     policy = make_policy(env.spec, core_frozen=True)
     _, rollout = collect(env, policy, 8)
     assert rollout.features.shape == (8, 4, 2, 16) and not rollout.observation
-    logits, value = policy.members[0].heads(rollout.features)
+    logits, value = policy.members[0]({"features": rollout.features})
     torch.testing.assert_close(value, rollout.value)
     assert np.isfinite(logits.detach().numpy()).all()
 

@@ -15,7 +15,9 @@ class Skilled(Echo):
     def __init__(self, skill: float) -> None:
         self.skill = skill
 
-    def act(self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None) -> Act:
+    def act(
+        self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None, greedy: bool = False
+    ) -> Act:
         right = observation["vector"].argmax(-1)
         known = torch.rand(right.shape, generator=generator) < self.skill
         action = torch.where(known, right, (right + 1) % observation["vector"].shape[-1])

@@ -19,7 +19,8 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.learners.meta_gradient import MetaGradient
 from llmrl.learners.ppo import PPO, PPOSettings
 from llmrl.learners.rollout import Rollout
-from llmrl.networks.actor_critic import ActorCritic, SocietyPolicy
+from llmrl.networks.actor_critic import ActorCritic, Critic
+from llmrl.networks.society import SocietyPolicy
 from llmrl.run.content import saved_state
 
 logger = logging.getLogger(__name__)
@@ -36,9 +37,13 @@ class PPOAgent:
         device: torch device.
         governed: whether a principal governs these agents.
         share_parameters: one network for all agents (told who it plays), or one each.
-        features: width of the core's output; None gives 512 for pixels, 64 otherwise.
-        core_hidden: hidden widths of an MLP core (unused for pixels).
+        reads: observation channels its networks take in; None: all numeric ones.
+        features: width of the core's output; None gives 512 for pixels, the whole map for a map, 64 otherwise.
+        core_hidden: hidden widths of an MLP core (unused for pixels and maps), and of a central critic.
         head_hidden: hidden widths of actor and critic heads; empty means linear heads.
+        memory: units of an LSTM between core and heads; None: none.
+        memory_layers: layers of it.
+        critic: `own`: a head beside the actor's; `central`: a network that sees what all agents see.
         freeze: what never changes: nothing, the core (its features are then computed once per rollout), or everything;
             auto is the core where a principal governs agents that see pixels (as published), else nothing.
         init_from: run folder whose newest checkpoint gives the first weights; null starts from random ones.
@@ -59,9 +64,13 @@ class PPOAgent:
         device: str,
         governed: bool,
         share_parameters: bool,
+        reads: list[str] | None,
         features: PositiveInt | None,
         core_hidden: list[PositiveInt],
         head_hidden: list[PositiveInt],
+        memory: PositiveInt | None,
+        memory_layers: PositiveInt,
+        critic: Critic,
         freeze: Freeze,
         init_from: str | None,
         init_parts: Literal["all", "core"],
@@ -72,9 +81,13 @@ class PPOAgent:
         if freeze == "auto":
             freeze = "core" if governed and "pixels" in spec.observation else "none"
         generator = seeds.torch("weights")
-        features = features or (512 if "pixels" in spec.observation else 64)
+        if critic == "central" and freeze == "core":
+            raise ConfigError(
+                "agent.critic=central has no core in common with the actor; use agent.freeze=none with it"
+            )
+        shape = (features, core_hidden, head_hidden, reads, memory, memory_layers, critic)
         n_networks = 1 if share_parameters else spec.n_agents
-        networks = [ActorCritic(spec, generator, features, core_hidden, head_hidden) for _ in range(n_networks)]
+        networks = [ActorCritic(spec, generator, *shape) for _ in range(n_networks)]
         self.policy = SocietyPolicy(spec, networks, core_frozen=freeze == "core").to(device)
         self.learns = freeze != "all"
         self._keep_optimizer = keep_optimizer
@@ -96,6 +109,10 @@ class PPOAgent:
         """
         if self._ppo is None:
             raise ConfigError("agent.freeze=all: agents that do not learn have no learning to differentiate")
+        if self.policy.recurrent:
+            raise ConfigError(
+                "agent.memory: the learning of agents that remember is not differentiated; use memory=null"
+            )
         return MetaGradient(self._ppo, values, settings)
 
     def reset(self) -> None:
@@ -107,7 +124,7 @@ class PPOAgent:
         parameters = list(self.policy.parameters())
         trainable = sum(p.numel() for p in parameters if p.requires_grad) if self.learns else 0
         return {
-            "policy": type(self.policy.members[0].core).__name__ + " actor-critic",
+            "policy": " + ".join(_pieces(self.policy.groups()[0][0])) + " actor-critic",
             "networks": len(self.policy.members),
             "parameters": sum(p.numel() for p in parameters),
             "trainable": trainable,
@@ -139,3 +156,10 @@ class PPOAgent:
                 f"agent.share_parameters{', or agent.init_parts=core for the core alone' if core_fits else ''}"
             )
         self.policy.load_state_dict({**mine, **saved})
+
+
+def _pieces(network: ActorCritic) -> list[str]:
+    """What a network is made of, for people."""
+    pieces = [type(network.core).__name__]
+    pieces += [] if network.memory is None else [f"LSTM {network.memory.layers}x{network.memory.units}"]
+    return [*pieces, "central critic"] if network.central else pieces

@@ -20,12 +20,18 @@ class RandomPolicy:
         self.channels: tuple[str, ...] = tuple(name for name in ("action_mask",) if name in spec.observation)
 
     def act(
-        self, observation: dict[str, torch.Tensor], state: object = None, generator: torch.Generator | None = None
+        self,
+        observation: dict[str, torch.Tensor],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
     ) -> Act:
+        """All legal actions are equally likely, so `greedy` draws one of them, too."""
         logits = torch.zeros(self.n_envs, self.n_agents, self.n_actions)
-        return Act(categorical.sample(categorical.mask_logits(logits, observation.get("action_mask")), generator))
+        logits = categorical.mask_logits(logits, observation.get("action_mask"))
+        return Act(categorical.sample(logits, generator), logits=logits)
 
-    def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
+    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         """Zeros: it expects nothing."""
         return torch.zeros(self.n_envs, self.n_agents)
 

@@ -87,6 +87,11 @@ class Builder:
             return False
         return name in inspect.signature(self.locate(node["_target_"], where)).parameters
 
+    def insists(self, node: Mapping[str, Any], name: str, where: str) -> bool:
+        """Whether the part cannot be built without the injected parameter `name`."""
+        parameter = inspect.signature(self.locate(node["_target_"], where)).parameters[name]
+        return parameter.default is inspect.Parameter.empty
+
     def _value(self, value: Any, where: str) -> Any:
         if isinstance(value, Mapping):
             if "_target_" in value:

@@ -24,8 +24,8 @@ POLICIES = ("cache", "cache_dir", "share_replies", "failures", "retry", "limits"
 
 @dataclass
 class Parts:
-    """What one experiment is made of: one agent for each proposal that is tried at once (else one); `llm` is None when
-    no part asks for a model."""
+    """What one experiment is made of: one agent, with a teacher of its own, for each proposal that is tried at once
+    (else one); `teacher` is the last agent's, `llm` is None when no part asks for a model."""
 
     env: VecEnv
     agents: Sequence[Agent]
@@ -137,7 +137,11 @@ def _check_kind(node: Config, kind: str, user: str, builder: Builder) -> None:
 
 
 def build_parts(
-    config: Config, llm: ChatClient | Scorer | None, render: bool | None = None, play_only: bool = False
+    config: Config,
+    llm: ChatClient | Scorer | None,
+    render: bool | None = None,
+    play_only: bool = False,
+    folder: Path | None = None,
 ) -> Parts:
     """All parts of a resolved config; refuses combinations that cannot work before any game starts.
 
@@ -146,6 +150,7 @@ def build_parts(
         llm: from `build_llm`.
         render: overrides `env.render` where the environment has that option.
         play_only: leave out the principal, whose language model might cost money; the agents stay as they were built.
+        folder: of the run, for parts that keep something readable there; None: nothing is kept.
     """
     seeds = Seeds(config["seed"])
     device = _device(config)
@@ -163,18 +168,20 @@ def build_parts(
             "scorer": llm if isinstance(llm, Scorer) else None,
             "governed": governed,
             "prompt_folder": None if config["prompts"] is None else Path(config["prompts"]).expanduser(),
+            "folder": folder,
         }
         if governed and env.spec.mechanism is None:
             raise ConfigError(_no_mechanism(env.spec.name))
-        teacher = Builder({**offered, "seeds": seeds.child("teacher")}, trusted).build(config["teacher"], "teacher")
-        builder = Builder({**offered, "seeds": seeds.child("agent"), "teacher": teacher}, trusted)
-        if teacher is not None and not builder.needs(config["agent"], "teacher", "agent"):
-            raise ConfigError("a teacher is one more loss of a learning agent; use agent=ppo, or teacher=none")
         societies = config["design"]["candidates"] if governed and not play_only else 1
         if societies > 1:
-            own = replace(env.spec, n_envs=env.spec.games_per_group(societies))
-            builder = Builder({**offered, "spec": own, "seeds": seeds.child("agent"), "teacher": teacher}, trusted)
-        agents = [builder.build(config["agent"], "agent") for _ in range(societies)]
+            offered["spec"] = replace(env.spec, n_envs=env.spec.games_per_group(societies))
+        agents, teacher = [], None
+        for _ in range(societies):
+            teacher = Builder({**offered, "seeds": seeds.child("teacher")}, trusted).build(config["teacher"], "teacher")
+            builder = Builder({**offered, "seeds": seeds.child("agent"), "teacher": teacher}, trusted)
+            if teacher is not None and not builder.needs(config["agent"], "teacher", "agent"):
+                raise ConfigError("a teacher is one more loss of a learning agent; use agent=ppo, or teacher=none")
+            agents.append(builder.build(config["agent"], "agent"))
         # A principal is told the objective it is judged on.
         objective = config["design"]["objective"] or env.spec.objective
         offered["spec"] = replace(env.spec, objective=objective, spending_cost=config["design"]["spending_cost"])
@@ -199,6 +206,7 @@ def build_loop(config: Config, parts: Parts) -> Loop:
         "seeds": Seeds(config["seed"]).child("loop"),
         "device": parts.device,
         "meter": parts.llm if isinstance(parts.llm, Meter) else None,
+        "teacher": parts.teacher,
     }
     if parts.principal is not None:
         injected["principal"] = parts.principal

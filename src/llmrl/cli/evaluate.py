@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmrl.cli.compose import Parts
+    from llmrl.core.protocols import Policy
+    from llmrl.core.seeding import Seeds
+    from llmrl.learners.rollout import Episode
 
 
 def parser() -> argparse.ArgumentParser:
@@ -13,7 +20,22 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="llmrl-evaluate", description=__doc__)
     p.add_argument("run", type=Path, help="run folder: outputs/<name>/<overrides>-<hash>/seed=<n>")
     p.add_argument(
-        "--episodes", type=int, default=10, help="episodes, rounded up to a multiple of the games (default 10)"
+        "--episodes",
+        type=int,
+        default=None,
+        help="episodes, rounded up to a multiple of the games (default 100; 10 on the Melting Pot engine)",
+    )
+    p.add_argument(
+        "--policy",
+        default="student",
+        help="who plays, several with commas: student (the run's agents), teacher (the run's), oracle (a scripted "
+        "planner, where the environment has one), random (default student)",
+    )
+    p.add_argument(
+        "--mode",
+        choices=("stochastic", "deterministic", "both"),
+        default="stochastic",
+        help="actions are drawn from the policy, or the likeliest is taken (default stochastic)",
     )
     p.add_argument("--seed", type=int, default=1000, help="seed of the evaluation episodes (default 1000)")
     p.add_argument(
@@ -46,9 +68,10 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
     from llmrl.analysis.statistics import describe
     from llmrl.cli.compose import build_llm, build_parts
+    from llmrl.cli.players import MODES, build_players, without_teacher
     from llmrl.core.seeding import Seeds
-    from llmrl.envs.recorder import Recorder
-    from llmrl.learners.rollout import Collector, Episode
+    from llmrl.learners.rollout import Collector
+    from llmrl.loops.playing import play_episodes
     from llmrl.loops.welfare import episode_welfare, measures, summarize, summarize_welfare
     from llmrl.run.content import saved_state
     from llmrl.run.evaluation import write_evaluation
@@ -58,57 +81,61 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     config = yaml.safe_load((args.run / "config.yaml").read_text())
     # A run computed on a cluster's GPU can be looked at anywhere.
     config["hardware"] = {**config["hardware"], "device": "auto"}
+    names = args.policy.split(",")
+    if "teacher" not in names:
+        config = without_teacher(config)
     # The principal, whose language model might cost money, is left out; an agent that needs a model gets it.
     llm = build_llm({**config, "principal": {"_target_": None}}, folder=None)
     parts = build_parts(config, llm, render=args.video, play_only=True)
     try:
         [agent] = parts.agents
-        spec, history = parts.env.spec, state.get("history", [])
+        env, spec, history = parts.env, parts.env.spec, state.get("history", [])
         chosen = _proposal(args.mechanism, history)
         mechanism = _mechanism(args.mechanism, chosen, spec)
         context = _context(args.context, chosen, spec)
         society = _society(history)
         agent.load_state_dict(state["agents"][society])
+        players = build_players(names, config, parts)
         seeds = Seeds(args.seed).child("evaluate")
-        env = Recorder(parts.env) if args.video else parts.env
-        collector = Collector(env, agent.policy, parts.device)
-        horizon = spec.horizon or 1000
-        episodes: list[Episode] = []
-        files: list[Path] = []
+        wanted = args.episodes or (100 if spec.deterministic else 10)
         out = args.out or args.run / "evaluation"
         out.mkdir(parents=True, exist_ok=True)
 
-        def prepare(name: str) -> None:
+        def prepare() -> None:
             if mechanism is not None:
                 env.set_mechanism(mechanism)
             if context is not None:
                 env.set_context(context)
-            collector.reset(seeds.integer(name))
 
-        if isinstance(env, Recorder):
-            prepare("video")
-            collector.collect(min(args.video_steps or horizon, horizon), seeds.torch("video"), learn=False)
-            files = env.save(out / "videos", args.fps)
-            collector = Collector(parts.env, agent.policy, parts.device)
-            env = parts.env
-        i = 0
-        while len(episodes) < args.episodes:
-            prepare(f"episode {i}")
-            episodes += collector.collect(horizon, seeds.torch(f"episode {i}"), learn=False).episodes
-            i += 1
+        files: list[Path] = []
+        if args.video:
+            prepare()
+            files = _record(args, parts, players, seeds, out / "videos")
+        modes = MODES if args.mode == "both" else (args.mode,)
+        played = {}
+        for name, policy in players.items():
+            collector = Collector(env, policy, parts.device)
+            for mode in modes:
+                greedy = mode == "deterministic"
+                played[name, mode] = play_episodes(collector, wanted, seeds, greedy, prepare)
     finally:
         parts.close()
-    base = np.array([episode.base_returns for episode in episodes])
     judged = config["design"]["objective"] or spec.objective
-    objective = episode_welfare(episodes, judged, config["design"]["spending_cost"])
-    columns = {
-        f"objective ({judged})": objective,
-        "return per agent": np.array([e.returns.mean() for e in episodes]),
-        "base return per agent": base.mean(1),
-        "length": np.array([float(e.length) for e in episodes]),
-        **{f"welfare/{name}": x for name, x in measures(episodes).items()},
-        **{name: np.array([e.summaries[name] for e in episodes]) for name in spec.metrics},
-    }
+
+    def columns(episodes: Sequence[Episode]) -> dict[str, np.ndarray]:
+        base = np.array([episode.base_returns for episode in episodes])
+        return {
+            f"objective ({judged})": episode_welfare(episodes, judged, config["design"]["spending_cost"]),
+            "return per agent": np.array([e.returns.mean() for e in episodes]),
+            "base return per agent": base.mean(1),
+            "length": np.array([float(e.length) for e in episodes]),
+            **{f"welfare/{name}": x for name, x in measures(episodes).items()},
+            **{name: np.array([e.summaries[name] for e in episodes]) for name in spec.metrics},
+        }
+
+    measured = {player: columns(episodes) for player, episodes in played.items()}
+    tables = {player: {name: describe(x, seed=args.seed) for name, x in m.items()} for player, m in measured.items()}
+    main_player, episodes = next(iter(played.items()))
     results = {
         "run": str(args.run),
         "checkpoint": iteration,
@@ -119,20 +146,52 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         else dict(zip(spec.mechanism.names, mechanism.tolist(), strict=True)),
         "context": None if context is None else spec.contexts[context],
         "society": society,
-        "table": {name: describe(values, seed=args.seed) for name, values in columns.items()},
-        "per_episode": {name: values.tolist() for name, values in columns.items()},
+        "llm": None if llm is None else llm.label,
+        "players": [
+            {"policy": name, "mode": mode, "table": tables[name, mode], "per_episode": _lists(measured[name, mode])}
+            for name, mode in played
+        ],
+        "table": tables[main_player],
+        "per_episode": _lists(measured[main_player]),
         "videos": [str(f) for f in files],
     }
     write_json(out / "results.json", results)
-    rows = ["episode," + ",".join(columns)]
-    rows += [f"{k}," + ",".join(f"{v[k]:.6g}" for v in columns.values()) for k in range(len(episodes))]
+    rows = ["policy,mode,episode," + ",".join(measured[main_player])]
+    for (name, mode), found in measured.items():
+        n = len(played[name, mode])
+        rows += [f"{name},{mode},{k}," + ",".join(f"{v[k]:.6g}" for v in found.values()) for k in range(n)]
     (out / "episodes.csv").write_text("\n".join(rows) + "\n")
     # Under the tags of the evaluations during training, at the step that the run's curves count.
     scalars = {**summarize(episodes, "evaluation"), **summarize_welfare(episodes)}
-    scalars["evaluation/objective"] = float(objective.mean())
+    scalars["evaluation/objective"] = float(measured[main_player][f"objective ({judged})"].mean())
     gif = next((file for file in files if file.name == "world.gif"), None)
     write_evaluation(out, int(state.get("step", iteration)), scalars, gif)
     return {**results, "out": str(out)}
+
+
+def _lists(columns: dict[str, Any]) -> dict[str, list[float]]:
+    return {name: values.tolist() for name, values in columns.items()}
+
+
+def _record(
+    args: argparse.Namespace, parts: Parts, players: dict[str, Policy], seeds: Seeds, folder: Path
+) -> list[Path]:
+    """Videos of one episode of the first player, with what it and a teacher that plays thought beside the picture."""
+    from llmrl.cli.captions import Captioned
+    from llmrl.envs.recorder import Recorder
+    from llmrl.learners.rollout import Collector
+
+    recorder = Recorder(parts.env)
+    policy = next(iter(players.values()))
+    captioned = Captioned(policy, recorder, parts.env.spec, None if parts.teacher is None else parts.teacher.policy)
+    collector = Collector(recorder, captioned, parts.device)
+    collector.reset(seeds.integer("video"))
+    horizon = parts.env.spec.horizon or 1000
+    left, generator = min(args.video_steps or horizon, horizon), seeds.torch("video")
+    while left > 0:
+        rollout = collector.collect(1, generator, learn=False, greedy=args.mode == "deterministic")
+        left = 0 if any(episode.game == 0 for episode in rollout.episodes) else left - 1
+    return recorder.save(folder, args.fps)
 
 
 def _proposal(choice: str, history: list[dict[str, Any]]) -> dict[str, Any] | None:

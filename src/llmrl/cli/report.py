@@ -104,14 +104,33 @@ def print_evaluation(results: dict[str, Any]) -> None:
     if results["context"]:
         title += f"\ncontext: {results['context']}"
     table = Table(title=title)
-    for column in ("", "mean", "s.e.", "95% interval", "min", "max"):
-        table.add_column(column, justify="left" if not column else "right")
-    for name, row in results["table"].items():
-        number = {key: "-" if value is None else f"{value:.3f}" for key, value in row.items()}
-        interval = f"{number['low']} … {number['high']}"
-        table.add_row(name, number["mean"], number["standard_error"], interval, number["min"], number["max"])
+    if len(results["players"]) > 1:
+        _compare_players(table, results["players"])
+    else:
+        for column in ("", "mean", "s.e.", "95% interval", "min", "max"):
+            table.add_column(column, justify="left" if not column else "right")
+        for name, row in results["table"].items():
+            number = {key: "-" if value is None else f"{value:.3f}" for key, value in row.items()}
+            table.add_row(name, number["mean"], number["standard_error"], _interval(row), number["min"], number["max"])
     console.print(table)
     console.print(f"Saved in {results['out']}: results.json, episodes.csv" + (", videos/" if results["videos"] else ""))
+
+
+def _compare_players(table: Table, players: Sequence[dict[str, Any]]) -> None:
+    """A row for each player; columns are what differs from player to player, welfare aside."""
+    first = players[0]["table"]
+    names = [name for name in first if not name.startswith(("welfare/", "base "))]
+    table.add_column("policy")
+    for name in names:
+        table.add_column(f"{name}\n95% interval", justify="right")
+    for player in players:
+        cells = [f"{player['table'][name]['mean']:.3f}\n{_interval(player['table'][name])}" for name in names]
+        table.add_row(f"{player['policy']}\n{player['mode']}", *cells)
+
+
+def _interval(row: dict[str, float | None]) -> str:
+    low, high = ("-" if row[end] is None else f"{row[end]:.3f}" for end in ("low", "high"))
+    return f"{low} … {high}"
 
 
 def print_sweep(outcomes: Sequence[Outcome]) -> None:

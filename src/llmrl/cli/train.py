@@ -143,7 +143,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
         llm = build_llm(config, run.folder, stopping=lambda: run.stop.requested)
         run.status.llm = "" if llm is None else llm.label
         run.metrics.attach(Transcript.TAG, Transcript(run.folder))
-        parts = build_parts(config, llm)
+        parts = build_parts(config, llm, folder=run.folder)
         run.status.env = parts.env.spec.name
         try:
             run.result = build_loop(config, parts).run(run)

@@ -82,12 +82,20 @@ class Policy(Protocol):
     channels: tuple[str, ...]
 
     def act(
-        self, observation: dict[str, torch.Tensor], state: Any = None, generator: torch.Generator | None = None
+        self,
+        observation: dict[str, torch.Tensor],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
     ) -> Act:
-        """Sample actions for [n_envs, n_agents] observations with `generator`, without gradients."""
+        """Sample actions for [n_envs, n_agents] observations with `generator`, without gradients.
+
+        `state` is what the last `Act` gave (None at the very start), with zeros where an episode starts. `greedy`
+        takes the likeliest action instead of a sample, where the policy knows it.
+        """
         ...
 
-    def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
+    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         """State values [n_envs, n_agents], without gradients. Only asked of policies that learn."""
         ...
 
@@ -142,14 +150,44 @@ class DifferentiableAgent(Protocol):
 
 @runtime_checkable
 class Teacher(Protocol):
-    """An extra loss that pulls a student's policy somewhere; PPO adds it to its own on every minibatch."""
+    """An extra loss that pulls a student's policy somewhere; PPO adds it to its own on every minibatch.
+
+    `channels` names the observation channels it reads; they are in its rollouts whether or not the student reads them.
+    """
+
+    channels: tuple[str, ...]
+
+    @property
+    def policy(self) -> Policy | None:
+        """The teacher as a player, to be measured itself and to be shown beside a student; None if it cannot play."""
+        ...
+
+    def advise(self, rollout: Rollout) -> dict[str, torch.Tensor]:
+        """What the teacher says about the states of a rollout: tensors [T, n_envs, n_agents, ...] by name.
+
+        Asked once an update, before its first minibatch; what it gives is in the minibatches. Empty where it has
+        nothing to say.
+
+        Raises:
+            LLMError: a language model it asks could not be reached.
+        """
+        ...
 
     def loss(self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
         """Weighted loss (a scalar) and metrics for student `logits` [batch, n_actions].
 
-        `minibatch` holds the observation channels [batch, ...] and `action`, `advantage`, `value`, each [batch].
+        `minibatch` holds what `advise` gave, the observation channels the student reads, [batch, ...], and `action`,
+        `advantage`, `value`, each [batch].
         """
         ...
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers to log after an update."""
+        ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
 
 
 @runtime_checkable

@@ -54,14 +54,17 @@ class Act:
         log_prob: [n_envs, n_agents], None for policies that have none (a bot, a chat model).
         value: [n_envs, n_agents] state value, or None.
         features: output of a frozen core, [n_envs, n_agents, F], to be computed once per rollout; else None.
-        state: recurrent or dialogue state to hand back at the next step.
+        state: what the policy remembers, to hand back at the next step: [n_envs, n_agents, k] numbers, where a row of
+            zeros is the start of an episode. None for policies that remember nothing.
+        logits: unnormalised log-probabilities of all actions, [n_envs, n_agents, n_actions], for displays; or None.
     """
 
     action: torch.Tensor
     log_prob: torch.Tensor | None = None
     value: torch.Tensor | None = None
     features: torch.Tensor | None = None
-    state: Any = None
+    state: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
 
 
 @dataclass

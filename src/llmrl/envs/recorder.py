@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ class Recorder:
         self.env = env
         self.spec = env.spec
         self.frames: dict[str, list[np.ndarray]] = {}
+        self._panels: dict[int, Callable[[int], np.ndarray]] = {}
+
+    def annotate(self, panel: Callable[[int], np.ndarray]) -> None:
+        """Put a panel to the right of the newest picture of the world; it is drawn for a height in pixels,
+        [height, width, 3] uint8, and always of one width."""
+        self._panels[len(self.frames["world"]) - 1] = panel
 
     def reset(self, mask: Array | None = None, seed: int | None = None) -> Observation:
         observation = self.env.reset(mask, seed)
@@ -64,12 +71,20 @@ class Recorder:
         files = []
         for name, frames in self.frames.items():
             video = np.stack([_enlarge(frame) for frame in frames])
+            if name == "world" and self._panels:
+                video = self._with_panels(video)
             mp4, gif = folder / f"{name}.mp4", folder / f"{name}.gif"
             iio.imwrite(mp4, video, fps=fps, codec="libx264", macro_block_size=2)
             thin = video[:: max(1, len(video) // GIF_FRAMES)]
             iio.imwrite(gif, thin, duration=1000 // fps, loop=0)
             files += [mp4, gif]
         return files
+
+    def _with_panels(self, video: np.ndarray) -> np.ndarray:
+        height = video.shape[1]
+        drawn = {i: panel(height) for i, panel in self._panels.items()}
+        blank = np.full_like(next(iter(drawn.values())), 255)
+        return np.stack([np.hstack([frame, drawn.get(i, blank)]) for i, frame in enumerate(video)])
 
     def _keep(self, observation: Observation) -> None:
         self.frames.setdefault("world", []).append(np.array(self.env.render(0)))

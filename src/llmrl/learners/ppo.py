@@ -6,7 +6,7 @@ Plain policy gradient is the same with one epoch, one batch and no clipping (`ag
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,10 +17,11 @@ from llmrl.core.protocols import Teacher
 from llmrl.core.records import State
 from llmrl.learners.advantages import generalized_advantages
 from llmrl.learners.losses import surrogate, value_error
+from llmrl.learners.minibatches import Batch, Samples, Sequences
 from llmrl.learners.rollout import Rollout
-from llmrl.learners.updaters import Batch, InPlace, Updater
+from llmrl.learners.updaters import InPlace, Updater
 from llmrl.networks import categorical
-from llmrl.networks.actor_critic import PLAYER, SocietyPolicy
+from llmrl.networks.society import SocietyPolicy
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,9 @@ class PPOSettings:
 class PPO:
     """Clipped-surrogate updates of a `SocietyPolicy` from rollouts.
 
-    Minibatches mix time, games and agents. With separate networks, each is updated from its own agent's samples, with
-    its own optimizer, advantage normalisation and gradient clipping (independent learners).
+    Minibatches mix time, games and agents (whole stretches of episodes where the policy remembers). With separate
+    networks, each is updated from its own agent's samples, with its own optimizer, advantage normalisation and gradient
+    clipping (independent learners).
 
     Attributes:
         updaters: one for each of the policy's groups.
@@ -65,7 +67,9 @@ class PPO:
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """A few epochs over one rollout; returns the mean of each loss and diagnostic over minibatches and networks."""
         advantage, target = self.estimate(rollout)
-        return self.fit(rollout, advantage, target, generator, self.updaters)
+        advice = {} if self.teacher is None else self.teacher.advise(rollout)
+        metrics = self.fit(rollout, advantage, target, generator, self.updaters, advice)
+        return metrics if self.teacher is None else metrics | self.teacher.metrics()
 
     def estimate(self, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
         """Advantages and value targets, each [T, n_envs, n_agents]; a graph behind the rewards is kept.
@@ -92,8 +96,12 @@ class PPO:
         target: torch.Tensor,
         generator: torch.Generator,
         updaters: Sequence[Updater],
+        advice: Mapping[str, torch.Tensor] | None = None,
     ) -> dict[str, float]:
-        """The epochs of an update, made by `updaters` (one a group) with given advantages and value targets."""
+        """The epochs of an update, made by `updaters` (one a group) with given advantages and value targets.
+
+        `advice` is what the teacher gave, tensors [T, n_envs, n_agents, ...].
+        """
         records: list[torch.Tensor] = []
         extra: dict[str, list[float]] = {}
         for (_, agents), updater in zip(self.policy.groups(), updaters, strict=True):
@@ -102,7 +110,8 @@ class PPO:
                 "advantage": advantage[:, :, agents].reshape(-1),
                 "target": target[:, :, agents].reshape(-1),
             }
-            records += self._epochs(updater, data, generator, extra)
+            data |= {name: x[:, :, agents].flatten(0, 2) for name, x in (advice or {}).items()}
+            records += self._epochs(updater, self._minibatches(rollout, agents, data), generator, extra)
         names = ("policy", "value", "entropy", "kl", "clip_fraction", "grad_norm")
         means = torch.stack(records).mean(0).tolist()  # one transfer for all minibatches
         metrics = {f"loss/{name}": value for name, value in zip(names, means, strict=True)}
@@ -116,26 +125,35 @@ class PPO:
 
     def samples(self, rollout: Rollout, agents: slice) -> Batch:
         """The samples of some agents with time, games and agents merged, [T * n_envs * k, ...]."""
-        steps, n_envs, _ = rollout.action.shape
         tensors = {"action": rollout.action, "log_prob": rollout.log_prob, "value": rollout.value}
-        tensors |= rollout.observation
+        tensors |= {name: x for name, x in rollout.observation.items() if name in self.policy.channels}
         if rollout.features is not None:
             tensors["features"] = rollout.features
-        else:
-            identity = self.policy.get_buffer("identity")
-            tensors[PLAYER] = identity.expand(steps, n_envs, *identity.shape)
-        return {name: x[:, :, agents].flatten(0, 2) for name, x in tensors.items()}
+        merged = {name: x.flatten(0, 1) for name, x in tensors.items()}
+        if rollout.features is None:
+            merged = self.policy.extended(merged)
+        return {name: x[:, agents].flatten(0, 1) for name, x in merged.items()}
+
+    def _minibatches(self, rollout: Rollout, agents: slice, data: Batch) -> Samples | Sequences:
+        size = self.settings.minibatch_size
+        if not self.policy.recurrent:
+            return Samples(data, size)
+        assert rollout.state is not None
+        state = rollout.state[:, agents]
+        first = rollout.first[:, :, None].expand(-1, -1, state.shape[1]).flatten(1)
+        return Sequences(data, size, first, state.flatten(0, 1))
 
     def _epochs(
-        self, updater: Updater, data: Batch, generator: torch.Generator, extra: dict[str, list[float]]
+        self,
+        updater: Updater,
+        minibatches: Samples | Sequences,
+        generator: torch.Generator,
+        extra: dict[str, list[float]],
     ) -> list[torch.Tensor]:
         s = self.settings
-        n = data["action"].shape[0]
         records: list[torch.Tensor] = []
         for _ in range(s.epochs):
-            order = torch.randperm(n, generator=generator, device=generator.device).to(data["action"].device)
-            for indices in torch.split(order, s.minibatch_size or n):
-                batch = {name: x[indices] for name, x in data.items()}
+            for batch in minibatches.epoch(generator):
                 loss, record = self._loss(updater, batch, extra)
                 grad_norm = updater.step(loss)
                 records.append(torch.stack([*record, grad_norm]).detach())
@@ -175,9 +193,12 @@ class PPO:
         return loss, [policy_loss, value_loss, mean_entropy, kl, clipped]
 
     def state_dict(self) -> State:
-        return {"optimizers": [updater.optimizer.state_dict() for updater in self.updaters]}
+        teacher = None if self.teacher is None else self.teacher.state_dict()
+        return {"optimizers": [updater.optimizer.state_dict() for updater in self.updaters], "teacher": teacher}
 
     def load_state_dict(self, state: State) -> None:
+        if self.teacher is not None:
+            self.teacher.load_state_dict(state["teacher"])
         for updater, saved in zip(self.updaters, state["optimizers"], strict=True):
             updater.optimizer.load_state_dict(saved)
 

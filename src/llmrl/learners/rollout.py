@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
+from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Policy, VecEnv
 from llmrl.core.records import Observation, State
 from llmrl.core.spaces import EnvSpec
@@ -42,15 +43,17 @@ class Rollout:
     """T steps of all games. Tensors are on the policy's device, leading axes [T, n_envs, n_agents].
 
     Attributes:
-        observation: channels the policy reads; empty where `features` replaces them.
+        observation: channels the policy reads, unless `features` replaces them, and those kept for a teacher.
         features: frozen-core features [T, n_envs, n_agents, F], or None.
         action, log_prob, value, reward: [T, n_envs, n_agents].
         base_reward: reward before the mechanism, [T, n_envs, n_agents].
         terminated, truncated: [T, n_envs] bool.
+        first: the step is the first of its episode, [T, n_envs] bool.
         next_value: V of the state each step reached (0 where it terminated), [T, n_envs, n_agents].
         info: per-step environment metrics, each [T, n_envs] (NumPy).
         episodes: those that finished in these steps.
         exposure: derivative of `reward` by the mechanism's values, [T, n_envs, n_agents, d], if it was asked for.
+        state: what the policy remembered before the first step, [n_envs, n_agents, k]; None if it remembers nothing.
     """
 
     observation: dict[str, torch.Tensor]
@@ -62,10 +65,12 @@ class Rollout:
     base_reward: torch.Tensor
     terminated: torch.Tensor
     truncated: torch.Tensor
+    first: torch.Tensor
     next_value: torch.Tensor
     info: dict[str, np.ndarray]
     episodes: list[Episode]
     exposure: torch.Tensor | None = None
+    state: torch.Tensor | None = None
 
     def copy(self) -> Rollout:
         """The same in memory of its own: the collector's next rollout overwrites what it handed out before."""
@@ -114,12 +119,28 @@ class Collector:
     """Steps the games and remembers where they stand between rollouts.
 
     Buffers are allocated once and reused: a 1000-step rollout of pixel observations is hundreds of megabytes.
+
+    Args:
+        env, policy: what plays.
+        device: of the policy.
+        keep: channels that rollouts for learning hold beside those the policy reads.
+
+    Raises:
+        ConfigError: the environment has no such channel.
     """
 
-    def __init__(self, env: VecEnv, policy: Policy, device: str) -> None:
+    def __init__(self, env: VecEnv, policy: Policy, device: str, keep: Sequence[str] = ()) -> None:
         self.env, self.policy, self.device = env, policy, torch.device(device)
         self.spec = env.spec
+        if missing := [name for name in (*policy.channels, *keep) if name not in self.spec.observation]:
+            raise ConfigError(
+                f"env={self.spec.name} offers no channel {missing[0]!r}, but {', '.join(self.spec.observation)}; "
+                "see env.observe"
+            )
+        self._extra = tuple(name for name in keep if name not in policy.channels)
         self._observation: Observation | None = None
+        self._state: torch.Tensor | None = None
+        self._fresh = np.ones(self.spec.n_envs, dtype=bool)
         self._ended = np.zeros(self.spec.n_envs, dtype=bool)
         self._running = _Running.zeros(self.spec)
         self._buffers: dict[str, torch.Tensor] = {}
@@ -132,6 +153,8 @@ class Collector:
         """
         reseed = self.spec.deterministic or self._observation is None
         self._observation = self.env.reset(seed=seed if reseed else None)
+        self._state = None
+        self._fresh = np.ones(self.spec.n_envs, dtype=bool)
         self._ended[:] = False
         self._running = _Running.zeros(self.spec)
 
@@ -142,11 +165,12 @@ class Collector:
         learn: bool = True,
         on_step: Callable[[], None] | None = None,
         keep_exposure: bool = False,
+        greedy: bool = False,
     ) -> Rollout:
         """Play `n_steps` steps in every game; without `learn`, observations and values are not kept.
 
         `on_step` is called after each step (progress displays, frames for a video). `keep_exposure` keeps what the
-        environment tells about the mechanism's effect (`EnvSpec.exposure`).
+        environment tells about the mechanism's effect (`EnvSpec.exposure`). `greedy` takes likeliest actions.
         """
         if self._observation is None:
             raise RuntimeError("Collector.reset(seed) must come before the first collect()")
@@ -155,6 +179,7 @@ class Collector:
         exposure: list[np.ndarray] = []
         terminated = np.zeros(shape[:2], dtype=bool)
         truncated = np.zeros(shape[:2], dtype=bool)
+        first = np.zeros(shape[:2], dtype=bool)
         info = {name: np.zeros(shape[:2], dtype=np.float32) for name in self.spec.metrics}
         episodes: list[Episode] = []
         action = self._buffer("action", shape, torch.int64)
@@ -163,13 +188,22 @@ class Collector:
         next_value = self._buffer("next_value", shape, torch.float32)
         stored: dict[str, torch.Tensor] = {}
         features: torch.Tensor | None = None
+        before: torch.Tensor | None = None
 
         for t in range(n_steps):
             if self._ended.any():
                 self._observation = self.env.reset(mask=self._ended)
+                self._fresh |= self._ended
                 self._ended = np.zeros_like(self._ended)
-            observation = self._to_tensors(self._observation)
-            act = self.policy.act(observation, generator=generator)
+            first[t] = self._fresh
+            if self._state is not None and self._fresh.any():
+                self._state = torch.where(self._tensor(self._fresh)[:, None, None], 0, self._state)
+            if t == 0:
+                before = self._state
+            self._fresh = np.zeros_like(self._fresh)
+            observation = self._to_tensors(self._observation, self.policy.channels)
+            act = self.policy.act(observation, self._state, generator, greedy)
+            self._state = act.state
             action[t] = act.action
             if learn:
                 assert act.log_prob is not None and act.value is not None
@@ -178,11 +212,11 @@ class Collector:
                     if features is None:
                         features = self._buffer("features", (*shape, act.features.shape[-1]), act.features.dtype)
                     features[t] = act.features
-                for name, x in observation.items():
-                    if features is None or name == "action_mask":
-                        if name not in stored:
-                            stored[name] = self._buffer(f"obs/{name}", (n_steps, *x.shape), x.dtype)
-                        stored[name][t] = x
+                kept = {n: x for n, x in observation.items() if features is None or n == "action_mask"}
+                for name, x in (kept | self._to_tensors(self._observation, self._extra)).items():
+                    if name not in stored:
+                        stored[name] = self._buffer(f"obs/{name}", (n_steps, *x.shape), x.dtype)
+                    stored[name][t] = x
             step = self.env.step(act.action.cpu().numpy())
             self._observation = step.observation
             reward[t], base_reward[t], terminated[t] = step.reward, step.base_reward, step.terminated
@@ -197,7 +231,7 @@ class Collector:
                 next_value[t] = 0.0
                 # Only states the next step does not look at need a forward pass of their own.
                 if truncated[t].any() or t == n_steps - 1:
-                    after = self.policy.values(self._to_tensors(step.observation))
+                    after = self.policy.values(self._to_tensors(step.observation, self.policy.channels), self._state)
                     next_value[t] = torch.where(self._tensor(terminated[t])[:, None], 0.0, after)
             self._track(base_reward[t], reward[t], {name: x[t] for name, x in info.items()}, episodes)
             if on_step is not None:
@@ -216,10 +250,13 @@ class Collector:
             base_reward=self._tensor(base_reward),
             terminated=self._tensor(terminated),
             truncated=self._tensor(truncated),
+            first=self._tensor(first),
             next_value=next_value,
             info=info,
             episodes=episodes,
             exposure=self._tensor(np.stack(exposure)) if keep_exposure else None,
+            # A policy that starts from nothing starts from zeros.
+            state=torch.zeros_like(self._state) if before is None and self._state is not None else before,
         )
 
     def state_dict(self) -> State:
@@ -229,6 +266,8 @@ class Collector:
         return {
             "env": self.env.state_dict(),
             "observation": self._observation,
+            "state": self._state,
+            "fresh": self._fresh.copy(),
             "ended": self._ended.copy(),
             "running": self._running.state_dict(),
         }
@@ -237,7 +276,8 @@ class Collector:
         if not state:
             return
         self.env.load_state_dict(state["env"])
-        self._observation = state["observation"]
+        self._observation, self._state = state["observation"], state["state"]
+        self._fresh = np.array(state["fresh"])
         self._ended = np.array(state["ended"])
         self._running = _Running.from_state(state["running"])
 
@@ -272,8 +312,8 @@ class Collector:
             buffer = self._buffers[name] = torch.empty(shape, dtype=dtype, device=self.device)
         return buffer
 
-    def _to_tensors(self, observation: Observation) -> dict[str, torch.Tensor]:
-        return {name: self._tensor(observation[name]) for name in self.policy.channels}
+    def _to_tensors(self, observation: Observation, channels: Sequence[str]) -> dict[str, torch.Tensor]:
+        return {name: self._tensor(observation[name]) for name in channels}
 
     def _tensor(self, x: Any) -> torch.Tensor:
         return torch.as_tensor(x, device=self.device)

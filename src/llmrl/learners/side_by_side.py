@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -29,25 +28,35 @@ class SideBySide:
         self.channels = policies[0].channels
 
     def act(
-        self, observation: dict[str, torch.Tensor], state: Any = None, generator: torch.Generator | None = None
+        self,
+        observation: dict[str, torch.Tensor],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
     ) -> Act:
         assert generator is not None
         start, acts = generator.get_state(), []
         for i, policy in enumerate(self.policies):
             generator.set_state(start)
-            acts.append(policy.act(self._own(observation, i), generator=generator))
+            acts.append(policy.act(self._own(observation, i), self._games(state, i), generator, greedy))
         return Act(
             action=torch.cat([act.action for act in acts]),
             log_prob=_joined([act.log_prob for act in acts]),
             value=_joined([act.value for act in acts]),
             features=_joined([act.features for act in acts]),
+            state=_joined([act.state for act in acts]),
+            logits=_joined([act.logits for act in acts]),
         )
 
-    def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
-        return torch.cat([policy.values(self._own(observation, i)) for i, policy in enumerate(self.policies)])
+    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
+        policies = enumerate(self.policies)
+        return torch.cat([policy.values(self._own(observation, i), self._games(state, i)) for i, policy in policies])
 
     def _own(self, observation: dict[str, torch.Tensor], i: int) -> dict[str, torch.Tensor]:
         return {name: x[i * self.games : (i + 1) * self.games] for name, x in observation.items()}
+
+    def _games(self, state: torch.Tensor | None, i: int) -> torch.Tensor | None:
+        return None if state is None else state[i * self.games : (i + 1) * self.games]
 
 
 def split(rollout: Rollout, groups: int) -> list[Rollout]:
@@ -70,10 +79,12 @@ def split(rollout: Rollout, groups: int) -> list[Rollout]:
                 base_reward=rollout.base_reward[:, own],
                 terminated=rollout.terminated[:, own],
                 truncated=rollout.truncated[:, own],
+                first=rollout.first[:, own],
                 next_value=rollout.next_value[:, own],
                 info={name: x[:, own] for name, x in rollout.info.items()},
                 episodes=[episode for episode in rollout.episodes if episode.game // games == i],
                 exposure=None if rollout.exposure is None else rollout.exposure[:, own],
+                state=None if rollout.state is None else rollout.state[own],
             )
         )
     return parts

@@ -9,9 +9,8 @@ from torch import nn
 from torch.func import functional_call
 
 from llmrl.learners.functional_adam import Moments, adam_step, clip_by_norm
+from llmrl.learners.minibatches import Batch
 from llmrl.networks.actor_critic import MECHANISM
-
-Batch = dict[str, torch.Tensor]
 
 
 class Updater(Protocol):

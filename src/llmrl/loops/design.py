@@ -18,6 +18,7 @@ from llmrl.core.protocols import (
     MetaLearner,
     Meter,
     Proposer,
+    Teacher,
     VecEnv,
 )
 from llmrl.core.records import CallEstimate, State
@@ -63,6 +64,7 @@ class DesignLoop:
         objective: the measure of welfare the principal is judged on; None is the environment's own.
         spending_cost: what it loses for each unit of reward that its mechanism pays out beyond what it takes.
         meter: totals of the language model's calls, logged with every principal step; None if none is used.
+        teacher: the agents', whose channels rollouts hold too; None if there is none.
 
     Raises:
         ConfigError: parts that cannot work together.
@@ -83,6 +85,7 @@ class DesignLoop:
         objective: Objective | None,
         spending_cost: NonNegativeFloat = 0.0,
         meter: Meter | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         if env.spec.horizon is None:
             raise ConfigError(
@@ -111,7 +114,9 @@ class DesignLoop:
         self.meter = meter
         self.differentiable = _differentiable(env, agents[0], principal, adapt_rounds)
         policies = [agent.policy for agent in agents]
-        self.collector = Collector(env, policies[0] if candidates == 1 else SideBySide(policies, self.games), device)
+        keep = () if teacher is None else teacher.channels
+        policy = policies[0] if candidates == 1 else SideBySide(policies, self.games)
+        self.collector = Collector(env, policy, device, keep)
         # The progress of the run, all of it in a checkpoint.
         self.step = 0
         self.round = 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
-from llmrl.core.protocols import Agent, Meter, VecEnv
+from llmrl.core.protocols import Agent, Meter, Teacher, VecEnv
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Objective
-from llmrl.learners.rollout import Collector, Episode
+from llmrl.learners.rollout import Collector
+from llmrl.loops.playing import play_episodes
 from llmrl.loops.welfare import episode_welfare, summarize, summarize_welfare
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class LearnLoop:
         evaluate_episodes: episodes per evaluation (at least; all games play).
         objective, spending_cost: what the society is judged on, as in `design`; None is the environment's own.
         meter: totals of a language model's calls, logged with every update; None if none is used.
+        teacher: the agents', whose channels rollouts hold too; None if there is none.
     """
 
     def __init__(
@@ -45,10 +48,11 @@ class LearnLoop:
         objective: Objective | None = None,
         spending_cost: NonNegativeFloat = 0.0,
         meter: Meter | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         [self.agent] = agents
         self.env, self.seeds = env, seeds
-        self.collector = Collector(env, self.agent.policy, device)
+        self.collector = Collector(env, self.agent.policy, device, keep=() if teacher is None else teacher.channels)
         self.rollout_steps = rollout_steps or env.spec.horizon or 256
         self.updates = -(-env_steps // (self.rollout_steps * env.spec.n_envs)) if self.agent.learns else 0
         self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
@@ -76,12 +80,13 @@ class LearnLoop:
         with run.progress(self.updates * per_update, "steps", "learn", self.iteration * per_update) as progress:
             while self.iteration < self.updates:
                 seeds = self.seeds.child("iteration").child(self.iteration)
-                rollout = self.collector.collect(
-                    self.rollout_steps,
-                    seeds.torch("actions"),
-                    on_step=lambda: progress.update(progress.numbers.done + games),
-                )
-                metrics = self.agent.update(rollout, seeds.torch("minibatches"))
+                with self._saved(run):
+                    rollout = self.collector.collect(
+                        self.rollout_steps,
+                        seeds.torch("actions"),
+                        on_step=lambda: progress.update(progress.numbers.done + games),
+                    )
+                    metrics = self.agent.update(rollout, seeds.torch("minibatches"))
                 self.iteration += 1
                 metrics |= summarize(rollout.episodes, "train")
                 metrics |= {} if self.meter is None else self.meter.metrics()
@@ -98,12 +103,7 @@ class LearnLoop:
     def evaluate(self) -> dict[str, float]:
         """Play without learning in freshly seeded games; training then starts new episodes."""
         seeds = self.seeds.child("evaluation").child(self.iteration)
-        horizon = self.env.spec.horizon or self.rollout_steps
-        self.collector.reset(seeds.integer("env"))
-        episodes: list[Episode] = []
-        generator = seeds.torch("actions")
-        while len(episodes) < self.evaluate_episodes:
-            episodes += self.collector.collect(horizon, generator, learn=False).episodes
+        episodes = play_episodes(self.collector, self.evaluate_episodes, seeds)
         objective = float(episode_welfare(episodes, self.objective, self.spending_cost).mean())
         self.collector.reset(seeds.integer("after"))
         return {
@@ -119,6 +119,10 @@ class LearnLoop:
             "collector": self.collector.state_dict(),
             "meter": None if self.meter is None else self.meter.state_dict(),
         }
+
+    def _saved(self, run: Run) -> AbstractContextManager[None]:
+        """Keeps the work so far if a language model, where one is used, cannot be reached."""
+        return nullcontext() if self.meter is None else run.saved_if_refused(self.iteration, self.state_dict)
 
     def _restore(self, run: Run) -> None:
         self.iteration = run.iteration

@@ -6,158 +6,169 @@ frozen core stores features instead of observations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import nn
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.records import Act
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks import categorical
-from llmrl.networks.cnn import PixelCore
+from llmrl.networks.cnn import GridCore, PixelCore
 from llmrl.networks.layers import POLICY_GAIN, VALUE_GAIN, initialise, mlp
+from llmrl.networks.memory import Memory
 
 MECHANISM = "mechanism"
 """Channel with the mechanism's values, in environments that show them."""
 PLAYER = "player"
 """Channel with the agent's index as one-hot, added by the policy (environments need not know about it)."""
+JOINT = "joint"
+"""Channel with the numbers that all agents of a game see, added by the policy for a critic that may know them."""
+UNREAD = ("text", "action_mask")
+"""Channels that are no input of a network."""
+
+Critic = Literal["own", "central"]
+
+
+def readable(spec: EnvSpec, reads: Sequence[str] | None) -> tuple[str, ...]:
+    """The channels a network takes in: `reads`, or every numeric one.
+
+    Raises:
+        ConfigError: one of `reads` is no such channel, or there are none.
+    """
+    offered = [name for name in spec.observation if name not in UNREAD]
+    if not offered:
+        raise ConfigError(
+            f"agent=ppo reads pixels or numbers, but env={spec.name} offers only {sorted(spec.observation)}"
+        )
+    if unknown := [name for name in reads or () if name not in offered]:
+        raise ConfigError(f"agent.reads: env={spec.name} offers no channel {unknown[0]!r}, but {', '.join(offered)}")
+    chosen = tuple(name for name in offered if reads is None or name in reads)
+    if not chosen:
+        raise ConfigError(f"agent.reads is empty; env={spec.name} offers {', '.join(offered)}")
+    return chosen
 
 
 class ActorCritic(nn.Module):
     """One network: channels [batch, ...] -> features [batch, F] -> logits [batch, n_actions] and value [batch].
 
-    With `pixels`, the core is convolutional and the player's identity and the mechanism join at the heads (as in the
-    published society agents). Without, every numeric channel, flattened, goes into an MLP core.
+    With a picture or a map (a channel of three axes) the core is convolutional, and what else is read joins at the
+    heads (as in the published society agents). Without, every channel, flattened, goes into an MLP core. A memory, if
+    there is one, stands between core and heads.
+
+    Args:
+        spec: of the environment.
+        generator: of the initial weights.
+        features: width of the core's output; None with a map: the convolutions' output as it is.
+        core_hidden: hidden widths of an MLP core.
+        head_hidden: hidden widths of the heads.
+        reads: channels taken in; None: all.
+        memory: units of an LSTM's layers; None: no memory.
+        memory_layers: of the LSTM.
+        critic: `own`: a head on the actor's features; `central`: a network of its own, with the hidden widths of the
+            core, that sees what all agents of the game see (Yu et al. 2022, arXiv 2103.01955).
 
     Attributes:
         mechanism_columns: where features hold the mechanism's values; None where they do not, as such.
+
+    Raises:
+        ConfigError: two channels with three axes, or a central critic where one is read.
     """
 
     def __init__(
         self,
         spec: EnvSpec,
         generator: torch.Generator,
-        features: int,
+        features: int | None,
         core_hidden: Sequence[int],
         head_hidden: Sequence[int],
+        reads: Sequence[str] | None = None,
+        memory: int | None = None,
+        memory_layers: int = 1,
+        critic: Critic = "own",
     ) -> None:
         super().__init__()
-        self.pixel = "pixels" in spec.observation
-        extras = [name for name in spec.observation if name not in ("pixels", "text", "action_mask")]
-        self.vectors = (*extras, PLAYER)
+        chosen = readable(spec, reads)
+        spatial = [name for name in chosen if len(spec.observation[name].shape) == 3]
+        if len(spatial) > 1:
+            raise ConfigError(
+                f"one network reads one picture or map, and env={spec.name} offers {' and '.join(spatial)}; choose "
+                f"with agent.reads, e.g. agent.reads=[{spatial[0]}]"
+            )
+        self.image = spatial[0] if spatial else None
+        extras = [name for name in chosen if name not in spatial]
+        self.joined = tuple(extras)
+        # A player who is alone need not be told who it is.
+        self.vectors = (*extras, PLAYER) if spec.n_agents > 1 else tuple(extras)
         widths = {name: int(torch.Size(spec.observation[name].shape).numel()) for name in extras}
-        width = spec.n_agents + sum(widths.values())
+        width = sum(widths.values()) + (spec.n_agents if PLAYER in self.vectors else 0)
         self.mechanism_columns: slice | None = None
         self.core: nn.Module
-        if self.pixel:
+        if self.image is not None:
+            shape = spec.observation[self.image].shape
+            if self.image == "pixels":
+                features = features or 512
+                self.core = PixelCore(shape, features, generator)
+            else:
+                self.core = GridCore(shape, features, generator)
+                features = self.core.n_features
             if MECHANISM in extras:
                 start = features + sum(widths[name] for name in extras[: extras.index(MECHANISM)])
                 self.mechanism_columns = slice(start, start + widths[MECHANISM])
-            self.core = PixelCore(spec.observation["pixels"].shape, features, generator)
             self.n_features = features + width
-        elif extras:
-            sizes = [width, *core_hidden, features]
-            self.core = mlp(sizes, generator)
-            self.n_features = features
         else:
-            raise ConfigError(
-                f"agent=ppo reads pixels or numbers, but env={spec.name} offers only {sorted(spec.observation)}"
-            )
-        head = [self.n_features, *head_hidden]
+            features = features or 64
+            self.core = mlp([width, *core_hidden, features], generator)
+            self.n_features = features
+        self.memory = None if memory is None else Memory(self.n_features, memory, memory_layers, generator)
+        head = [self.n_features if memory is None else memory, *head_hidden]
         self.actor = nn.Sequential(
             *mlp(head, generator), initialise(nn.Linear(head[-1], spec.n_actions), POLICY_GAIN, generator)
         )
+        if critic == "central":
+            if self.image is not None:
+                raise ConfigError(
+                    f"agent.critic=central reads numbers, and {self.image!r} of env={spec.name} is a picture or a map; "
+                    "use agent.critic=own"
+                )
+            joint = spec.n_agents * sum(widths.values()) + spec.n_agents
+            head = [joint, *core_hidden, features, *head_hidden]
+        self.central = critic == "central"
         self.critic = nn.Sequential(*mlp(head, generator), initialise(nn.Linear(head[-1], 1), VALUE_GAIN, generator))
 
     def forward(self, samples: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [batch, n_actions] and values [batch] from `features` where samples have them, else from channels."""
+        """Logits [batch, n_actions] and values [batch] from `features` where samples have them, else from channels.
+
+        With a memory, samples are sequences laid end to end, with their `lengths` [n_sequences] and the `state`
+        [n_sequences, state_size] before each.
+        """
         features = samples["features"] if "features" in samples else self.encode(samples)
-        return self.heads(features, samples.get("action_mask"))
+        if self.memory is not None:
+            features = self.memory.unroll(features, samples["lengths"], samples["state"])
+        return self.logits(features, samples.get("action_mask")), self.value(features, samples)
 
     def encode(self, channels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Features [batch, F] from channels [batch, ...]."""
+        """Features [batch, F] of the core from channels [batch, ...]."""
+        flat = self._flat([channels[name] for name in self.vectors])
+        if self.image is None:
+            return self.core(flat)  # type: ignore[no-any-return]
+        features: torch.Tensor = self.core(channels[self.image])
+        return features if flat is None else torch.cat([features, flat], dim=1)
+
+    def logits(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [..., n_actions] (masked) of what the heads take in, [..., F]."""
+        return categorical.mask_logits(self.actor(features), mask)
+
+    def value(self, features: torch.Tensor, channels: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Values [batch] of what the heads take in, [batch, F]; a central critic reads `channels` instead."""
+        if self.central:
+            joint = self._flat([channels[JOINT], channels[PLAYER]])
+            assert joint is not None
+            features = joint
+        return self.critic(features).squeeze(-1)  # type: ignore[no-any-return]
+
+    def _flat(self, channels: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Channels [batch, ...] side by side, [batch, n]; None if there are none."""
         dtype = self.critic[-1].weight.dtype
-        flat = torch.cat([channels[name].flatten(1).to(dtype) for name in self.vectors], dim=1)  # type: ignore[arg-type]
-        if self.pixel:
-            return torch.cat([self.core(channels["pixels"]), flat], dim=1)
-        return self.core(flat)  # type: ignore[no-any-return]
-
-    def heads(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [..., n_actions] (masked) and values [...] of features [..., F]."""
-        return categorical.mask_logits(self.actor(features), mask), self.critic(features).squeeze(-1)
-
-
-class SocietyPolicy(nn.Module):
-    """The policy of all agents of a game: one shared `ActorCritic`, or one for each agent.
-
-    Attributes:
-        members: the networks; one, or `n_agents`.
-        channels: observation channels read.
-        core_frozen: the cores get no gradient, and `act` returns their features for reuse.
-    """
-
-    def __init__(self, spec: EnvSpec, members: Sequence[ActorCritic], core_frozen: bool) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-        self.n_agents = spec.n_agents
-        self.core_frozen = core_frozen
-        self.channels = tuple(name for name in spec.observation if name != "text")
-        if core_frozen:
-            for member in members:
-                member.core.requires_grad_(False)
-        self.register_buffer("identity", torch.eye(spec.n_agents), persistent=False)
-
-    def groups(self) -> list[tuple[ActorCritic, slice]]:
-        """Each network with the agents it plays, as a slice of the agent axis."""
-        if len(self.members) == 1:
-            return [(self.members[0], slice(0, self.n_agents))]  # type: ignore[list-item]
-        return [(member, slice(i, i + 1)) for i, member in enumerate(self.members)]  # type: ignore[misc]
-
-    def with_player(self, observation: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The observation [n_envs, n_agents, ...] with the `player` channel added."""
-        n_envs = next(iter(observation.values())).shape[0]
-        player = self.identity.unsqueeze(0).expand(n_envs, -1, -1)  # type: ignore[operator]
-        return {**observation, PLAYER: player}
-
-    @torch.no_grad()
-    def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
-        """State values [n_envs, n_agents], without drawing actions."""
-        return torch.cat(
-            [network.critic(features).squeeze(-1) for network, features, _ in self._encoded(observation)], dim=1
-        )
-
-    @torch.no_grad()
-    def act(
-        self,
-        observation: dict[str, torch.Tensor],
-        state: object = None,
-        generator: torch.Generator | None = None,
-    ) -> Act:
-        """Sample actions [n_envs, n_agents] with their log-probabilities, values and (frozen core) features."""
-        logits, values, features = [], [], []
-        for network, encoded, mask in self._encoded(observation):
-            network_logits, network_values = network.heads(encoded, mask)
-            logits.append(network_logits)
-            values.append(network_values)
-            features.append(encoded)
-        all_logits = torch.cat(logits, dim=1)
-        action = categorical.sample(all_logits, generator)
-        log_prob, _ = categorical.log_prob_entropy(all_logits, action)
-        return Act(
-            action=action,
-            log_prob=log_prob,
-            value=torch.cat(values, dim=1),
-            features=torch.cat(features, dim=1) if self.core_frozen else None,
-            state=state,
-        )
-
-    def _encoded(
-        self, observation: dict[str, torch.Tensor]
-    ) -> Iterator[tuple[ActorCritic, torch.Tensor, torch.Tensor | None]]:
-        """For each network: features [n_envs, k, F] and action mask [n_envs, k, n_actions] of its k agents."""
-        channels = self.with_player(observation)
-        for network, agents in self.groups():
-            own = {name: x[:, agents] for name, x in channels.items()}
-            features = network.encode({name: x.flatten(0, 1) for name, x in own.items()})
-            yield network, features.view(*own[PLAYER].shape[:2], -1), own.get("action_mask")
+        return torch.cat([x.flatten(1).to(dtype) for x in channels], dim=1) if channels else None  # type: ignore[arg-type]

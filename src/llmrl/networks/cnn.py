@@ -1,4 +1,4 @@
-"""The convolutional core for image observations."""
+"""Convolutional cores: for pictures, and for small maps of codes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from llmrl.networks.layers import HIDDEN_GAIN, initialise
 
 # (output channels, kernel, stride): the network of Mnih et al. (2015), used for 88x88 views as well.
 LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+# Output channels of the 3x3 convolutions that keep a map's size.
+MAP_LAYERS = (16, 32, 64)
 
 
 class PixelCore(nn.Module):
@@ -42,3 +44,34 @@ class PixelCore(nn.Module):
         # NHWC bytes stay NHWC in memory (channels_last), the layout CPU and GPU convolutions are fastest on.
         scaled = pixels.permute(0, 3, 1, 2).to(self.linear[0].weight.dtype) / 255.0  # type: ignore[arg-type]
         return self.linear(self.convolutions(scaled).flatten(1))  # type: ignore[no-any-return]
+
+
+class GridCore(nn.Module):
+    """[batch, width, height, n_codes] uint8 -> [batch, features]: a map whose cells hold a few integer codes.
+
+    Three 3x3 convolutions (16, 32, 64 channels, padded) and, with `features`, a linear layer, all ReLU; without, the
+    map as it is, flattened: 64 width height features. Codes go in as the numbers they are, as in the student networks
+    of LLM4Teach (Zhou et al. 2023, arXiv 2311.13373).
+
+    Attributes:
+        n_features: width of the output.
+    """
+
+    def __init__(self, shape: tuple[int, ...], features: int | None, generator: torch.Generator) -> None:
+        super().__init__()
+        width, height, channels = shape
+        layers: list[nn.Module] = []
+        for n_out in MAP_LAYERS:
+            layers += [initialise(nn.Conv2d(channels, n_out, 3, padding=1), HIDDEN_GAIN, generator), nn.ReLU()]
+            channels = n_out
+        self.convolutions = nn.Sequential(*layers)
+        flat = channels * height * width
+        self.linear: nn.Module = nn.Identity()
+        if features is not None:
+            self.linear = nn.Sequential(initialise(nn.Linear(flat, features), HIDDEN_GAIN, generator), nn.ReLU())
+        self.n_features = features or flat
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        first = self.convolutions[0].weight
+        map_ = codes.permute(0, 3, 1, 2).to(first.dtype)  # type: ignore[arg-type]
+        return self.linear(self.convolutions(map_).flatten(1))  # type: ignore[no-any-return]

@@ -24,10 +24,12 @@ class Echo:
 
     channels = ("vector",)
 
-    def act(self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None) -> Act:
+    def act(
+        self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None, greedy: bool = False
+    ) -> Act:
         return Act(observation["vector"].argmax(-1))
 
-    def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
+    def values(self, observation: dict[str, torch.Tensor], state: Any = None) -> torch.Tensor:
         return observation["vector"].sum(-1)
 
 
@@ -39,14 +41,16 @@ class Reader:
     def __init__(self, scorer: Scorer, names: tuple[str, ...]) -> None:
         self.scorer, self.names = scorer, names
 
-    def act(self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None) -> Act:
+    def act(
+        self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None, greedy: bool = False
+    ) -> Act:
         signal = observation["vector"].argmax(-1)
         prompts = [f"The signal is {self.names[i]}. The signal is" for i in signal.flatten().tolist()]
         with torch.no_grad():
             scores = self.scorer.score(prompts, self.names)
         return Act(torch.multinomial(scores.softmax(-1), 1, generator=generator).reshape(signal.shape))
 
-    def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
+    def values(self, observation: dict[str, torch.Tensor], state: Any = None) -> torch.Tensor:
         return torch.zeros(observation["vector"].shape[:-1])
 
 
@@ -107,12 +111,27 @@ class Halving:
 class AlwaysZero:
     """`teacher=always_zero`: pulls the student to action 0 by cross-entropy."""
 
+    channels = ()
+    policy = None
+
     def __init__(self, weight: NonNegativeFloat) -> None:
         self.weight = weight
 
     def loss(self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
         loss = -logits.log_softmax(-1)[:, 0].mean()
         return self.weight * loss, {"teacher/loss": float(loss.detach())}
+
+    def advise(self, rollout: Any) -> dict[str, torch.Tensor]:
+        return {}
+
+    def metrics(self) -> dict[str, float]:
+        return {"teacher/weight": self.weight}
+
+    def state_dict(self) -> State:
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Nothing to load."""
 
 
 class Troubled(RandomPolicy):
@@ -122,7 +141,9 @@ class Troubled(RandomPolicy):
         super().__init__(spec)
         self.trouble, self.until = trouble, until
 
-    def act(self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None) -> Act:
+    def act(
+        self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None, greedy: bool = False
+    ) -> Act:
         if self.trouble != "none" and not self.until.exists():
             if self.trouble == "raise":
                 raise ZeroDivisionError("made to fail")
@@ -131,7 +152,7 @@ class Troubled(RandomPolicy):
             if self.trouble == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.1)
-        return super().act(observation, state, generator)
+        return super().act(observation, state, generator, greedy)
 
 
 class TroubledAgent(EchoAgent):

@@ -1,0 +1,130 @@
+"""What a player and its teacher thought, drawn beside the picture of the game."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrl.core.protocols import Policy
+from llmrl.core.records import Act
+from llmrl.core.spaces import EnvSpec
+from llmrl.envs.recorder import Recorder
+
+if TYPE_CHECKING:
+    import torch
+
+WIDTH = 320
+"""Of the panel, pixels."""
+MOST_AGENTS = 3
+"""Agents of a game whose thoughts are shown."""
+_COLOURS = ((31, 119, 180), (255, 127, 14))
+
+
+@dataclass(frozen=True)
+class Thought:
+    """Of one agent.
+
+    Attributes:
+        title: who it is.
+        bars: probabilities of actions by thinker, each [n_actions].
+        chosen: the action taken.
+        lines: texts below, e.g. the teacher's plans.
+    """
+
+    title: str
+    bars: dict[str, np.ndarray]
+    chosen: int
+    lines: Sequence[str]
+
+
+class Captioned:
+    """A policy that tells a recorder what it thought of the state it acted in, and what a teacher thinks of it.
+
+    Args:
+        policy: who plays.
+        recorder: takes the panels, for game 0.
+        spec: of the environment.
+        teacher: whose action probabilities, and plans where it has any (`plans`), are shown too; None: nobody's.
+    """
+
+    def __init__(self, policy: Policy, recorder: Recorder, spec: EnvSpec, teacher: Policy | None) -> None:
+        self.policy, self.recorder, self.spec = policy, recorder, spec
+        self.teacher = teacher
+        others = () if teacher is None else teacher.channels
+        self.channels = tuple(dict.fromkeys((*policy.channels, *others)))
+        self._teacher_state: torch.Tensor | None = None
+
+    def act(
+        self,
+        observation: dict[str, torch.Tensor],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> Act:
+        """As the policy does."""
+        import torch
+
+        act = self.policy.act(observation, state, generator, greedy)
+        thinkers: dict[str, Act] = {"teacher" if self.policy is self.teacher else "policy": act}
+        if self.teacher is not None and self.teacher is not self.policy:
+            # Numbers of its own, so that the game is the one that would be played without captions.
+            own = torch.Generator().manual_seed(0)
+            thinkers["teacher"] = self.teacher.act(observation, self._teacher_state, own, greedy=True)
+            self._teacher_state = thinkers["teacher"].state
+        thoughts = [self._thought(agent, act, thinkers) for agent in range(min(self.spec.n_agents, MOST_AGENTS))]
+        self.recorder.annotate(lambda height: draw(thoughts, self.spec.action_names, height))
+        return act
+
+    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
+        return self.policy.values(observation, state)
+
+    def _thought(self, agent: int, act: Act, thinkers: dict[str, Act]) -> Thought:
+        logits = {name: each.logits for name, each in thinkers.items() if each.logits is not None}
+        bars = {name: x[0, agent].softmax(-1).cpu().numpy() for name, x in logits.items()}
+        plans = getattr(self.teacher, "plans", None)
+        lines = [] if plans is None else plans(0, agent)
+        title = "" if self.spec.n_agents == 1 else f"agent {agent}"
+        return Thought(title, bars, int(act.action[0, agent]), lines)
+
+
+def draw(thoughts: Sequence[Thought], actions: Sequence[str], height: int) -> np.ndarray:
+    """The panel, [height, WIDTH, 3] uint8; what there is no room for is cut off."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    image = Image.new("RGB", (WIDTH, height), "white")
+    pen, font = ImageDraw.Draw(image), ImageFont.load_default(11)
+    share = height // max(len(thoughts), 1)
+    for i, thought in enumerate(thoughts):
+        x, y = 6, i * share + 3
+        for k, name in enumerate(thought.bars):
+            pen.text((x, y), name, fill=_COLOURS[k % 2], font=font)
+            x += 60
+        pen.text((x, y), thought.title, fill="black", font=font)
+        y += 14
+        shown = _likeliest(thought, max(2, (share - 60) // 16))
+        for action in shown:
+            pen.text((6, y), ("> " if action == thought.chosen else "   ") + actions[action], fill="black", font=font)
+            for k, probabilities in enumerate(thought.bars.values()):
+                top = y + 2 + 5 * k
+                pen.rectangle((110, top, 110 + int(140 * probabilities[action]), top + 3), fill=_COLOURS[k % 2])
+            values = " ".join(f"{p[action]:.2f}" for p in thought.bars.values())
+            pen.text((256, y), values, fill="black", font=font)
+            y += 16
+        for line in thought.lines:
+            for part in textwrap.wrap(line, 52, subsequent_indent="   "):
+                pen.text((6, y), part, fill="black", font=font)
+                y += 13
+    return np.asarray(image)
+
+
+def _likeliest(thought: Thought, most: int) -> list[int]:
+    """The actions worth a line, in their order."""
+    if not thought.bars:
+        return [thought.chosen]
+    weight = np.maximum.reduce(list(thought.bars.values()))
+    best = np.argsort(-weight, kind="stable")[:most].tolist()
+    return sorted({*best, thought.chosen})

@@ -1,0 +1,49 @@
+"""Who plays in an evaluation: the student, its teacher, and what both are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmrl.cli.build import Builder
+from llmrl.cli.compose import Parts, options
+from llmrl.core.errors import ConfigError
+from llmrl.core.protocols import Policy
+from llmrl.core.seeding import Seeds
+
+PLAYERS = ("student", "teacher", "oracle", "random")
+MODES = ("stochastic", "deterministic")
+
+
+def without_teacher(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with no teacher where the agent plays without one: a language model behind it is then not needed."""
+    builder = Builder(trusted=config["trusted_modules"])
+    needed = builder.needs(config["agent"], "teacher", "agent") and builder.insists(config["agent"], "teacher", "agent")
+    return dict(config) if needed else {**config, "teacher": {"_target_": None}}
+
+
+def build_players(names: Sequence[str], config: Mapping[str, Any], parts: Parts) -> dict[str, Policy]:
+    """The policies of `names`, in their order.
+
+    Raises:
+        ConfigError: there is no such player, the run has no teacher that can play, or the environment no oracle.
+    """
+    players: dict[str, Policy] = {}
+    for name in names:
+        if name not in PLAYERS:
+            raise ConfigError(f"--policy={name}: there are {', '.join(PLAYERS)}, several with commas")
+        if name == "student":
+            players[name] = parts.agents[0].policy
+        elif name == "random":
+            from llmrl.agents.random_agent import RandomPolicy
+
+            players[name] = RandomPolicy(parts.env.spec)
+        elif name == "teacher":
+            if parts.teacher is None or parts.teacher.policy is None:
+                raise ConfigError("--policy=teacher: this run has no teacher that can play; leave it out")
+            players[name] = parts.teacher.policy
+        else:
+            injected = {"spec": parts.env.spec, "seeds": Seeds(config["seed"]).child("oracle"), "folder": None}
+            oracle = Builder(injected, config["trusted_modules"]).build(options("teacher")["oracle"], "teacher")
+            players[name] = oracle.policy
+    return players

@@ -1,0 +1,50 @@
+"""Episodes played to measure something: the same ones for whoever plays them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llmrl.core.seeding import Seeds
+from llmrl.learners.rollout import Collector, Episode
+
+UNKNOWN_HORIZON = 1000
+"""Steps played before a look at what has ended, where an engine alone knows."""
+
+
+def play_episodes(
+    collector: Collector,
+    n: int,
+    seeds: Seeds,
+    greedy: bool = False,
+    prepare: Callable[[], None] = lambda: None,
+) -> list[Episode]:
+    """The first episode of every game, in as many rounds as give `n` episodes; all episodes of the last round count.
+
+    What a game plays after its first episode is left out: where episodes differ in length, short ones would be counted
+    more often than they occur.
+
+    Args:
+        collector: env and policy; it needs a reset before it is used otherwise.
+        n: episodes, >= 1.
+        seeds: round i is seeded with `env i` and draws actions from `actions i`, so that policies are compared in the
+            same games.
+        greedy: take the likeliest action.
+        prepare: called before each round, to set mechanism and context.
+    """
+    spec = collector.spec
+    horizon = spec.horizon or UNKNOWN_HORIZON
+    # Where nothing ends an episode but the horizon a round is one piece.
+    piece = horizon if spec.n_envs == 1 else max(1, horizon // 8)
+    episodes: list[Episode] = []
+    i = 0
+    while len(episodes) < n:
+        prepare()
+        collector.reset(seeds.integer(f"env {i}"))
+        generator = seeds.torch(f"actions {i}")
+        first: dict[int, Episode] = {}
+        while len(first) < spec.n_envs:
+            for episode in collector.collect(piece, generator, learn=False, greedy=greedy).episodes:
+                first.setdefault(episode.game, episode)
+        episodes += [first[game] for game in sorted(first)]
+        i += 1
+    return episodes
