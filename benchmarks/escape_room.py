@@ -36,6 +36,8 @@ class Setting:
             True,
             None,
             64,
+            "auto",
+            "onehot",
             [64],
             [],
             None,

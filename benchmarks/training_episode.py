@@ -38,7 +38,25 @@ SETTINGS = PPOSettings(1e-3, 1e-5, 0.998, 0.98, 4, 128, 0.2, 0.2, True, 0.025, 0
 
 def make_agent(spec: EnvSpec) -> PPOAgent:
     return PPOAgent(
-        spec, Seeds(0), "cpu", True, True, None, None, [64], [], None, 1, "own", "core", None, "all", False, SETTINGS
+        spec,
+        Seeds(0),
+        "cpu",
+        True,
+        True,
+        None,
+        None,
+        "auto",
+        "onehot",
+        [64],
+        [],
+        None,
+        1,
+        "own",
+        "core",
+        None,
+        "all",
+        False,
+        SETTINGS,
     )
 
 

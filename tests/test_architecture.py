@@ -15,6 +15,7 @@ ALLOWED = {
     "run": {"core"},
     "analysis": {"core", "llms", "run"},
     "tuning": {"core", "run", "analysis"},
+    "teachers": {"core", "llms"},
     "learners": {"core", "networks"},
     "principals": {"core", "llms", "networks", "learners"},
     "agents": {"core", "networks", "learners", "run"},
@@ -38,10 +39,11 @@ HEAVY = {
     "sklearn",
     "cmaes",
 }
-TORCH_LAYERS = {"networks", "learners", "agents"}
+TORCH_LAYERS = {"networks", "learners", "agents", "teachers"}
 # Nobody imports these at module level but who wants the libraries they are about.
 ABOUT_THEM = {
     "envs/pettingzoo_adapter.py",
+    "envs/rooms/gymnasium_envs.py",
     "llms/local/tree.py",
     "llms/local/scorer.py",
     "llms/local/seq2seq_scorer.py",

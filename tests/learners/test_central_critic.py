@@ -57,6 +57,18 @@ def _actions(n, network):
     return sum(p.numel() for p in network.parameters()) + (n - 5) * 65
 
 
+def test_codes_go_in_as_one_hots():
+    of = spec(1, grid=Channel((3, 2, 2), "uint8", 0, 4, codes=(5, 3)))
+    core = ActorCritic(of, Seeds(0).torch("weights"), None, [], [], reads=["grid"]).core
+    seen = []
+    core.convolutions[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    codes = torch.tensor([[4, 2], [0, 1]], dtype=torch.uint8).expand(1, 3, 2, 2)
+    core(codes)
+    assert seen[0].shape == (1, 8, 3, 2)
+    assert seen[0][0, :, 1, 0].tolist() == [0, 0, 0, 0, 1, 0, 0, 1]
+    assert seen[0][0, :, 1, 1].tolist() == [1, 0, 0, 0, 0, 0, 1, 0]
+
+
 def test_a_map_and_numbers_join_at_the_heads():
     of = spec(1, grid=Channel((6, 5, 4), "uint8", 0, 255))
     network = ActorCritic(of, Seeds(0).torch("weights"), None, [], [])

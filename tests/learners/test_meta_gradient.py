@@ -320,13 +320,31 @@ def test_estimator_is_unbiased(objective, games):
 
 def test_agents_give_meta_learners():
     agent = PPOAgent(
-        ONE_STEP, Seeds(0), "cpu", True, True, None, 4, [4], [], None, 1, "own", "none", None, "all", False,
-        PPO_SETTINGS,
+        ONE_STEP, Seeds(0), "cpu", True, True, None, 4, "auto", "onehot", [4], [], None, 1, "own",
+        "none", None, "all", False, PPO_SETTINGS,
     )  # fmt: skip
     assert isinstance(agent, DifferentiableAgent)
     assert isinstance(agent.meta_learner(KNOBS, MetaSettings()), MetaLearner)
     player = PPOAgent(
-        ONE_STEP, Seeds(0), "cpu", True, True, None, 4, [4], [], None, 1, "own", "all", None, "all", False, PPO_SETTINGS
+        ONE_STEP,
+        Seeds(0),
+        "cpu",
+        True,
+        True,
+        None,
+        4,
+        "auto",
+        "onehot",
+        [4],
+        [],
+        None,
+        1,
+        "own",
+        "all",
+        None,
+        "all",
+        False,
+        PPO_SETTINGS,
     )
     with pytest.raises(ConfigError, match="have no learning to differentiate"):
         player.meta_learner(KNOBS, MetaSettings())

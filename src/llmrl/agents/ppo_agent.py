@@ -19,7 +19,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.learners.meta_gradient import MetaGradient
 from llmrl.learners.ppo import PPO, PPOSettings
 from llmrl.learners.rollout import Rollout
-from llmrl.networks.actor_critic import ActorCritic, Critic
+from llmrl.networks.actor_critic import ActorCritic, Core, Critic, Encoding
 from llmrl.networks.society import SocietyPolicy
 from llmrl.run.content import saved_state
 
@@ -39,6 +39,8 @@ class PPOAgent:
         share_parameters: one network for all agents (told who it plays), or one each.
         reads: observation channels its networks take in; None: all numeric ones.
         features: width of the core's output; None gives 512 for pixels, the whole map for a map, 64 otherwise.
+        core: `auto`: convolutions for pixels and maps, else an MLP; `mlp`: always an MLP.
+        encoding: of maps of codes: `onehot`, or `codes`, the numbers they are (as published for students).
         core_hidden: hidden widths of an MLP core (unused for pixels and maps), and of a central critic.
         head_hidden: hidden widths of actor and critic heads; empty means linear heads.
         memory: units of an LSTM between core and heads; None: none.
@@ -66,6 +68,8 @@ class PPOAgent:
         share_parameters: bool,
         reads: list[str] | None,
         features: PositiveInt | None,
+        core: Core,
+        encoding: Encoding,
         core_hidden: list[PositiveInt],
         head_hidden: list[PositiveInt],
         memory: PositiveInt | None,
@@ -85,7 +89,7 @@ class PPOAgent:
             raise ConfigError(
                 "agent.critic=central has no core in common with the actor; use agent.freeze=none with it"
             )
-        shape = (features, core_hidden, head_hidden, reads, memory, memory_layers, critic)
+        shape = (features, core_hidden, head_hidden, reads, memory, memory_layers, critic, core, encoding)
         n_networks = 1 if share_parameters else spec.n_agents
         networks = [ActorCritic(spec, generator, *shape) for _ in range(n_networks)]
         self.policy = SocietyPolicy(spec, networks, core_frozen=freeze == "core").to(device)

@@ -20,12 +20,20 @@ class Channel:
     """One named observation channel of one agent: `shape` and `dtype` without the [n_envs, n_agents] axes.
 
     `text` channels have dtype object and hold one `str` per agent (shape `()`).
+
+    Attributes:
+        parts: for each agent, which entries of a one-dimensional channel hold what: name -> slice. Empty where entries
+            have no names; entries that no part covers are padding.
+        codes: of a map [width, height, k] of integer codes, how many codes (0, 1, ...) each of the k numbers of a cell
+            can be; empty where numbers are amounts.
     """
 
     shape: tuple[int, ...]
     dtype: str
     low: float = -np.inf
     high: float = np.inf
+    parts: tuple[Mapping[str, slice], ...] = field(default=(), hash=False)
+    codes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,7 @@ class EnvSpec:
         metrics: per-step entries of `Step.info` and how an episode sums them up.
         exposure: whether `Step.exposure` tells how rewards depend on the mechanism's values.
         deterministic: whether `state_dict` restores the environment exactly.
+        agent_names: one name per agent, where agents have roles; else empty.
     """
 
     name: str
@@ -141,6 +150,7 @@ class EnvSpec:
     metrics: Mapping[str, Aggregate] = field(default_factory=dict)
     exposure: bool = False
     deterministic: bool = True
+    agent_names: tuple[str, ...] = ()
 
     def games_per_group(self, groups: int) -> int:
         """Games of each of `groups` equal groups.

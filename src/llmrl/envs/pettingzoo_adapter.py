@@ -28,6 +28,8 @@ def observation_space(observation: dict[str, Channel], seed: int | None = None) 
 
 
 def _channel_space(channel: Channel) -> spaces.Space[Any]:
+    if channel.dtype == "bool":
+        return spaces.MultiBinary(channel.shape)
     if channel.dtype == "object":
         return spaces.Text(_TEXT_LENGTH, min_length=0)
     return spaces.Box(channel.low, channel.high, channel.shape, np.dtype(channel.dtype).type)
@@ -40,9 +42,10 @@ def _single(env: VecEnv) -> VecEnv:
 
 
 def _seen(observation: Observation, agent: int) -> dict[str, Any]:
-    """The observation of one agent of the only game."""
+    """The observation of one agent of the only game; truth values as int8, which `Discrete.sample(mask)` asks for."""
     seen = {name: value[0][agent] for name, value in observation.items()}
-    return {name: value if isinstance(value, str) else np.asarray(value) for name, value in seen.items()}
+    seen = {name: value if isinstance(value, str) else np.asarray(value) for name, value in seen.items()}
+    return {n: x.astype(np.int8) if not isinstance(x, str) and x.dtype == bool else x for n, x in seen.items()}
 
 
 def _info(step: Step) -> dict[str, float]:

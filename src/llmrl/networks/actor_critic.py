@@ -29,6 +29,8 @@ UNREAD = ("text", "action_mask")
 """Channels that are no input of a network."""
 
 Critic = Literal["own", "central"]
+Core = Literal["auto", "mlp"]
+Encoding = Literal["onehot", "codes"]
 
 
 def readable(spec: EnvSpec, reads: Sequence[str] | None) -> tuple[str, ...]:
@@ -66,6 +68,8 @@ class ActorCritic(nn.Module):
         reads: channels taken in; None: all.
         memory: units of an LSTM's layers; None: no memory.
         memory_layers: of the LSTM.
+        core: `auto`, or `mlp`: a map or picture is flattened like any other channel.
+        encoding: of a map's codes for convolutions: `onehot`, or `codes`: the numbers they are.
         critic: `own`: a head on the actor's features; `central`: a network of its own, with the hidden widths of the
             core, that sees what all agents of the game see (Yu et al. 2022, arXiv 2103.01955).
 
@@ -87,10 +91,12 @@ class ActorCritic(nn.Module):
         memory: int | None = None,
         memory_layers: int = 1,
         critic: Critic = "own",
+        core: Core = "auto",
+        encoding: Encoding = "onehot",
     ) -> None:
         super().__init__()
         chosen = readable(spec, reads)
-        spatial = [name for name in chosen if len(spec.observation[name].shape) == 3]
+        spatial = [name for name in chosen if core == "auto" and len(spec.observation[name].shape) == 3]
         if len(spatial) > 1:
             raise ConfigError(
                 f"one network reads one picture or map, and env={spec.name} offers {' and '.join(spatial)}; choose "
@@ -111,7 +117,8 @@ class ActorCritic(nn.Module):
                 features = features or 512
                 self.core = PixelCore(shape, features, generator)
             else:
-                self.core = GridCore(shape, features, generator)
+                codes = spec.observation[self.image].codes if encoding == "onehot" else ()
+                self.core = GridCore(shape, features, generator, codes)
                 features = self.core.n_features
             if MECHANISM in extras:
                 start = features + sum(widths[name] for name in extras[: extras.index(MECHANISM)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -50,16 +52,32 @@ class GridCore(nn.Module):
     """[batch, width, height, n_codes] uint8 -> [batch, features]: a map whose cells hold a few integer codes.
 
     Three 3x3 convolutions (16, 32, 64 channels, padded) and, with `features`, a linear layer, all ReLU; without, the
-    map as it is, flattened: 64 width height features. Codes go in as the numbers they are, as in the student networks
-    of LLM4Teach (Zhou et al. 2023, arXiv 2311.13373).
+    map as it is, flattened: 64 width height features. These are the student networks of LLM4Teach (Zhou et al. 2023,
+    arXiv 2311.13373).
+
+    Args:
+        shape: of the map.
+        features: see above.
+        generator: of the initial weights.
+        codes: how many codes each of the n_codes numbers of a cell can be, which go in as one-hots; empty: codes go
+            in as the numbers they are (as published), so that a key, 5, lies between a door, 4, and a ball, 6.
 
     Attributes:
         n_features: width of the output.
     """
 
-    def __init__(self, shape: tuple[int, ...], features: int | None, generator: torch.Generator) -> None:
+    first_code: torch.Tensor
+
+    def __init__(
+        self, shape: tuple[int, ...], features: int | None, generator: torch.Generator, codes: Sequence[int] = ()
+    ) -> None:
         super().__init__()
         width, height, channels = shape
+        # Code c of number i becomes entry first_code[i] + c of one long one-hot.
+        first = torch.tensor([sum(codes[:i]) for i in range(len(codes))], dtype=torch.int64)
+        self.register_buffer("first_code", first, persistent=False)
+        self.n_entries = sum(codes)
+        channels = self.n_entries or channels
         layers: list[nn.Module] = []
         for n_out in MAP_LAYERS:
             layers += [initialise(nn.Conv2d(channels, n_out, 3, padding=1), HIDDEN_GAIN, generator), nn.ReLU()]
@@ -72,6 +90,9 @@ class GridCore(nn.Module):
         self.n_features = features or flat
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        first = self.convolutions[0].weight
-        map_ = codes.permute(0, 3, 1, 2).to(first.dtype)  # type: ignore[arg-type]
+        dtype = self.convolutions[0].weight.dtype
+        if self.n_entries:
+            entries = codes.long() + self.first_code
+            codes = codes.new_zeros((*codes.shape[:-1], self.n_entries)).scatter_(-1, entries, 1)
+        map_ = codes.permute(0, 3, 1, 2).to(dtype)  # type: ignore[arg-type]
         return self.linear(self.convolutions(map_).flatten(1))  # type: ignore[no-any-return]

@@ -1,0 +1,172 @@
+"""PPO on MiniGrid-DoorKey-8x8, end to end: our learner in our batched rooms beside Stable-Baselines3 in MiniGrid's own.
+
+    python benchmarks/minigrid_ppo.py [--updates 6] [--rounds 3]
+
+Both train the same network from the same 7x7 views with the same settings: 16 games, 128 steps each an update, 4 epochs
+of minibatches of 256, one thread. Two networks: an MLP of two layers of 64 (Stable-Baselines3's default), and three 3x3
+convolutions with a linear layer, whose arithmetic is most of the time in either library. Measured in turns in one
+process; printed is the median over rounds of environment steps per second, rollout and update together, and beside it
+how fast 16 of MiniGrid's games run under random actions in Gymnasium's SyncVectorEnv, and our batched games alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import gymnasium
+import numpy as np
+import torch
+from minigrid.wrappers import ImgObsWrapper
+
+from llmrl.agents.ppo_agent import PPOAgent
+from llmrl.core.seeding import Seeds
+from llmrl.envs.rooms.stock import DoorKey
+from llmrl.envs.rooms.vec_env import RoomsEnv
+from llmrl.learners.ppo import PPOSettings
+from llmrl.learners.rollout import Collector
+
+ENV = "MiniGrid-DoorKey-8x8-v0"
+GAMES, STEPS, MINIBATCH, EPOCHS, FEATURES = 16, 128, 256, 4, 64
+SETTINGS = PPOSettings(
+    3e-4, 1e-5, 0.99, 0.95, EPOCHS, MINIBATCH, 0.2, None, True, 0.01, 0.5, 0.5, None, bootstrap_truncation=True
+)  # fmt: skip
+
+
+class Ours:
+    """llmrl: batched rooms, one collector, one PPO."""
+
+    def __init__(self, network: str) -> None:
+        seeds = Seeds(0)
+        self.env = RoomsEnv(seeds.child("env"), DoorKey(8), GAMES, agent_view_size=7, horizon=None, observe=["view"])
+        shape = (None, FEATURES, "mlp" if network == "mlp" else "auto", "codes", [64], [], None, 1, "own")
+        self.agent = PPOAgent(
+            self.env.spec, seeds.child("agent"), "cpu", False, True, *shape, "none", None, "all", False, SETTINGS
+        )  # fmt: skip
+        self.collector = Collector(self.env, self.agent.policy, "cpu")
+        self.collector.reset(0)
+
+    def train(self, updates: int) -> None:
+        for i in range(updates):
+            rollout = self.collector.collect(STEPS, Seeds(i).torch("actions"))
+            self.agent.update(rollout, Seeds(i).torch("minibatches"))
+
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.agent.policy.parameters())
+
+
+class Theirs:
+    """Stable-Baselines3's PPO, DummyVecEnv of MiniGrid's environments."""
+
+    def __init__(self, network: str) -> None:
+        from stable_baselines3 import PPO
+        from stable_baselines3.common.env_util import make_vec_env
+
+        env = make_vec_env(lambda: ImgObsWrapper(gymnasium.make(ENV)), n_envs=GAMES, seed=0)
+        policy = {
+            "features_extractor_class": _extractor(network),
+            "features_extractor_kwargs": {"features_dim": FEATURES},
+            "net_arch": [],
+            "normalize_images": False,
+        }
+        self.model = PPO(
+            "CnnPolicy", env, learning_rate=3e-4, n_steps=STEPS, batch_size=MINIBATCH, n_epochs=EPOCHS, gamma=0.99,
+            gae_lambda=0.95, ent_coef=0.01, policy_kwargs=policy, device="cpu", seed=0,
+        )  # fmt: skip
+
+    def train(self, updates: int) -> None:
+        self.model.learn(updates * GAMES * STEPS, reset_num_timesteps=False)
+
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.policy.parameters())
+
+
+def _extractor(network: str) -> type:
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+    class Core(BaseFeaturesExtractor):  # type: ignore[misc]
+        """The core of our network."""
+
+        def __init__(self, space: gymnasium.spaces.Box, features_dim: int) -> None:
+            super().__init__(space, features_dim)
+            channels, height, width = space.shape
+            layers: list[torch.nn.Module] = []
+            for n_out in () if network == "mlp" else (16, 32, 64):
+                layers += [torch.nn.Conv2d(channels, n_out, 3, padding=1), torch.nn.ReLU()]
+                channels = n_out
+            layers.append(torch.nn.Flatten())
+            flat = channels * height * width
+            if network == "mlp":
+                layers += [torch.nn.Linear(flat, 64), torch.nn.ReLU()]
+                flat = 64
+            self.layers = torch.nn.Sequential(*layers, torch.nn.Linear(flat, features_dim), torch.nn.ReLU())
+
+        def forward(self, observations: torch.Tensor) -> torch.Tensor:
+            return self.layers(observations)  # type: ignore[no-any-return]
+
+    return Core
+
+
+def raw_minigrid(steps: int) -> float:
+    """Environment steps per second of Gymnasium's SyncVectorEnv under random actions."""
+    env = gymnasium.vector.SyncVectorEnv([lambda: ImgObsWrapper(gymnasium.make(ENV)) for _ in range(GAMES)])
+    env.reset(seed=0)
+    actions = np.random.default_rng(0).integers(7, size=(steps, GAMES))
+    start = time.perf_counter()
+    for action in actions:
+        env.step(action)
+    rate = steps * GAMES / (time.perf_counter() - start)
+    env.close()
+    return rate
+
+
+def raw_ours(steps: int) -> float:
+    """The same of our batched rooms."""
+    env = RoomsEnv(Seeds(0), DoorKey(8), GAMES, agent_view_size=7, horizon=None, observe=["view"])
+    env.reset(seed=0)
+    actions = np.random.default_rng(0).integers(7, size=(steps, GAMES, 1))
+    start = time.perf_counter()
+    for action in actions:
+        step = env.step(action)
+        ended = step.terminated | step.truncated
+        if ended.any():
+            env.reset(mask=ended)
+    return steps * GAMES / (time.perf_counter() - start)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--updates", type=int, default=6, help="updates a measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each, in turns")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for network in ("mlp", "convolutions"):
+        compare(network, args.updates, args.rounds)
+
+
+def compare(network: str, updates: int, rounds: int) -> None:
+    """Measure and print one network."""
+    trainers = {"llmrl PPO, batched rooms": Ours(network), "Stable-Baselines3 PPO, MiniGrid": Theirs(network)}
+    rates: dict[str, list[float]] = {name: [] for name in trainers}
+    rates |= {"raw MiniGrid, SyncVectorEnv": [], "raw batched rooms": []}
+    for trainer in trainers.values():
+        trainer.train(1)  # warm up
+    for _ in range(rounds):
+        for name, trainer in trainers.items():
+            start = time.perf_counter()
+            trainer.train(updates)
+            rates[name].append(updates * GAMES * STEPS / (time.perf_counter() - start))
+        rates["raw MiniGrid, SyncVectorEnv"].append(raw_minigrid(100))
+        rates["raw batched rooms"].append(raw_ours(1000))
+    median = {name: statistics.median(found) for name, found in rates.items()}
+    print(f"{ENV}, {network}, {GAMES} games, 1 thread; parameters: {[t.parameters() for t in trainers.values()]}")
+    for name, rate in median.items():
+        print(f"{name:34s} {rate:10,.0f} env steps/s")
+    ours, theirs, raw, _ = median.values()
+    print(f"llmrl / Stable-Baselines3: {ours / theirs:.2f}   llmrl / raw MiniGrid: {ours / raw:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Steps a second of the batched rooms and of the same tasks on MiniGrid in Gymnasium's SyncVectorEnv.
+
+Random actions, observations and new episodes included, in turn in one run and on one core; the median of five rounds.
+MiniGrid's DoorKey gives its 7 x 7 view on both sides, SimpleDoorKey the map of all cells seen. Targets for the batched
+rooms: 60 000 with the view, 100 000 with the map.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import gymnasium
+import numpy as np
+
+import llmrl.envs.rooms.gymnasium_envs  # noqa: F401  # registers SimpleDoorKey
+from llmrl.core.seeding import Seeds
+from llmrl.envs.rooms.stock import DoorKey
+from llmrl.envs.rooms.tasks import SimpleDoorKey
+from llmrl.envs.rooms.vec_env import RoomsEnv
+
+GAMES = 64
+OURS, THEIRS = 400, 12  # steps a round
+
+
+def batched(env: RoomsEnv) -> Callable[[], float]:
+    env.reset(seed=0)
+    rng = np.random.default_rng(0)
+
+    def speed() -> float:
+        actions = rng.integers(7, size=(OURS, GAMES, 1))
+        start = time.perf_counter()
+        for action in actions:
+            step = env.step(action)
+            if (ended := step.terminated | step.truncated).any():
+                env.reset(ended)
+        return OURS * GAMES / (time.perf_counter() - start)
+
+    return speed
+
+
+def synchronous(name: str) -> Callable[[], float]:
+    envs = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make(name)] * GAMES)
+    envs.reset(seed=0)
+    rng = np.random.default_rng(0)
+
+    def speed() -> float:
+        actions = rng.integers(7, size=(THEIRS, GAMES))
+        start = time.perf_counter()
+        for action in actions:
+            envs.step(action)
+        return THEIRS * GAMES / (time.perf_counter() - start)
+
+    return speed
+
+
+def main() -> None:
+    door_key = RoomsEnv(Seeds(0), DoorKey(8), GAMES, 7, None, ["view", "direction"])
+    simple = RoomsEnv(Seeds(0), SimpleDoorKey(), GAMES, 3, 150, ["grid"])
+    pairs = {
+        "DoorKey-8x8, view 7": (batched(door_key), synchronous("MiniGrid-DoorKey-8x8-v0")),
+        "SimpleDoorKey, map": (batched(simple), synchronous("llmrl/SimpleDoorKey-v0")),
+    }
+    print(f"{GAMES} games, steps/s")
+    for name, (ours, theirs) in pairs.items():
+        ours(), theirs()  # warm up
+        rounds = [(ours(), theirs()) for _ in range(5)]
+        a, b = (statistics.median(column) for column in zip(*rounds, strict=True))
+        print(f"{name:20}  batched {a:9,.0f}   SyncVectorEnv {b:7,.0f}   ratio {a / b:6.0f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The games of the `mpe2` package, one object a game, played from the same positions as the batched ones."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError
+from llmrl.envs.particles.scenario import Scenario
+from llmrl.envs.particles.simple_reference import SimpleReference
+from llmrl.envs.particles.simple_speaker_listener import SimpleSpeakerListener
+from llmrl.envs.particles.simple_spread import SimpleSpread
+from llmrl.envs.particles.simple_tag import SimpleTag
+from llmrl.envs.particles.world import World
+
+
+class Mpe2Games:
+    """`n_envs` parallel environments of `mpe2`, stepped one by one.
+
+    Raises:
+        ConfigError: the package has no such game, or is not installed.
+    """
+
+    def __init__(self, scenario: Scenario, n_envs: int, horizon: int) -> None:
+        self._scenario = scenario
+        module, options = _published(scenario)
+        try:
+            package = importlib.import_module(f"mpe2.{module}")
+        except ImportError as error:
+            raise ConfigError(f"engine=mpe2 needs the package mpe2 ({error}); pip install 'mpe2>=1.1'") from error
+        self._games = [package.parallel_env(max_cycles=horizon, **options) for _ in range(n_envs)]
+        self._ready = np.zeros(n_envs, dtype=bool)
+        for game in self._games:
+            game.reset(seed=0)  # its own draw is never played
+
+    def start(self, world: World, chosen: np.ndarray) -> None:
+        """Begin new games from the positions and goals of `world` where `chosen` [n_envs] is true."""
+        self.go_on(world, chosen, np.zeros(len(chosen), dtype=np.int64))
+
+    def go_on(self, world: World, chosen: np.ndarray, time: np.ndarray) -> None:
+        """Take up the games where `chosen` is true in the state of `world` after `time` [n_envs] steps."""
+        for i in np.flatnonzero(chosen):
+            self._games[i].reset(seed=0)
+            raw = self._games[i].unwrapped
+            raw.steps = int(time[i])
+            for entity, position in zip(raw.world.entities, world.position[i], strict=True):
+                entity.state.p_pos = position.copy()
+            for agent, velocity, said in zip(raw.world.agents, world.velocity[i], world.said[i], strict=True):
+                agent.state.p_vel, agent.state.c = velocity.copy(), said.copy()
+            for (knows, goes), goal in zip(self._scenario.guides, world.goal[i], strict=True):
+                raw.world.agents[knows].goal_a = raw.world.agents[goes]
+                raw.world.agents[knows].goal_b = raw.world.landmarks[goal]
+
+    def step(self, action: np.ndarray, active: np.ndarray, world: World) -> tuple[np.ndarray, np.ndarray]:
+        """Play `action` [n_envs, A] where `active`, and copy the state reached into `world`.
+
+        Returns rewards [n_envs, A] and which games the package calls truncated, [n_envs].
+        """
+        names, numbered = self._scenario.bodies.agents, self._scenario.in_mpe2(action)
+        reward, truncated = np.zeros(action.shape), np.zeros(len(action), dtype=bool)
+        for i in np.flatnonzero(active):
+            _, rewards, _, cut, _ = self._games[i].step(dict(zip(names, numbered[i].tolist(), strict=True)))
+            reward[i] = [rewards[name] for name in names]
+            truncated[i] = all(cut.values())
+            agents = self._games[i].unwrapped.world.agents
+            world.position[i, : len(names)] = [agent.state.p_pos for agent in agents]
+            world.velocity[i] = [agent.state.p_vel for agent in agents]
+            world.said[i] = [agent.state.c for agent in agents]
+        return reward, truncated
+
+    def observe(self) -> np.ndarray:
+        """[n_envs, A, width] float32, shorter vectors filled up with zeros."""
+        seen = np.zeros((len(self._games), self._scenario.bodies.n_agents, self._scenario.width), dtype=np.float32)
+        for i, game in enumerate(self._games):
+            for j, name in enumerate(self._scenario.bodies.agents):
+                own = game.unwrapped.observe(name)
+                seen[i, j, : len(own)] = own
+        return seen
+
+    def close(self) -> None:
+        for game in self._games:
+            game.close()
+
+
+def _published(scenario: Scenario) -> tuple[str, dict[str, Any]]:
+    """The package's module of a scenario and the arguments of its environment."""
+    match scenario:
+        case SimpleSpread():
+            return "simple_spread_v3", {"N": scenario.n_agents, "local_ratio": scenario.local_ratio}
+        case SimpleTag():
+            numbers = (scenario.n_adversaries, scenario.n_good, scenario.n_obstacles)
+            return "simple_tag_v3", dict(zip(("num_adversaries", "num_good", "num_obstacles"), numbers, strict=True))
+        case SimpleReference(n_agents=2):
+            return "simple_reference_v3", {"local_ratio": scenario.local_ratio}
+        case SimpleSpeakerListener(n_agents=2):
+            return "simple_speaker_listener_v4", {}
+        case SimpleReference() | SimpleSpeakerListener():
+            raise ConfigError(
+                f"{scenario.name} of mpe2 is for 2 agents, not {scenario.n_agents}: use engine=batched or n_agents=2"
+            )
+        case _:
+            raise ConfigError(f"mpe2 is not known to have the scenario {scenario.name}: use engine=batched")

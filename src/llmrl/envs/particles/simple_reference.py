@@ -1,0 +1,89 @@
+"""`simple_reference`: everybody must be told where to go by somebody who is going elsewhere."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import numpy as np
+from annotated_types import Ge
+
+from llmrl.core.limits import UnitInterval
+from llmrl.core.spaces import Aggregate
+from llmrl.envs.particles.layout import parts
+from llmrl.envs.particles.scenario import NEAR, Scenario, joined
+from llmrl.envs.particles.world import MOVES, Bodies, World
+
+COLOURS = np.full((3, 3), 0.25) + 0.5 * np.eye(3)
+WORDS = 10
+
+
+class SimpleReference(Scenario):
+    """Each agent knows the next one's goal (Lowe et al., 2017; rewards as in `mpe2.simple_reference_v3`).
+
+    **Agents.** `agent_0`, `agent_1`, ... in a ring: agent i is shown which of the three landmarks agent i + 1 must
+    reach, the last one which agent 0 must. Everybody hears everybody. Two agents are the published game; a longer ring
+    is its generalisation here. Nothing is solid.
+
+    **Actions.** One of five moves and one of ten words at once: action 5 * word + move. Words mean nothing but what
+    agents make of them.
+
+    **Reward.** local_ratio * minus the distance of the agent one guides to its goal + (1 - local_ratio) * the mean of
+    that over all agents.
+
+    **Metrics.** `distance_to_goal`: mean over agents, mean over steps. `success`: every agent is within 0.15 of its
+    goal in the last step.
+
+    Args:
+        n_agents: length of the ring, >= 2; more than 2 only with engine=batched.
+        local_ratio: weight of the agent one guides; the rest is the weight of all.
+    """
+
+    name = "simple_reference"
+    metrics: ClassVar[dict[str, Aggregate]] = {"distance_to_goal": "mean", "success": "last"}
+
+    def __init__(self, n_agents: Annotated[int, Ge(2)] = 2, local_ratio: UnitInterval = 0.5) -> None:
+        self.n_agents, self.local_ratio = n_agents, local_ratio
+        self.words = WORDS
+        self.action_names = tuple(f"{move}_say_{word}" for word in range(WORDS) for move in MOVES)
+        self.guides = tuple((i, (i + 1) % n_agents) for i in range(n_agents))
+        names = tuple(f"agent_{i}" for i in range(n_agents))
+        layout = parts(velocity=2, landmarks=6, told_goal=3, heard=WORDS * (n_agents - 1))
+        super().__init__(Bodies.of(names, 0.05, False, len(COLOURS), 0.05), (layout,) * n_agents)
+
+    def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return action % len(MOVES), np.eye(WORDS)[action // len(MOVES)]
+
+    def observe(self, world: World) -> np.ndarray:
+        return joined(
+            world,
+            world.velocity,
+            self._offsets_to_landmarks(world),
+            COLOURS[world.goal],
+            world.said[:, self._others],
+        )
+
+    def reward(self, world: World) -> np.ndarray:
+        local = -self._distance_to_goals(world)
+        shared = local.sum(axis=1, keepdims=True) / self.n_agents
+        return np.asarray(shared * (1 - self.local_ratio) + local * self.local_ratio)
+
+    def measure(self, world: World) -> dict[str, np.ndarray]:
+        distance = self._distance_to_goals(world)
+        return {"distance_to_goal": distance.mean(axis=1), "success": (distance <= NEAR).all(axis=1)}
+
+    def colours(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Landmarks in their colours; an agent's outline has the colour of its goal."""
+        return goal_colours(self, goal)
+
+
+def goal_colours(scenario: Scenario, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Fill and outline [E, 3] where three landmarks, red, green and blue, are goals [G]."""
+    n_agents = scenario.bodies.n_agents
+    fill, outline = Scenario.colours(scenario, goal)
+    shades = (40 + 190 * np.eye(3)).astype(np.uint8)
+    fill[n_agents:] = shades
+    # Shifted so that no agent looks like a landmark.
+    fill[:n_agents] = 255 - (255 - fill[:n_agents][:, [1, 2, 0]]) // 2
+    for (_, agent), landmark in zip(scenario.guides, goal, strict=True):
+        outline[agent] = shades[landmark]
+    return fill, outline

@@ -1,0 +1,91 @@
+"""`simple_speaker_listener`: one who knows but cannot move tells those who move but do not know."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import numpy as np
+from annotated_types import Interval
+
+from llmrl.core.spaces import Aggregate
+from llmrl.envs.particles.layout import parts
+from llmrl.envs.particles.scenario import NEAR, Scenario
+from llmrl.envs.particles.simple_reference import goal_colours
+from llmrl.envs.particles.world import MOVES, Bodies, World
+
+COLOURS = np.full((3, 3), 0.15) + 0.5 * np.eye(3)
+WORDS = 3
+
+
+class SimpleSpeakerListener(Scenario):
+    """A speaker and its listeners (Lowe et al., 2017; rewards as in `mpe2.simple_speaker_listener_v4`).
+
+    **Agents.** `speaker_0`, which stands still and sees the colour of each listener's goal and nothing else, then
+    `listener_0`, ..., which see the three landmarks and hear the word meant for them. One listener is the published
+    game; more, each with a goal and a word of its own, are its generalisation here. Nothing is solid.
+
+    **Actions.** 0 to 4 are the moves, for listeners; from 5 on what the speaker says, one of 3 words to each of k
+    listeners at once, 3^k actions. `action_mask` tells who may do what. In `mpe2` the speaker's words begin at 0.
+
+    **Reward.** Minus the squared distance of a listener to its goal, mean over listeners, the same for all agents.
+
+    **Metrics.** `distance_to_goal`: mean over listeners, mean over steps. `success`: every listener is within 0.15 of
+    its goal in the last step.
+
+    Args:
+        n_agents: speaker and listeners, 2 to 5; more than 2 only with engine=batched. With more, the speaker's actions
+            would be too many: 3 to the power of the listeners.
+    """
+
+    name = "simple_speaker_listener"
+    metrics: ClassVar[dict[str, Aggregate]] = {"distance_to_goal": "mean", "success": "last"}
+
+    def __init__(self, n_agents: Annotated[int, Interval(ge=2, le=5)] = 2) -> None:
+        self.n_agents, self.n_listeners = n_agents, n_agents - 1
+        listeners = range(self.n_listeners)
+        sentences = np.array(list(np.ndindex(*(WORDS,) * self.n_listeners)))  # [3^k, k]
+        self.words = WORDS * self.n_listeners
+        self.action_names = (*MOVES, *("say_" + "_".join(map(str, words)) for words in sentences))
+        self.legal = np.zeros((n_agents, len(self.action_names)), dtype=bool)
+        self.legal[0, len(MOVES) :] = True
+        self.legal[1:, : len(MOVES)] = True
+        self.guides = tuple((0, 1 + k) for k in listeners)
+        names = ("speaker_0", *(f"listener_{k}" for k in listeners))
+        layouts = (
+            parts(told_goal=3 * self.n_listeners),
+            *(parts(velocity=2, landmarks=6, heard=WORDS) for _ in listeners),
+        )
+        movable = np.arange(n_agents) > 0
+        super().__init__(Bodies.of(names, 0.075, False, len(COLOURS), 0.04, movable=movable), layouts)
+        self._sentences = np.eye(WORDS)[sentences].reshape(len(sentences), self.words)
+
+    def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        said = np.zeros((*action.shape, self.words))
+        said[:, 0] = self._sentences[action[:, 0] - len(MOVES)]
+        return np.where(np.arange(self.n_agents) > 0, action, 0), said
+
+    def in_mpe2(self, action: np.ndarray) -> np.ndarray:
+        return np.where(np.arange(self.n_agents) == 0, action - len(MOVES), action)
+
+    def observe(self, world: World) -> np.ndarray:
+        n_envs = len(world.goal)
+        seen = np.zeros((n_envs, self.n_agents, self.width), dtype=np.float32)
+        seen[:, 0, : 3 * self.n_listeners] = COLOURS[world.goal].reshape(n_envs, -1)
+        seen[:, 1:, :2] = world.velocity[:, 1:]
+        seen[:, 1:, 2:8] = self._offsets_to_landmarks(world)[:, 1:].reshape(n_envs, self.n_listeners, 6)
+        seen[:, 1:, 8:11] = world.said[:, 0].reshape(n_envs, self.n_listeners, WORDS)
+        return seen
+
+    def reward(self, world: World) -> np.ndarray:
+        there = np.take_along_axis(world.landmarks, world.goal[:, :, None], axis=1)
+        offset = world.agents[:, 1:] - there
+        squared = np.square(offset[..., 0]) + np.square(offset[..., 1])
+        return np.repeat(-squared.mean(axis=1, keepdims=True), self.n_agents, axis=1)
+
+    def measure(self, world: World) -> dict[str, np.ndarray]:
+        distance = self._distance_to_goals(world)
+        return {"distance_to_goal": distance.mean(axis=1), "success": (distance <= NEAR).all(axis=1)}
+
+    def colours(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Landmarks in their colours; a listener's outline has the colour of its goal."""
+        return goal_colours(self, goal)

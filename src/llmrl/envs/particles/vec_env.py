@@ -1,0 +1,186 @@
+"""Particle worlds as a `VecEnv`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.limits import PositiveInt
+from llmrl.core.records import Array, Observation, State, Step
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Channel, EnvSpec
+from llmrl.envs.particles import picture
+from llmrl.envs.particles.scenario import Scenario
+from llmrl.envs.particles.world import World
+
+
+class ParticlesEnv:
+    """`n_envs` games of a scenario in lock step; what happens in them is the scenario's (`simple_spread`, ...).
+
+    **Agents** are in the order of `spec.agent_names`, which is that of `mpe2`: in simple_tag adversaries before good
+    agents, in simple_speaker_listener the speaker before its listeners. `spec.n_agents` counts them all.
+
+    **Observation.** `vector` [n_envs, n_agents, D] float32: each agent's own view, shorter ones filled up with zeros to
+    the longest; `spec.observation["vector"].parts` names its entries (`llmrl.envs.particles.layout`). `action_mask`
+    [n_envs, n_agents, n_actions] bool, only where agents differ in what they can do.
+
+    **End.** Truncated after `horizon` steps; no other end.
+
+    Args:
+        seeds: the environment's node of the seed tree.
+        scenario: the game.
+        n_envs: games in lock step.
+        horizon: steps an episode; a step is 0.1 seconds of the world.
+        engine: who plays: arrays of all games at once, or the objects of the `mpe2` package one after the other. Both
+            play the same games from the same seed, equal up to rounding.
+    """
+
+    spec: EnvSpec
+
+    def __init__(
+        self,
+        seeds: Seeds,
+        scenario: Scenario,
+        n_envs: PositiveInt = 32,
+        horizon: PositiveInt = 25,
+        engine: Literal["batched", "mpe2"] = "batched",
+    ) -> None:
+        self._scenario, self._horizon = scenario, horizon
+        bodies, n_actions = scenario.bodies, len(scenario.action_names)
+        channels = {"vector": Channel((scenario.width,), "float32", parts=scenario.layouts)}
+        self._mask: np.ndarray | None = None
+        if scenario.legal is not None:
+            channels["action_mask"] = Channel((n_actions,), "bool", 0, 1)
+            self._mask = np.broadcast_to(scenario.legal, (n_envs, *scenario.legal.shape))
+        self.spec = EnvSpec(
+            name=scenario.name,
+            n_envs=n_envs,
+            n_agents=bodies.n_agents,
+            observation=channels,
+            n_actions=n_actions,
+            action_names=scenario.action_names,
+            horizon=horizon,
+            objective="mean",
+            metrics=scenario.metrics,
+            agent_names=bodies.agents,
+        )
+        self.world = World(bodies, n_envs, scenario.words, len(scenario.guides))
+        self._real = None
+        if engine == "mpe2":
+            from llmrl.envs.particles.mpe2_games import Mpe2Games
+
+            self._real = Mpe2Games(scenario, n_envs, horizon)
+        self._groups = 1
+        self._rng = seeds.numpy("starts")
+        self._started = np.zeros(n_envs, dtype=bool)
+        self._time = np.zeros(n_envs, dtype=np.int64)
+        self._ended = np.ones(n_envs, dtype=bool)
+
+    def reset(self, mask: Array | None = None, seed: int | None = None) -> Observation:
+        """Start new episodes where `mask` [n_envs] is true (None: everywhere); `seed` reseeds the draw of starts."""
+        n_envs = self.spec.n_envs
+        if seed is not None:
+            self._rng = Seeds(seed).numpy("starts")
+        chosen = np.ones(n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
+        # A draw for every game, also those that go on, so that what one game draws does not hang on the others.
+        position, goal = self._scenario.draw(self._rng, n_envs // self._groups)
+        self.world.place(chosen, np.tile(position, (self._groups, 1, 1)), np.tile(goal, (self._groups, 1)))
+        if self._real is not None:
+            self._real.start(self.world, chosen)
+        self._time[chosen] = 0
+        self._ended[chosen] = False
+        self._started |= chosen
+        return self._observe()
+
+    def step(self, action: Array) -> Step:
+        """Let all agents act, `action` [n_envs, n_agents]; games that have ended stay as they are.
+
+        Raises:
+            ValueError: an action does not exist or is not the agent's to take, or a game was never reset.
+        """
+        chosen = self._checked(np.asarray(action))
+        active = ~self._ended
+        self._time += active
+        cut = active & (self._time >= self._horizon)
+        if self._real is None:
+            self.world.step(*self._scenario.decode(chosen), active)
+            reward = self._scenario.reward(self.world) * active[:, None]
+        else:
+            reward, truncated = self._real.step(chosen, active, self.world)
+            assert np.array_equal(truncated, cut)
+        self._ended |= cut
+        reward = reward.astype(np.float32)
+        info = self._scenario.measure(self.world)
+        return Step(
+            observation=self._observe(),
+            reward=reward,
+            base_reward=reward.copy(),
+            terminated=np.zeros(self.spec.n_envs, dtype=bool),
+            truncated=self._ended.copy(),
+            info={name: (value * active).astype(np.float32) for name, value in info.items()},
+        )
+
+    def pair_games(self, groups: int) -> None:
+        """Draw the same starts in each of `groups` equal groups of games."""
+        self.spec.games_per_group(groups)
+        self._groups = groups
+
+    def set_mechanism(self, values: Array) -> None:
+        """Raises ConfigError: there is no mechanism."""
+        raise ConfigError(f"{self.spec.name} has no mechanism: use principal=none")
+
+    def set_context(self, context: int) -> None:
+        """Raises ConfigError: there are no contexts."""
+        raise ConfigError(f"{self.spec.name} has no contexts, so there is no context {context}")
+
+    def render(self, index: int = 0) -> np.ndarray:
+        """Game `index` as [320, 320, 3] uint8: agents in colours of their own, landmarks and obstacles grey or in the
+        colour that tells them apart; the outline of an agent with a goal has the colour of that landmark."""
+        fill, outline = self._scenario.colours(self.world.goal[index])
+        return picture.draw(self.world.position[index], self.world.bodies.size, fill, outline)
+
+    def state_dict(self) -> State:
+        return {
+            "rng": self._rng.bit_generator.state,
+            "world": self.world.state_dict(),
+            "started": self._started.copy(),
+            "time": self._time.copy(),
+            "ended": self._ended.copy(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self._rng.bit_generator.state = state["rng"]
+        self.world.load_state_dict(state["world"])
+        self._started = state["started"].copy()
+        self._time = state["time"].copy()
+        self._ended = state["ended"].copy()
+        if self._real is not None:
+            self._real.go_on(self.world, np.ones(self.spec.n_envs, dtype=bool), self._time)
+
+    def close(self) -> None:
+        if self._real is not None:
+            self._real.close()
+
+    def _checked(self, action: np.ndarray) -> np.ndarray:
+        spec = self.spec
+        if action.shape != (spec.n_envs, spec.n_agents):
+            raise ValueError(f"actions must be [{spec.n_envs}, {spec.n_agents}], got shape {list(action.shape)}")
+        if action.min() < 0 or action.max() >= spec.n_actions:
+            raise ValueError(f"actions must be 0 to {spec.n_actions - 1}, got {action.min()} to {action.max()}")
+        if self._mask is not None:
+            allowed = np.take_along_axis(self._mask, action[..., None], axis=2)[..., 0]
+            if not allowed.all():
+                game, agent = np.argwhere(~allowed)[0]
+                name = spec.action_names[action[game, agent]]
+                raise ValueError(
+                    f"{spec.agent_names[agent]} cannot take the action {name}; action_mask says what it can"
+                )
+        if not self._started.all():
+            raise ValueError("reset() must be called before step()")
+        return action
+
+    def _observe(self) -> Observation:
+        vector = self._scenario.observe(self.world) if self._real is None else self._real.observe()
+        return {"vector": vector} if self._mask is None else {"vector": vector, "action_mask": self._mask.copy()}

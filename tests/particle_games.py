@@ -1,0 +1,113 @@
+"""Particle worlds for the tests of what is taught in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from llmrl.core.seeding import Seeds
+from llmrl.envs.particles.scenario import Scenario
+from llmrl.envs.particles.simple_reference import SimpleReference
+from llmrl.envs.particles.simple_speaker_listener import SimpleSpeakerListener
+from llmrl.envs.particles.simple_spread import SimpleSpread
+from llmrl.envs.particles.simple_tag import SimpleTag
+from llmrl.envs.particles.vec_env import ParticlesEnv
+from llmrl.envs.particles.world import World
+from llmrl.teachers.domain import Domain
+from llmrl.teachers.domains import find_domain
+from llmrl.teachers.guide import Guide
+from llmrl.teachers.planners import OraclePlanner
+from llmrl.teachers.plans import Plan, PlanStep
+
+SCENARIOS: list[Scenario] = [
+    SimpleSpread(),
+    SimpleSpread(5),
+    SimpleSpread(1),
+    SimpleTag(),
+    SimpleTag(2, 3, 1),
+    SimpleTag(1, 1, 0),
+    SimpleReference(),
+    SimpleReference(4),
+    SimpleSpeakerListener(),
+    SimpleSpeakerListener(4),
+]
+each_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: f"{s.name}-{s.bodies.n_agents}")
+
+
+def games_of(scenario: Scenario, n_envs: int = 1) -> ParticlesEnv:
+    return ParticlesEnv(Seeds(0), scenario, n_envs=n_envs)
+
+
+def domain_of(scenario: Scenario) -> Domain:
+    return find_domain(scenario.name, spec=games_of(scenario).spec)
+
+
+def told(scenario: Scenario, world: World) -> list[list[str]]:
+    """The sentence of each agent of each game."""
+    scenes = guide_of(domain_of(scenario)).scenes({"vector": scenario.observe(world)})
+    n = scenario.bodies.n_agents
+    return [[scene.sentence for scene in scenes[i : i + n]] for i in range(0, len(scenes), n)]
+
+
+def placed(scenario: Scenario, position: Sequence[object], goal: Sequence[int] = ()) -> World:
+    """One game at rest with discs at `position` [E, 2]."""
+    world = World(scenario.bodies, 1, scenario.words, len(scenario.guides))
+    world.place(np.ones(1, dtype=bool), np.array([position], dtype=np.float64), np.array([goal], dtype=np.int64))
+    return world
+
+
+def random_world(scenario: Scenario, seed: int, n_envs: int) -> World:
+    """Games in the middle of something: everything moves, and something was said."""
+    rng = np.random.default_rng(seed)
+    world = World(scenario.bodies, n_envs, scenario.words, len(scenario.guides))
+    world.place(np.ones(n_envs, dtype=bool), *scenario.draw(rng, n_envs))
+    world.velocity = rng.normal(size=world.velocity.shape) * scenario.bodies.movable[:, None]
+    if scenario.guides:
+        mask = (
+            np.ones((scenario.bodies.n_agents, len(scenario.action_names)))
+            if scenario.legal is None
+            else scenario.legal
+        )
+        said = [rng.choice(np.flatnonzero(row), n_envs) for row in mask]
+        world.said = scenario.decode(np.stack(said, axis=1))[1] * (rng.random((n_envs, 1, 1)) < 0.8)
+    return world
+
+
+def guide_of(domain: Domain) -> Guide:
+    return Guide(domain, OraclePlanner(domain))
+
+
+Choice = Callable[[Domain, int, str], Plan]
+"""From a domain, the number of an agent and its sentence to its plan."""
+
+
+def play(
+    scenario: Scenario, n_envs: int, choose: Choice, world: World | None = None, seed: int = 0
+) -> tuple[ParticlesEnv, np.ndarray, dict[str, float]]:
+    """One episode of each game; returns of all agents [n_envs, n_agents], and the metrics of an episode."""
+    env, domain = games_of(scenario, n_envs), domain_of(scenario)
+    observation = env.reset(seed=seed)
+    if world is not None:
+        env.world.load_state_dict(world.state_dict())
+        observation = {"vector": scenario.observe(world)}
+    n = scenario.bodies.n_agents
+    total, metrics = np.zeros((n_envs, n)), dict.fromkeys(scenario.metrics, 0.0)
+    for _ in range(25):
+        scenes = guide_of(domain).scenes({"vector": observation["vector"]})
+        plans = [choose(domain, k % n, scene.sentence) for k, scene in enumerate(scenes)]
+        action = [domain.action(scene, plan) for scene, plan in zip(scenes, plans, strict=True)]
+        step = env.step(np.array(action).reshape(n_envs, n))
+        observation, total = step.observation, total + step.reward
+        for name, value in step.info.items():
+            metrics[name] = float(value.mean()) + (metrics[name] if scenario.metrics[name] == "sum" else 0.0)
+    return env, total, metrics
+
+
+def best(domain: Domain, agent: int, sentence: str) -> Plan:
+    return domain.best_plan(sentence)
+
+
+def always(*plan: PlanStep) -> Choice:
+    return lambda domain, agent, sentence: plan

@@ -1,0 +1,144 @@
+"""Layouts obey what was published about them, and every one can be solved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from room_games import solve, world_of
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.seeding import Seeds
+from llmrl.envs.rooms.stock import DoorKey, UnlockPickup, layout_of
+from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, OneRoom, SimpleDoorKey, Task, TwoDoor
+from llmrl.envs.rooms.world import AHEAD, BLUE, DOOR, EMPTY, GREY, KEY, LAVA, LOCKED, RED, WALL, Layout
+
+ROOMS = {"simple": SimpleDoorKey, "lava": LavaDoorKey, "colored": ColoredDoorKey, "two": TwoDoor}
+
+
+def where(layout: Layout, kind: int) -> list[tuple[int, int]]:
+    return [(int(x), int(y)) for x, y in np.argwhere(layout.cells[..., 0] == kind)]
+
+
+def size_of(layout: Layout) -> tuple[int, int]:
+    """Width and height of the room: its walls and doors reach from the corner to there."""
+    x, y = np.nonzero(np.isin(layout.cells[..., 0], (WALL, DOOR)))
+    return int(x.max()) + 1, int(y.max()) + 1
+
+
+def fronts(layout: Layout) -> list[tuple[int, int]]:
+    """Cells inside the room next to its doors."""
+    w, h = size_of(layout)
+    near = [(x + dx, y + dy) for x, y in where(layout, DOOR) for dx, dy in AHEAD.tolist()]
+    return [(x, y) for x, y in near if 0 < x < w - 1 and 0 < y < h - 1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(kind=st.sampled_from(sorted(ROOMS)), low=st.integers(4, 9), more=st.integers(0, 5), seed=st.integers(0, 10**6))
+def test_rooms_obey_their_rules(kind: str, low: int, more: int, seed: int) -> None:
+    task: OneRoom = ROOMS[kind](low, low + more)
+    layout = task.draw(np.random.default_rng(seed))
+    cells, (w, h) = layout.cells, size_of(layout)
+    assert cells.shape == (low + more, low + more, 3)
+    assert low <= w <= low + more
+    assert low <= h <= low + more
+    outside = np.ones(cells.shape[:2], dtype=bool)
+    outside[:w, :h] = False
+    assert (cells[outside] == (EMPTY, 0, 0)).all()
+    rim = ~outside
+    rim[1 : w - 1, 1 : h - 1] = False
+    assert np.isin(cells[rim][:, 0], (WALL, DOOR)).all()
+    assert not np.isin(cells[~rim][:, 0], (WALL, DOOR)).any()
+    assert (cells[cells[..., 0] == WALL] == (WALL, GREY, 0)).all()
+
+    doors, keys, lava = where(layout, DOOR), where(layout, KEY), where(layout, LAVA)
+    colours = {int(cells[cell][1]) for cell in doors}
+    assert all(cells[door][2] == LOCKED for door in doors)
+    assert len(colours) == 1
+    assert len(fronts(layout)) == len(doors) == (2 if kind == "two" else 1)
+    key_colours = sorted(int(cells[key][1]) for key in keys)
+    assert key_colours == ([RED, BLUE] if kind == "colored" else sorted(colours))
+    assert len(lava) == (kind == "lava")
+    assert not set(lava) & set(fronts(layout))
+    if kind == "colored":
+        assert colours == {BLUE}
+        assert not set(keys) & set(fronts(layout))
+    if kind == "two":
+        (x1, y1), (x2, y2) = doors
+        assert {x1, x2} == {0, w - 1} or {y1, y2} == {0, h - 1}
+        assert keys[0][0] in (w // 2 - 1, w // 2)
+        assert keys[0][1] in (h // 2 - 1, h // 2)
+    x, y = layout.position
+    assert 0 < x < w - 1
+    assert 0 < y < h - 1
+    assert tuple(cells[x, y]) == (EMPTY, 0, 0)
+    assert layout.heading in range(4)
+
+
+def test_everything_that_may_be_drawn_is_drawn() -> None:
+    rng = np.random.default_rng(0)
+    layouts = [SimpleDoorKey().draw(rng) for _ in range(1500)]
+    assert {size_of(one) for one in layouts} == {(w, h) for w in range(5, 11) for h in range(5, 11)}
+    assert {one.heading for one in layouts} == {0, 1, 2, 3}
+    assert {int(one.cells[where(one, DOOR)[0]][1]) for one in layouts} == set(range(6))
+    small = [one for one in layouts if size_of(one) == (5, 5)]
+    assert len({where(one, DOOR)[0] for one in small}) == 12
+    assert (
+        {one.position for one in small}
+        == {where(one, KEY)[0] for one in small}
+        == set(np.ndindex(5, 5)) - {cell for cell in np.ndindex(5, 5) if 0 in cell or 4 in cell}
+    )
+    doors = [where(TwoDoor().draw(rng), DOOR) for _ in range(50)]
+    assert {a[0] == 0 and b[0] == 19 for a, b in doors} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("task", "layouts"),
+    [
+        (SimpleDoorKey(4, 10), 25),
+        (LavaDoorKey(4, 5), 60),
+        (LavaDoorKey(), 15),
+        (ColoredDoorKey(4, 8), 25),
+        (ColoredDoorKey(5, 5, n_keys=8), 10),
+        (TwoDoor(), 2),
+        (DoorKey(5), 10),
+        (DoorKey(8), 10),
+        (UnlockPickup(), 5),
+    ],
+    ids=lambda value: value.name if isinstance(value, Task) else "",
+)
+def test_every_layout_can_be_solved_within_the_horizon(task: Task, layouts: int) -> None:
+    for k in range(layouts):
+        plan = solve(world_of(task.draw(Seeds(3).numpy(k))), task)
+        assert plan is not None
+        assert len(plan) < task.horizon
+
+
+def test_keys_of_a_full_room() -> None:
+    layout = ColoredDoorKey(5, 5, n_keys=8).draw(np.random.default_rng(0))
+    assert len(where(layout, KEY)) == 8
+    assert layout.position == fronts(layout)[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SimpleDoorKey(3, 5), "min_size=3.* 4 is the least"),
+        (lambda: LavaDoorKey(6, 5), "max_size=5 is below min_size=6"),
+        (lambda: ColoredDoorKey(5, 10, n_keys=9), "colored_doorkey: min_size=5.* 6 is the least"),
+        (lambda: DoorKey(4), "size=4"),
+    ],
+)
+def test_rooms_that_cannot_be(make, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_boxes_with_something_in_them_are_refused() -> None:
+    from minigrid.envs.obstructedmaze import ObstructedMaze_1Dlhb
+
+    env = ObstructedMaze_1Dlhb()
+    env.reset(seed=0)
+    with pytest.raises(ConfigError, match="box with something in it"):
+        layout_of(env)
