@@ -105,6 +105,29 @@ def test_learn_run_survives_kills(context, tmp_path):
     check(context, tmp_path, overrides, duration=3.0)
 
 
+TAUGHT = {
+    "a memory, a scripted planner that errs": (
+        *("env=simple_doorkey", "agent=student_lstm", "agent.memory=16", "agent.features=16", "teacher=llm"),
+        *("teacher.samples=3", "llm=scripted", "llm.malformed=0.3"),
+    ),
+    "parity, with a memory of its own": (
+        *("env=colored_doorkey", "agent=student_mlp", "teacher=offline", "teacher.parity=true", "teacher.mode=hard"),
+    ),
+    "a team": ("env=simple_spread", "agent=mappo", "teacher=oracle"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", TAUGHT)
+def test_taught_run_survives_kills(context, tmp_path, parts):
+    overrides = (
+        *TAUGHT[parts],
+        *("env.n_envs=4", "env.horizon=12", "learn.rollout_steps=5", "learn.env_steps=1600", "learn.evaluate_every=20"),
+        *("learn.evaluate_episodes=4", "checkpoint_seconds=0"),
+    )
+    check(context, tmp_path, overrides, duration=6.0)
+
+
 def impatient_run(*overrides: str) -> None:
     """`silent_run` with hardly any patience once it is told to stop."""
     import llmrl.run.run

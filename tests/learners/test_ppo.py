@@ -195,3 +195,16 @@ def test_resume_mid_training_is_exact(signal_game):
     train(ppo, collector, 2)
     train(ppo2, collector2, 2)
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), policy2.parameters(), strict=True))
+
+
+def test_the_step_size_decays_in_a_straight_line(signal_game):
+    env = signal_game(horizon=4)
+    _, ppo, collector = make(env, learning_rate=1e-3, final_learning_rate=1e-4, decay_updates=3)
+    rates = []
+    for i in range(5):
+        ppo.update(collector.collect(4, Seeds(i).torch("actions")), Seeds(i).torch("minibatches"))
+        rates += [updater.optimizer.param_groups[0]["lr"] for updater in ppo.updaters]
+        saved = ppo.state_dict()
+        _, ppo, _ = make(env, learning_rate=1e-3, final_learning_rate=1e-4, decay_updates=3)
+        ppo.load_state_dict(saved)
+    assert rates == pytest.approx([1e-3, 7e-4, 4e-4, 1e-4, 1e-4])

@@ -48,7 +48,7 @@ class Captioned:
         policy: who plays.
         recorder: takes the panels, for game 0.
         spec: of the environment.
-        teacher: whose action probabilities, and plans where it has any (`plans`), are shown too; None: nobody's.
+        teacher: whose action probabilities, and plans where it has any (`thoughts`), are shown too; None: nobody's.
     """
 
     def __init__(self, policy: Policy, recorder: Recorder, spec: EnvSpec, teacher: Policy | None) -> None:
@@ -85,8 +85,9 @@ class Captioned:
     def _thought(self, agent: int, act: Act, thinkers: dict[str, Act]) -> Thought:
         logits = {name: each.logits for name, each in thinkers.items() if each.logits is not None}
         bars = {name: x[0, agent].softmax(-1).cpu().numpy() for name, x in logits.items()}
-        plans = getattr(self.teacher, "plans", None)
-        lines = [] if plans is None else plans(0, agent)
+        # Only a teacher that plans has thoughts to show.
+        tell = getattr(self.teacher, "thoughts", None)
+        lines = [] if tell is None else tell(0, agent)
         title = "" if self.spec.n_agents == 1 else f"agent {agent}"
         return Thought(title, bars, int(act.action[0, agent]), lines)
 
@@ -102,7 +103,7 @@ def draw(thoughts: Sequence[Thought], actions: Sequence[str], height: int) -> np
         x, y = 6, i * share + 3
         for k, name in enumerate(thought.bars):
             pen.text((x, y), name, fill=_COLOURS[k % 2], font=font)
-            x += 60
+            x += 70
         pen.text((x, y), thought.title, fill="black", font=font)
         y += 14
         shown = _likeliest(thought, max(2, (share - 60) // 16))
@@ -111,7 +112,7 @@ def draw(thoughts: Sequence[Thought], actions: Sequence[str], height: int) -> np
             for k, probabilities in enumerate(thought.bars.values()):
                 top = y + 2 + 5 * k
                 pen.rectangle((110, top, 110 + int(140 * probabilities[action]), top + 3), fill=_COLOURS[k % 2])
-            values = " ".join(f"{p[action]:.2f}" for p in thought.bars.values())
+            values = "  ".join(f"{p[action]:.2f}" for p in thought.bars.values())
             pen.text((256, y), values, fill="black", font=font)
             y += 16
         for line in thought.lines:

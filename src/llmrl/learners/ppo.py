@@ -43,6 +43,8 @@ class PPOSettings:
     target_kl: PositiveFloat | None
     bootstrap_truncation: bool
     baseline: Literal["value", "none"] = "value"
+    final_learning_rate: PositiveFloat | None = None
+    decay_updates: PositiveInt = 1
 
 
 class PPO:
@@ -59,15 +61,19 @@ class PPO:
     def __init__(self, policy: SocietyPolicy, settings: PPOSettings, teacher: Teacher | None = None) -> None:
         self.policy, self.settings, self.teacher = policy, settings, teacher
         self.updaters = self._new_updaters()
+        self.updates = 0
 
     def reset(self) -> None:
-        """Forget the optimizers' moments."""
+        """Forget the optimizers' moments, and begin the step size's decay anew."""
         self.updaters = self._new_updaters()
+        self.updates = 0
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """A few epochs over one rollout; returns the mean of each loss and diagnostic over minibatches and networks."""
         advantage, target = self.estimate(rollout)
         advice = {} if self.teacher is None else self.teacher.advise(rollout)
+        self._set_learning_rate()
+        self.updates += 1
         metrics = self.fit(rollout, advantage, target, generator, self.updaters, advice)
         return metrics if self.teacher is None else metrics | self.teacher.metrics()
 
@@ -194,13 +200,24 @@ class PPO:
 
     def state_dict(self) -> State:
         teacher = None if self.teacher is None else self.teacher.state_dict()
-        return {"optimizers": [updater.optimizer.state_dict() for updater in self.updaters], "teacher": teacher}
+        optimizers = [updater.optimizer.state_dict() for updater in self.updaters]
+        return {"optimizers": optimizers, "updates": self.updates, "teacher": teacher}
 
     def load_state_dict(self, state: State) -> None:
+        self.updates = state["updates"]
         if self.teacher is not None:
             self.teacher.load_state_dict(state["teacher"])
         for updater, saved in zip(self.updaters, state["optimizers"], strict=True):
             updater.optimizer.load_state_dict(saved)
+
+    def _set_learning_rate(self) -> None:
+        s = self.settings
+        if s.final_learning_rate is None:
+            return
+        share = min(self.updates / s.decay_updates, 1.0)
+        for updater in self.updaters:
+            for group in updater.optimizer.param_groups:
+                group["lr"] = s.learning_rate + share * (s.final_learning_rate - s.learning_rate)
 
     def _new_updaters(self) -> list[InPlace]:
         s = self.settings

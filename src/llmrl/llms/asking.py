@@ -35,6 +35,9 @@ class Asker(Generic[T]):
         repair: from that text to the question that asks for another reply.
         schema: JSON schema for models that can be held to one.
         repair_turns: chances to correct an invalid reply.
+
+    Attributes:
+        unreached: which of the last questions have no answer because a call failed for good.
     """
 
     def __init__(
@@ -49,25 +52,32 @@ class Asker(Generic[T]):
         self.llm, self.purpose, self.parse, self.repair = llm, purpose, parse, repair
         self.schema, self.repair_turns = schema, repair_turns
         self.counters = {"invalid_replies": 0, "repairs": 0, "fallbacks": 0, "trimmed_prompts": 0}
+        self.unreached: set[int] = set()
 
-    def ask(self, questions: Sequence[Prompt]) -> list[T | None]:
+    def ask(self, questions: Sequence[Prompt], parsers: Sequence[Callable[[str], T]] | None = None) -> list[T | None]:
         """The values in the replies, in order; None where there is no valid one.
+
+        `parsers` are used instead of `parse`, one for each question, where what is valid depends on the question.
 
         Raises:
             LLMError: the model could not be reached, or may not be paid any more.
         """
         values: list[T | None] = [None] * len(questions)
+        parsers = [self.parse] * len(questions) if parsers is None else parsers
+        self.unreached = set()
         open_: dict[int, Messages] = {i: [_user(question.text)] for i, question in enumerate(questions)}
         for turn in range(self.repair_turns + 1):
-            requests = [self._request(questions[i], messages) for i, messages in open_.items()]
+            requests = [self._request(questions[i], messages, parsers[i]) for i, messages in open_.items()]
             replies = self.llm.chat(requests) if requests else []
             for (i, messages), reply in zip(list(open_.items()), replies, strict=True):
                 try:
-                    values[i] = self._value(reply)
+                    values[i] = _value(reply, parsers[i])
                 except InvalidReply as fault:
                     self.counters["invalid_replies"] += 1
                     logger.warning("invalid reply of %s: %s", self.llm.label, fault)
                     open_[i] = [*messages, _assistant(reply.text), _user(self.repair(str(fault)).text)]
+                    if reply.error:
+                        self.unreached.add(i)
                     # After a failed call there is nobody to show a mistake to; after a long one there may be no room.
                     if reply.error or not self.llm.fits(open_[i]):
                         del open_[i]
@@ -112,32 +122,34 @@ class Asker(Generic[T]):
     def load_state_dict(self, state: State) -> None:
         self.counters = dict(state)
 
-    def _request(self, question: Prompt, messages: Messages) -> ChatRequest:
+    def _request(self, question: Prompt, messages: Messages, parse: Callable[[str], T]) -> ChatRequest:
         return ChatRequest(
             tuple(messages),
             schema=self.schema,
             purpose=self.purpose,
             prompt=question.name,
             prompt_hash=question.hash,
-            fault=self._fault,
+            fault=lambda text: _fault(text, parse),
         )
 
-    def _value(self, reply: ChatReply) -> T:
-        if reply.error:
-            raise InvalidReply(f"there is no reply: {reply.error}")
-        try:
-            return self.parse(reply.text)
-        except InvalidReply as fault:
-            if reply.finish == "length":
-                raise InvalidReply(f"the reply was cut off because it grew too long; {fault}") from None
-            raise
 
-    def _fault(self, text: str) -> str:
-        try:
-            self.parse(text)
-        except InvalidReply as fault:
-            return str(fault) or "invalid"
-        return ""
+def _value(reply: ChatReply, parse: Callable[[str], T]) -> T:
+    if reply.error:
+        raise InvalidReply(f"there is no reply: {reply.error}")
+    try:
+        return parse(reply.text)
+    except InvalidReply as fault:
+        if reply.finish == "length":
+            raise InvalidReply(f"the reply was cut off because it grew too long; {fault}") from None
+        raise
+
+
+def _fault(text: str, parse: Callable[[str], T]) -> str:
+    try:
+        parse(text)
+    except InvalidReply as fault:
+        return str(fault) or "invalid"
+    return ""
 
 
 def _user(text: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.limits import UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
-from llmrl.llms import scripted_principal, scripted_schema
+from llmrl.llms import scripted_particles, scripted_planner, scripted_principal, scripted_schema
 from llmrl.llms.provider import Provider, estimate_tokens
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,12 @@ def _check_reply(prompt: str) -> str | None:
     return '{"number": 7}' if prompt.startswith("This is a connection test.") else None
 
 
-REPLIERS: dict[str, Replier] = {"principal": scripted_principal.reply, "connection test": _check_reply}
+REPLIERS: dict[str, Replier] = {
+    "principal": scripted_principal.reply,
+    "teacher in particle worlds": scripted_particles.reply,
+    "teacher": scripted_planner.reply,
+    "connection test": _check_reply,
+}
 """One per task; a structured question of any other task gets a draw from its schema (`scripted_schema`)."""
 
 REFUSAL = "I'm sorry, but I can't help with that request."

@@ -1,0 +1,95 @@
+"""How well teachers play the particle worlds: random actions, the scripted planner with and without debate, the oracle.
+
+    python benchmarks/particle_teachers.py --games 1000
+
+Returns are means over agents (and over each side in simple_tag) of the sum of 25 rewards, on the scale of `mpe2`.
+The scripted planner is no language model; it shows what the machinery does with plans that are not the best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+from llmrl.core.seeding import Seeds
+from llmrl.envs.particles.scenario import Scenario
+from llmrl.envs.particles.simple_reference import SimpleReference
+from llmrl.envs.particles.simple_speaker_listener import SimpleSpeakerListener
+from llmrl.envs.particles.simple_spread import SimpleSpread
+from llmrl.envs.particles.simple_tag import SimpleTag
+from llmrl.envs.particles.vec_env import ParticlesEnv
+from llmrl.llms.client import ChatClient
+from llmrl.llms.scripted import ScriptedChat
+from llmrl.teachers.debate import Debate
+from llmrl.teachers.domain import Domain
+from llmrl.teachers.domains import find_domain
+from llmrl.teachers.guide import Guide
+from llmrl.teachers.llm_planner import LLMPlanner
+from llmrl.teachers.planners import OraclePlanner, Planner
+
+SCENARIOS: dict[str, Scenario] = {
+    "spread": SimpleSpread(),
+    "tag": SimpleTag(),
+    "reference": SimpleReference(),
+    "reference4": SimpleReference(4),
+    "speaker": SimpleSpeakerListener(),
+    "speaker4": SimpleSpeakerListener(4),
+}
+TEACHERS = ("random", "scripted", "scripted+1", "scripted+2", "oracle")
+"""`+n`: with n rounds of debate."""
+
+
+def planner_of(teacher: str, domain: Domain, names: tuple[str, ...]) -> Planner:
+    if teacher == "oracle":
+        return OraclePlanner(domain)
+    planner = LLMPlanner(domain, ChatClient(ScriptedChat(Seeds(0))), samples=1)
+    rounds = int(teacher.partition("+")[2] or 0)
+    return Debate(planner, names, rounds) if rounds else planner
+
+
+def play(scenario: Scenario, teacher: str, games: int, seed: int) -> tuple[np.ndarray, dict[str, float]]:
+    """Returns [games, n_agents], and metrics of episodes, those of the planner with them."""
+    env = ParticlesEnv(Seeds(seed), scenario, n_envs=games)
+    spec, observation, rng = env.spec, env.reset(seed=seed), np.random.default_rng(seed)
+    domain = find_domain(spec.name, spec=spec)
+    guide = Guide(domain, planner_of(teacher, domain, spec.agent_names))
+    legal = np.ones((spec.n_agents, spec.n_actions)) if scenario.legal is None else scenario.legal
+    total, metrics = np.zeros((games, spec.n_agents)), dict.fromkeys(spec.metrics, 0.0)
+    for _ in range(spec.horizon or 25):
+        if teacher == "random":
+            advice = np.tile(legal / legal.sum(1, keepdims=True), (games, 1))
+        else:
+            advice = guide.advise(guide.scenes(observation))
+        drawn = (advice.cumsum(1) <= rng.random(len(advice))[:, None] * (1 - 1e-6)).sum(1)
+        step = env.step(drawn.reshape(games, -1))
+        observation, total = step.observation, total + step.reward
+        for name, value in step.info.items():
+            kept = metrics[name] if spec.metrics[name] != "last" else 0.0
+            metrics[name] = kept + float(value.mean()) / (25 if spec.metrics[name] == "mean" else 1)
+    shown = {n: x for n, x in guide.planner.metrics().items() if n in ("teacher/asked", "teacher/debate_changes")}
+    return total, metrics | shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--games", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--worlds", nargs="*", default=list(SCENARIOS), choices=SCENARIOS)
+    parser.add_argument("--teachers", nargs="*", default=TEACHERS, choices=TEACHERS)
+    options = parser.parse_args()
+    for world in options.worlds:
+        for teacher in options.teachers:
+            start = time.perf_counter()
+            total, metrics = play(SCENARIOS[world], teacher, options.games, options.seed)
+            seconds = time.perf_counter() - start
+            sides = [total[:, :3], total[:, 3:]] if world == "tag" else [total]
+            means = [side.mean(1) for side in sides]
+            returns = ", ".join(f"{x.mean():7.2f} ± {1.96 * x.std(ddof=1) / len(x) ** 0.5:4.2f}" for x in means)
+            print(f"{world:11}{teacher:11}{returns}  {seconds:4.0f} s ", end="")
+            print(", ".join(f"{name} {value:.3g}" for name, value in metrics.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""A language model as the planner: several answers for each abstract state, asked for once."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.limits import NonNegativeInt, PositiveInt
+from llmrl.core.protocols import ChatModel
+from llmrl.core.records import State
+from llmrl.llms.asking import Asker
+from llmrl.llms.prompts import Prompt, Prompts
+from llmrl.teachers.domain import Domain
+from llmrl.teachers.planners import Distribution, distribution
+from llmrl.teachers.plans import Plan, parse_reply, parse_text, plan_text, reply_schema
+from llmrl.teachers.tables import write_table
+
+logger = logging.getLogger(__name__)
+
+FAMILY = "teacher"
+FOLDER = Path(__file__).with_name("prompts")
+TABLE = "plans.json"
+"""In the run folder: the plans of every state so far; `teacher=offline teacher.table=<file>` plays them again."""
+
+
+class LLMPlanner:
+    """Asks a chat model for plans, each state `samples` times, and takes their shares as probabilities.
+
+    After LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373), with prompts of our own and a strict grammar: a reply
+    must name skills and objects that there are, or the model is shown what is wrong with it. Invalid samples are left
+    out and counted; if a state has no valid one its plan is the domain's `fallback`.
+
+    What was learnt of a state is kept for good, but for a fallback that is due to a call that failed: then the state is
+    asked for again when it is next looked up.
+
+    Args:
+        domain: whose states.
+        llm: the chat model; one that tells repeated questions apart, as the client does.
+        prompt_folder: a user's own prompts; None: there are none.
+        samples: answers for each state.
+        repair_turns: chances to correct an invalid reply.
+        folder: where the plan table is kept as a file a person can read; None: nowhere.
+
+    Raises:
+        ConfigError: no chat model, or no such prompt.
+    """
+
+    def __init__(
+        self,
+        domain: Domain,
+        llm: ChatModel | None,
+        prompt_folder: Path | None = None,
+        samples: PositiveInt = 10,
+        repair_turns: NonNegativeInt = 1,
+        folder: Path | None = None,
+    ) -> None:
+        if llm is None:
+            raise ConfigError(
+                "teacher=llm needs a chat model, and llm=none is none: choose one of llm=, or teacher=offline (frozen "
+                "plans) or teacher=oracle"
+            )
+        self.domain, self.samples, self.folder = domain, samples, folder
+        self.label = llm.label
+        self.prompts = Prompts(FAMILY, FOLDER, prompt_folder)
+        if domain.prompt not in self.prompts.names:
+            raise ConfigError(
+                f"the domain {domain.name} has no prompt {domain.prompt}.j2; there are {', '.join(self.prompts.names)}"
+                f"; put it into <folder>/{FAMILY}/ and set prompts=<folder>"
+            )
+        parse = functools.partial(parse_reply, skills=domain.skills, objects=())
+        self.asker: Asker[Plan] = Asker(llm, FAMILY, parse, self._repair, reply_schema(domain.skills), repair_turns)
+        self.known: dict[str, Distribution] = {}
+        self.counters = {"asked": 0, "fallbacks": 0}
+
+    def plans(self, sentences: Sequence[str]) -> list[Distribution]:
+        """What is known, and for all new sentences together one batch of questions.
+
+        Raises:
+            LLMError: the model failed for good, or may not be paid any more; nothing is kept then.
+        """
+        new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self.known]
+        passing = self._ask(new) if new else {}
+        return [self.known[sentence] if sentence in self.known else passing[sentence] for sentence in sentences]
+
+    def question(self, sentence: str) -> Prompt:
+        """The question for a state."""
+        domain = self.domain
+        return self.prompts.render(
+            domain.prompt, skills=domain.skills, sentence=sentence, objects=domain.objects(sentence)
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """teacher/asked: states the model was asked for; teacher/fallbacks: samples without a valid reply; and those of
+        `Asker`. Counted since the start of the run."""
+        return {f"teacher/{name}": float(count) for name, count in self.counters.items()} | self.asker.metrics()
+
+    def state_dict(self) -> State:
+        known = {sentence: [[plan_text(plan), p] for plan, p in plans] for sentence, plans in self.known.items()}
+        return {"known": known, "counters": dict(self.counters), "asker": self.asker.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        self.known = {
+            sentence: tuple(
+                (parse_text(text, self.domain.skills, self.domain.objects(sentence)), float(p)) for text, p in plans
+            )
+            for sentence, plans in state["known"].items()
+        }
+        self.counters = dict(state["counters"])
+        self.asker.load_state_dict(state["asker"])
+
+    def _ask(self, sentences: Sequence[str]) -> dict[str, Distribution]:
+        """Ask, and keep what is worth keeping; returns what is not."""
+        questions = [self.question(sentence) for sentence in sentences for _ in range(self.samples)]
+        parsers = [
+            functools.partial(parse_reply, skills=self.domain.skills, objects=self.domain.objects(sentence))
+            for sentence in sentences
+            for _ in range(self.samples)
+        ]
+        replies = self.asker.ask(questions, parsers)
+        self.counters["asked"] += len(sentences)
+        passing: dict[str, Distribution] = {}
+        for i, sentence in enumerate(sentences):
+            asked = range(i * self.samples, (i + 1) * self.samples)
+            valid = [(plan, 1.0) for plan in (replies[k] for k in asked) if plan is not None]
+            self.counters["fallbacks"] += self.samples - len(valid)
+            if valid:
+                self.known[sentence] = distribution(valid)
+                continue
+            fallback: Distribution = ((self.domain.fallback, 1.0),)
+            failed = not self.asker.unreached.isdisjoint(asked)
+            (passing if failed else self.known)[sentence] = fallback
+            logger.warning(
+                "%s gave no valid plan for %r; the plan is %s%s",
+                self.label,
+                sentence,
+                plan_text(self.domain.fallback),
+                " until it can be reached" if failed else "",
+            )
+        if self.folder is not None:
+            about = f"Plans of {self.label}, {self.samples} samples for each state."
+            write_table(self.folder / TABLE, self.domain.name, about, self.known)
+        return passing
+
+    def _repair(self, fault: str) -> Prompt:
+        return self.prompts.render("_repair", fault=fault, skills=self.domain.skills)

@@ -1,0 +1,95 @@
+"""Frozen plans: a table out of a file instead of a language model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.records import State
+from llmrl.llms.structured import InvalidReply
+from llmrl.teachers.domain import Domain
+from llmrl.teachers.planners import Distribution, distribution
+from llmrl.teachers.tables import Table, read_table
+
+logger = logging.getLogger(__name__)
+
+PUBLISHED = "published"
+CORRECTED = "corrected"
+
+
+class OfflinePlanner:
+    """Plans out of a table.
+
+    Plans of a row that are not valid in the domain (which in parity are none) are left out, as they would be of a
+    language model's replies, and the others share the probability.
+
+    Args:
+        domain: whose plans.
+        table: `published` or `corrected`, of those shipped with the domain, or the path of a JSON file of the form that
+            a run with `teacher=llm` writes (`plans.json`).
+        miss: what a sentence without a row gets: the domain's `fallback`, which is counted, or an `error`.
+
+    Raises:
+        ConfigError: no such table, or a row has no valid plan.
+    """
+
+    def __init__(self, domain: Domain, table: str = CORRECTED, miss: Literal["fallback", "error"] = "fallback") -> None:
+        self.domain, self.miss = domain, miss
+        self._name = table
+        self._table = _find(domain, table)
+        self._known: dict[str, Distribution | None] = {}
+        self._fallback: Distribution = ((domain.fallback, 1.0),)
+        self.fallbacks = 0
+
+    def plans(self, sentences: Sequence[str]) -> list[Distribution]:
+        """Raises ConfigError for a sentence without a row where `miss` is `error`."""
+        found = []
+        for sentence in sentences:
+            if sentence not in self._known:
+                self._known[sentence] = self._read(sentence)
+            plans = self._known[sentence]
+            self.fallbacks += plans is None
+            found.append(self._fallback if plans is None else plans)
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        """teacher/fallbacks: how often a state without a row was looked up, once an update and sentence."""
+        return {"teacher/fallbacks": float(self.fallbacks)}
+
+    def state_dict(self) -> State:
+        return {"fallbacks": self.fallbacks}
+
+    def load_state_dict(self, state: State) -> None:
+        self.fallbacks = int(state["fallbacks"])
+
+    def _read(self, sentence: str) -> Distribution | None:
+        row = self._table.find(sentence)
+        if row is None:
+            message = f"the plan table {self._name} of {self.domain.name} has no row for {sentence!r}"
+            if self.miss == "error":
+                raise ConfigError(f"{message}; add one, or set teacher.miss=fallback")
+            logger.warning("%s; the plan is %s", message, ", ".join(map(str, self.domain.fallback)))
+            return None
+        plans, faults = [], []
+        for text, probability in row:
+            try:
+                plans.append((self.domain.read_plan(text, sentence), probability))
+            except InvalidReply as fault:
+                faults.append(str(fault))
+        if not plans:
+            raise ConfigError(f"the plan table {self._name} has no valid plan for {sentence!r}: {'; '.join(faults)}")
+        return distribution(plans)
+
+
+def _find(domain: Domain, table: str) -> Table:
+    if table not in (PUBLISHED, CORRECTED):
+        return read_table(Path(table).expanduser(), domain.name)
+    if domain.tables is None:
+        raise ConfigError(
+            f"no plan table is shipped for {domain.name}; give teacher.table=<plans.json of a run with teacher=llm>, "
+            "or use teacher=llm or teacher=oracle"
+        )
+    return read_table(Path(domain.tables), domain.name, corrected=table == CORRECTED)

@@ -1,0 +1,137 @@
+"""The teacher's loss: the student's policy is drawn towards what plans do in the states the student visits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from llmrl.core.records import State
+from llmrl.core.seeding import Seeds
+from llmrl.teachers.guide import Guide
+from llmrl.teachers.schedules import Schedule
+from llmrl.teachers.teacher_policy import TeacherPolicy
+
+if TYPE_CHECKING:
+    from llmrl.learners.rollout import Rollout
+
+ADVICE = "advice"
+"""What joins the minibatches: the teacher's action probabilities."""
+
+
+class PolicyTeacher:
+    """Adds weight * H(pi_T, pi_theta) to the student's loss, with the cross-entropy -sum_a pi_T(a|s) log pi_theta(a|s).
+
+    After LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373): the student acts, the teacher says what it would have
+    done in each state. Up to a constant the cross-entropy is KL(pi_T || pi_theta).
+
+    Where the schedule's weight is 0 no scene is described and nothing is asked.
+
+    Args:
+        guide: gives pi_T.
+        schedule: weight of the loss in each update.
+        seeds: draw the plans of the guide's `hard` mode, for each update from a stream of its own.
+
+    Attributes:
+        channels: what the domain reads.
+        policy: the guide as a player.
+        updates: rollouts advised on so far.
+        weight: of the loss in the present update.
+    """
+
+    def __init__(self, guide: Guide, schedule: Schedule, seeds: Seeds) -> None:
+        self.guide, self.schedule = guide, schedule
+        self.channels = guide.domain.channels
+        self.policy = TeacherPolicy(guide)
+        self._seeds = seeds.child("plans")
+        self.updates, self.queries, self.weight = 0, 0, 0.0
+        self._memory: np.ndarray | None = None
+
+    def advise(self, rollout: Rollout) -> dict[str, torch.Tensor]:
+        """advice: pi_T in every state, [T, n_envs, n_agents, n_actions] float32; nothing at weight 0.
+
+        Raises:
+            LLMError: the planner's language model failed for good.
+        """
+        weight = self.schedule(self.updates)
+        if weight == 0.0:
+            self._memory = None  # it would be of other episodes when the teacher speaks again
+            advice = {}
+        else:
+            advice = {ADVICE: self._advice(rollout)}
+        self.weight = weight
+        self.updates += 1
+        return advice
+
+    def loss(self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
+        """The weighted cross-entropy, mean over the minibatch; 0 where there is no advice.
+
+        Metrics: teacher/cross_entropy in nats; teacher/agreement, the share of states in which the student's likeliest
+        action is (one of) the teacher's. Actions that an `action_mask` forbids are taken out of the advice, and states
+        in which none is left do not count.
+        """
+        if ADVICE not in minibatch:
+            return logits.new_zeros(()), {}
+        advice = minibatch[ADVICE]
+        counted = torch.ones_like(advice[..., 0])
+        log_probs = logits.log_softmax(-1)
+        if "action_mask" in minibatch:
+            allowed = minibatch["action_mask"].bool()
+            advice = advice * allowed
+            total = advice.sum(-1, keepdim=True)
+            counted = (total[..., 0] > 0).to(advice.dtype)
+            advice = advice / total.clamp_min(torch.finfo(advice.dtype).tiny)
+            log_probs = log_probs.masked_fill(~allowed, 0.0)
+        n = counted.sum().clamp_min(1.0)
+        cross_entropy = (-(advice * log_probs).sum(-1) * counted).sum() / n
+        chosen = advice.gather(-1, logits.argmax(-1, keepdim=True))[..., 0]
+        agreement = ((chosen >= advice.amax(-1)) * counted).sum() / n
+        values = torch.stack([cross_entropy.detach(), agreement]).tolist()
+        return self.weight * cross_entropy, {"teacher/cross_entropy": values[0], "teacher/agreement": values[1]}
+
+    def metrics(self) -> dict[str, float]:
+        """teacher/weight of the present update; teacher/queries, states looked up, and teacher/states, distinct
+        sentences among them, since the start of the run; and the planner's."""
+        return {
+            "teacher/weight": self.weight,
+            "teacher/queries": float(self.queries),
+            "teacher/states": float(len(self.guide.sentences)),
+            **self.guide.planner.metrics(),
+        }
+
+    def state_dict(self) -> State:
+        return {
+            "updates": self.updates,
+            "queries": self.queries,
+            "weight": self.weight,
+            "memory": None if self._memory is None else self._memory.copy(),
+            "guide": self.guide.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.updates, self.queries, self.weight = state["updates"], state["queries"], state["weight"]
+        self._memory = None if state["memory"] is None else np.array(state["memory"])
+        self.guide.load_state_dict(state["guide"])
+
+    def _advice(self, rollout: Rollout) -> torch.Tensor:
+        observation = {name: rollout.observation[name].cpu().numpy() for name in self.channels}
+        steps, n_envs, n_agents = rollout.action.shape
+        memory: np.ndarray | None = None
+        if self.guide.domain.memory:
+            # A copy: if a model fails, nothing has happened.
+            blank = np.zeros((n_envs, n_agents, self.guide.domain.memory))
+            memory = blank if self._memory is None else self._memory.copy()
+            first = rollout.first.cpu().numpy()
+            scenes = []
+            for t in range(steps):
+                memory[first[t]] = 0.0
+                scenes += self.guide.scenes({name: x[t] for name, x in observation.items()}, memory)
+        else:
+            merged = {name: x.reshape(steps * n_envs, *x.shape[2:]) for name, x in observation.items()}
+            scenes = self.guide.scenes(merged)
+        uniform = self._seeds.numpy(self.updates).random(len(scenes)) if self.guide.mode == "hard" else None
+        advice = self.guide.advise(scenes, uniform)
+        self._memory = memory
+        self.queries += len(scenes)
+        return torch.from_numpy(advice).reshape(steps, n_envs, n_agents, -1).to(rollout.action.device)

@@ -1,0 +1,113 @@
+"""The skills of discs and their teams: whether they get where they are to be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from llmrl.envs.particles.scenario import Scenario
+from llmrl.envs.particles.simple_spread import SimpleSpread
+from llmrl.envs.particles.simple_tag import SimpleTag
+from llmrl.teachers.domain import Domain
+from llmrl.teachers.plans import Plan, PlanStep
+from tests.particle_games import (
+    SCENARIOS,
+    always,
+    best,
+    domain_of,
+    guide_of,
+    placed,
+    play,
+    random_world,
+)
+
+
+def test_go_to_arrives_and_stays() -> None:
+    scenario = SimpleSpread(1)
+    world = random_world(scenario, 6, 300)
+    world.velocity *= 0.5
+    env, _, _ = play(scenario, 300, always(PlanStep("go to", "landmark 0")), world)
+    distance = np.linalg.norm(env.world.agents - env.world.landmarks, axis=-1)
+    assert distance.max() < 0.15 and distance.mean() < 0.08
+    assert np.abs(env.world.velocity).max() <= 0.6  # hovering: at most the push of a step and what is left of one
+
+
+def test_stay_stops() -> None:
+    scenario = SimpleSpread(1)
+    world = random_world(scenario, 7, 100)
+    env, _, _ = play(scenario, 100, always(PlanStep("stay")), world)
+    assert np.linalg.norm(env.world.velocity, axis=-1).max() < 0.05
+
+
+def test_keep_apart_parts_agents_and_then_lets_the_plan_go_on() -> None:
+    scenario = SimpleSpread(2)
+    together = placed(scenario, [(0, 0), (0.1, 0), (1, 1), (-1, -1)])
+    plan = (PlanStep("keep apart"), PlanStep("go to", "landmark 0"))
+    scenes = guide_of(domain_of(scenario)).scenes({"vector": scenario.observe(together)})
+    assert [scene.act(plan[0]) for scene in scenes] == [1, 2]
+    together.position[0, 1] = 0.9
+    scene = guide_of(domain_of(scenario)).scenes({"vector": scenario.observe(together)})[0]
+    assert scene.act(plan[0]) is None and domain_of(scenario).action(scene, plan) == scene.act(plan[1])
+
+
+def test_hunters_go_round_obstacles_and_catch_what_stands_still() -> None:
+    scenario = SimpleTag(1, 1, 1)
+    hunter_and_prey = placed(scenario, [(-0.8, 0), (0.8, 0), (0, 0)])
+
+    def chase(domain: Domain, agent: int, sentence: str) -> Plan:
+        return (PlanStep("stay"),) if agent == 1 else (PlanStep("chase", "agent_0"),)
+
+    _, _, metrics = play(scenario, 1, chase, hunter_and_prey)
+    assert metrics["catches"] > 0
+    _, _, metrics = play(SimpleTag(1, 1, 2), 100, chase)
+    assert metrics["catches"] > 3
+
+
+def test_fleeing_is_better_than_standing_still() -> None:
+    def prey(plan: tuple[PlanStep, ...] | None) -> tuple[float, float]:
+        def choose(domain: Domain, agent: int, sentence: str) -> Plan:
+            if agent < 3:
+                return domain.best_plan(sentence)
+            return (PlanStep("flee from", domain.objects(sentence)[0]),) if plan is None else plan
+
+        _, total, metrics = play(SimpleTag(), 60, choose)
+        return metrics["catches"], float(total[:, 3].mean())
+
+    still, from_one, from_all = (prey(p) for p in ((PlanStep("stay"),), None, (PlanStep("keep away"),)))
+    assert from_one[0] < still[0] / 3 and from_all[0] < still[0] / 3
+    assert min(from_one[1], from_all[1]) > still[1] + 20
+
+
+def test_go_to_the_middle_comes_back_from_outside() -> None:
+    scenario = SimpleTag(1, 1, 0)
+    env, _, _ = play(scenario, 1, always(PlanStep("go to the middle")), placed(scenario, [(1.2, 0.3), (-0.9, 1.1)]))
+    assert np.linalg.norm(env.world.agents, axis=-1).max() < 0.3  # both want to be there
+
+
+# Teams
+
+
+def test_the_oracle_covers_landmarks() -> None:
+    """Random agents get -27; an agent that stays where it is could not even cover its own."""
+    _, total, metrics = play(SimpleSpread(), 100, best)
+    assert total.mean() > -9.5
+    assert metrics["landmarks_covered"] > 2.6 and metrics["success"] > 0.85
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS[6:], ids=lambda s: f"{s.name}-{s.bodies.n_agents}")
+def test_the_oracle_tells_and_obeys(scenario: Scenario) -> None:
+    _, _, metrics = play(scenario, 50, best)
+    assert metrics["success"] == 1.0 and metrics["distance_to_goal"] < 0.06
+
+
+def test_oracle_hunters_catch_random_prey() -> None:
+    rng = np.random.default_rng(0)
+
+    def choose(domain: Domain, agent: int, sentence: str) -> Plan:
+        if agent < 3:
+            return domain.best_plan(sentence)
+        wander = [PlanStep("stay"), PlanStep("go to the middle"), PlanStep("chase", domain.objects(sentence)[0])]
+        return (wander[rng.integers(3)],)
+
+    _, _, metrics = play(SimpleTag(), 60, choose)
+    assert metrics["catches"] > 4

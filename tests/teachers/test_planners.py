@@ -1,0 +1,364 @@
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from fake_openai_server import FakeOpenAIServer
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.records import ChatReply
+from llmrl.llms import scripted_planner
+from llmrl.llms.cache import Cache
+from llmrl.llms.client import ChatClient
+from llmrl.teachers.domains import find_domain
+from llmrl.teachers.llm_planner import LLMPlanner
+from llmrl.teachers.offline import OfflinePlanner
+from llmrl.teachers.planners import OraclePlanner, distribution
+from llmrl.teachers.plans import PlanStep, parse_reply, parse_text
+from models import Echo, connected, scripted
+
+GOLDEN = Path(__file__).parent / "golden"
+NOTHING = "Agent sees <nothing>, holds <nothing>."
+KEY = "Agent sees <key>, holds <nothing>."
+DOOR = "Agent sees <door>, holds <key>."
+FETCH = (PlanStep("go to", "key"), PlanStep("pick up", "key"))
+EXPLORE = (PlanStep("explore"),)
+
+STATES = {
+    "simple_doorkey": NOTHING,
+    "lava_doorkey": DOOR,
+    "colored_doorkey": "Agent sees <red key>, <blue door>, holds <blue key>.",
+    "two_door": "Agent sees <key>, <door1>, <door2>, holds <nothing>.",
+    "unlock_pickup": "Agent sees <open door>, <box>, holds <key>.",
+}
+
+
+def planner(llm=None, task="simple_doorkey", **options):
+    return LLMPlanner(find_domain(task), llm or scripted(), **options)
+
+
+class Answers(Echo):
+    """Replies from a list, in turn, the last for ever."""
+
+    def __init__(self, *texts):
+        super().__init__(parallel=False)
+        self.texts, self.requests = list(texts), []
+
+    def complete(self, requests):
+        self.requests += requests
+        return [ChatReply(self.texts.pop(0) if len(self.texts) > 1 else self.texts[0]) for _ in requests]
+
+
+def plan_json(*steps):
+    return json.dumps({"reasoning": "", "plan": [{"skill": s, "object": o} for s, o in steps]})
+
+
+def reviewed(name, text):
+    """Compare with a golden file. LLMRL_UPDATE_GOLDEN=1 rewrites it after a deliberate change; then read the diff."""
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("LLMRL_UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("task", STATES)
+def test_prompts_are_as_reviewed(task):
+    reviewed(task, planner(task=task).question(STATES[task]).text)
+
+
+def test_the_repair_prompt_is_as_reviewed():
+    reviewed("repair", planner()._repair("there is no skill 'fly'; there are explore, go to").text)
+
+
+@pytest.mark.parametrize("task", STATES)
+def test_the_example_of_a_prompt_is_a_valid_plan(task):
+    domain = find_domain(task)
+    lines = planner(task=task).question(STATES[task]).text.split("## Example")[1].splitlines()
+    sentence = next(line for line in lines if line.startswith("State: "))
+    answer = next(line for line in lines if line.startswith("{"))
+    assert len(parse_reply(answer, domain.skills, domain.objects(sentence))) == 2
+
+
+def test_own_prompts_come_first(tmp_path):
+    (tmp_path / "teacher").mkdir()
+    (tmp_path / "teacher" / "simple_doorkey.j2").write_text(
+        '{% extends "ours/simple_doorkey.j2" %}{% block world %}My own world.{% endblock %}'
+    )
+    text = planner(prompt_folder=tmp_path).question(KEY).text
+    assert "My own world." in text and f"State: {KEY}" in text
+
+
+class TestAsking:
+    def test_shares_of_samples_are_probabilities(self):
+        fetch, explore = plan_json(("go to", "key"), ("pick up", "key")), plan_json(("explore", ""))
+        other = "Action: {go to <key>, pick up <key>}"
+        asked = planner(ChatClient(Answers(fetch, explore, other, fetch)), samples=4)
+        assert asked.plans([KEY]) == [((FETCH, 0.75), (EXPLORE, 0.25))]
+
+    def test_a_state_is_asked_once_and_all_new_ones_together(self):
+        model = Answers(plan_json(("explore", "")))
+        asked = planner(ChatClient(model), samples=3)
+        assert asked.plans([KEY, NOTHING, KEY]) == [((EXPLORE, 1.0),)] * 3
+        assert asked.plans([NOTHING]) == [((EXPLORE, 1.0),)]
+        assert len(model.requests) == 6
+        # Independent answers to one question.
+        assert [request.repeat for request in model.requests] == [0, 1, 2] * 2
+        assert asked.metrics()["teacher/asked"] == 2
+
+    def test_objects_are_those_of_each_states_own(self):
+        """Of two states asked together only one has a door."""
+        go = plan_json(("go to", "door"))
+        asked = planner(ChatClient(Answers(go)), samples=1, repair_turns=0)
+        assert asked.plans([KEY, DOOR]) == [((EXPLORE, 1.0),), (((PlanStep("go to", "door"),), 1.0),)]
+        assert asked.metrics()["teacher/fallbacks"] == 1
+
+    def test_the_model_is_shown_what_is_wrong(self):
+        model = Answers(plan_json(("fly", "")), plan_json(("explore", "")))
+        assert planner(ChatClient(model), samples=1).plans([KEY]) == [((EXPLORE, 1.0),)]
+        assert "there is no skill 'fly'" in model.requests[1].messages[-1]["content"]
+
+    def test_invalid_samples_are_left_out_and_counted(self):
+        replies = [plan_json(("go to", "key"), ("pick up", "key")), "no", plan_json(("explore", "")), "", "{}"]
+        asked = planner(ChatClient(Answers(*replies)), samples=5, repair_turns=0)
+        assert asked.plans([KEY]) == [((FETCH, 0.5), (EXPLORE, 0.5))]
+        assert asked.metrics()["teacher/fallbacks"] == 3 == asked.metrics()["llm/invalid_replies"]
+
+    def test_the_log_knows_which_replies_were_valid(self):
+        model = Answers(plan_json(("go to", "door")))
+        planner(ChatClient(model), samples=1, repair_turns=0).plans([KEY, DOOR])
+        faults = [request.fault(plan_json(("go to", "door"))) for request in model.requests]
+        assert "'door' is none" in faults[0] and faults[1] == ""
+
+
+@pytest.mark.parametrize("fault", ["malformed", "empty", "truncated", "refusal"])
+def test_a_model_that_never_answers_well(fault, caplog):
+    with caplog.at_level(logging.WARNING):
+        asked = planner(scripted(**{fault: 1.0}))
+        assert asked.plans([KEY]) == [((EXPLORE, 1.0),)]
+    assert asked.metrics()["teacher/fallbacks"] == 10
+    assert asked.metrics()["llm/invalid_replies"] == 20
+    assert "no valid plan for 'Agent sees <key>" in caplog.text
+    # That is what the model says to this state, so it is kept.
+    asked.plans([KEY])
+    assert asked.metrics()["teacher/asked"] == 1
+
+
+def test_a_model_that_often_errs():
+    asked = planner(scripted(malformed=0.2, empty=0.1, truncated=0.1, refusal=0.1), samples=40)
+    assert asked.plans([KEY]) == [((FETCH, 1.0),)]
+    assert asked.metrics()["llm/repairs"] > 5
+
+
+class TestFailures:
+    REPLY = staticmethod(lambda messages: plan_json(("explore", "")))
+
+    def test_a_failing_model_ends_the_run(self):
+        with FakeOpenAIServer(self.REPLY) as server:
+            asked = planner(connected(server), samples=2)
+            server.faults += ["500"] * 2
+            with pytest.raises(LLMError):
+                asked.plans([KEY])
+            assert asked.known == {}
+            assert asked.plans([KEY]) == [((EXPLORE, 1.0),)]
+
+    def test_or_its_fallback_lasts_until_it_answers(self):
+        with FakeOpenAIServer(lambda messages: plan_json(("go to", "key"))) as server:
+            asked = planner(connected(server, failures="fall_back"), samples=2)
+            server.faults += ["500"] * 2
+            assert asked.plans([KEY, KEY]) == [((EXPLORE, 1.0),)] * 2
+            assert asked.metrics()["teacher/fallbacks"] == 2 and asked.known == {}
+            assert asked.plans([KEY]) == [(((PlanStep("go to", "key"),), 1.0),)]
+            assert asked.metrics()["teacher/asked"] == 2
+
+    def test_a_part_of_the_samples_is_enough(self):
+        with FakeOpenAIServer(self.REPLY) as server:
+            server.faults += ["500"]
+            asked = planner(connected(server, failures="fall_back"), samples=3)
+            assert asked.plans([NOTHING]) == [((EXPLORE, 1.0),)]
+            assert asked.metrics()["teacher/fallbacks"] == 1 and NOTHING in asked.known
+
+    def test_passing_failures_are_tried_again(self):
+        kinds = ("429", "500", "503", "reset", "truncated-json", "malformed", "no_choices")
+        with FakeOpenAIServer(self.REPLY, fault_rate=0.3, fault_kinds=kinds, seed=3) as server:
+            asked = planner(connected(server, retries=8), samples=10)
+            assert asked.plans([KEY, NOTHING, DOOR]) == [((EXPLORE, 1.0),)] * 3
+            assert asked.metrics()["teacher/fallbacks"] == 0
+            assert any(exchange.fault for exchange in server.exchanges)
+
+    def test_odd_answers_are_no_plans(self):
+        with FakeOpenAIServer(
+            self.REPLY, fault_rate=1.0, fault_kinds=("null_content", "wrong_schema", "echo")
+        ) as server:
+            asked = planner(connected(server), samples=6)
+            assert asked.plans([KEY]) == [((EXPLORE, 1.0),)]
+            assert asked.metrics()["teacher/fallbacks"] == 6
+
+
+def test_nothing_is_paid_twice(tmp_path):
+    model = Answers(plan_json(("explore", "")))
+    for _ in range(2):
+        planner(ChatClient(model, cache=Cache(tmp_path, "readwrite"))).plans([KEY, NOTHING])
+    assert len(model.requests) == 20
+
+
+def test_state_is_restored(tmp_path):
+    first = planner()
+    before = first.plans([KEY, DOOR, NOTHING])
+    silent = Answers("must not be asked")
+    second = planner(ChatClient(silent))
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.plans([KEY, DOOR, NOTHING]) == before and silent.requests == []
+    assert second.metrics() == first.metrics()
+
+
+def test_the_table_of_a_run_can_be_played_again(tmp_path):
+    asked = planner(task="colored_doorkey", folder=tmp_path)
+    sentences = ["Agent sees <red key>, <blue door>, holds <blue key>.", "Agent sees <red key>, holds <nothing>."]
+    plans = asked.plans(sentences)
+    path = tmp_path / "plans.json"
+    assert list(json.loads(path.read_text())["plans"]) == sorted(sentences)
+    assert "scripted (not a language model)" in path.read_text()
+    again = OfflinePlanner(find_domain("colored_doorkey"), str(path), miss="error")
+    assert again.plans(sentences) == plans
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["plans.json"]
+
+
+def test_no_model_and_no_prompt_are_refused():
+    with pytest.raises(ConfigError, match="llm=none is none"):
+        LLMPlanner(find_domain("two_door"), None)
+    domain = find_domain("two_door")
+    domain.prompt = "three_door"
+    with pytest.raises(ConfigError, match=r"no prompt three_door.j2; there are colored_doorkey"):
+        LLMPlanner(domain, scripted())
+
+
+class TestOffline:
+    @pytest.mark.parametrize("parity", [False, True])
+    @pytest.mark.parametrize("task", [task for task in STATES if find_domain(task).tables])
+    def test_every_row_is_a_distribution_of_valid_plans(self, task, parity):
+        domain = find_domain(task, parity)
+        table = OfflinePlanner(domain, "published" if parity else "corrected", miss="error")
+        words = {"[1]": "blue" if "color" in task else "door1", "[2]": "red" if "color" in task else "door2"}
+        for abstract in table._table.rows:
+            sentence = abstract
+            for sign, word in words.items():
+                sentence = sentence.replace(sign, word)
+            (plans,) = table.plans([sentence])
+            assert sum(p for _, p in plans) == pytest.approx(1)
+            assert len({plan for plan, _ in plans}) == len(plans)
+        assert len(table._table.rows) == {"colored_doorkey": 14, "two_door": 9}.get(task, 6)
+
+    def test_published_numbers(self):
+        domain = find_domain("simple_doorkey", parity=True)
+        (plans,) = OfflinePlanner(domain, "published").plans([DOOR])
+        go, open_ = PlanStep("go to", "door"), PlanStep("open", "door")
+        assert plans == (
+            ((go, open_), pytest.approx(0.92)),
+            ((*FETCH, go, open_), 0.06),
+            ((PlanStep("explore"), go), 0.02),
+        )
+
+    def test_invalid_plans_are_left_out_unless_in_parity(self):
+        domain = find_domain("simple_doorkey")
+        assert OfflinePlanner(domain).plans(["Agent sees <nothing>, holds <key>."]) == [((EXPLORE, 1.0),)]
+
+    def test_colours_are_interchangeable(self):
+        table = OfflinePlanner(find_domain("colored_doorkey"))
+        for a, b in (("red", "blue"), ("yellow", "green"), ("grey", "red")):
+            (plans,) = table.plans([f"Agent sees <{a} key>, <{b} key>, <{b} door>, holds <nothing>."])
+            assert plans[0] == ((PlanStep("go to", f"{b} key"), PlanStep("pick up", f"{b} key")), pytest.approx(0.72))
+
+    def test_only_wrong_rows_are_corrected(self):
+        domain, wrong = find_domain("colored_doorkey"), "Agent sees <red key>, <blue door>, holds <blue key>."
+        published, corrected = OfflinePlanner(domain, "published"), OfflinePlanner(domain, "corrected")
+        assert published.plans([wrong])[0][0][0][0] == PlanStep("drop", "blue key")
+        assert corrected.plans([wrong])[0] == (((PlanStep("go to", "blue door"), PlanStep("open", "blue door")), 1.0),)
+        changed = {s for s, row in published._table.rows.items() if corrected._table.rows[s] != row}
+        assert changed == {
+            "Agent sees <[1] key>, holds <[2] key>.",
+            "Agent sees <[1] key>, <[2] door>, holds <[2] key>.",
+        }
+
+    def test_misses(self, caplog):
+        sentence = "Agent sees <lava>, holds <nothing>."
+        table = OfflinePlanner(find_domain("lava_doorkey"))
+        assert table.plans([sentence, sentence]) == [((EXPLORE, 1.0),)] * 2
+        assert table.metrics() == {"teacher/fallbacks": 2.0}
+        assert caplog.text.count("has no row for") == 1
+        with pytest.raises(ConfigError, match=r"no row for .*; add one, or set teacher.miss=fallback"):
+            OfflinePlanner(find_domain("lava_doorkey"), miss="error").plans([sentence])
+
+    @pytest.mark.parametrize(
+        ("content", "complaint"),
+        [
+            (None, "cannot be read: No such file"),
+            ("{", "is no plan table"),
+            ('{"domain": "two_door", "plans": {}}', "holds plans for two_door, and the domain here is simple_doorkey"),
+            ('{"domain": "simple_doorkey", "plans": {"x": {"explore": 0.5}}}', "sum to 1"),
+            ('{"domain": "simple_doorkey", "plans": {"x": {}}}', "sum to 1"),
+            ('{"domain": "simple_doorkey", "plan": {}}', "is no plan table"),
+        ],
+    )
+    def test_files_that_are_no_tables(self, tmp_path, content, complaint):
+        path = tmp_path / "plans.json"
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(ConfigError, match=complaint):
+            OfflinePlanner(find_domain("simple_doorkey"), str(path))
+
+    def test_rows_without_a_valid_plan(self, tmp_path):
+        path = tmp_path / "plans.json"
+        path.write_text('{"domain": "simple_doorkey", "plans": {"Agent sees <key>.": {"fly": 1.0}}}')
+        with pytest.raises(ConfigError, match=r"no valid plan for .*there is no skill 'fly'"):
+            OfflinePlanner(find_domain("simple_doorkey"), str(path)).plans(["Agent sees <key>."])
+
+    def test_where_no_table_is_shipped(self):
+        with pytest.raises(ConfigError, match="no plan table is shipped for unlock_pickup"):
+            OfflinePlanner(find_domain("unlock_pickup"))
+
+
+@pytest.mark.parametrize("task", STATES)
+def test_oracles_plans_are_valid(task):
+    domain = find_domain(task)
+    (plans,) = OraclePlanner(domain).plans([STATES[task]])
+    ((plan, p),) = plans
+    assert p == 1.0 and parse_text(", ".join(map(str, plan)), domain.skills, domain.objects(STATES[task])) == plan
+
+
+def test_equal_plans_are_added_up():
+    assert distribution([(EXPLORE, 1), (FETCH, 1), (EXPLORE, 2)]) == ((EXPLORE, 0.75), (FETCH, 0.25))
+
+
+class TestScripted:
+    @pytest.mark.parametrize(
+        ("task", "sentence", "plan"),
+        [
+            ("simple_doorkey", NOTHING, "explore"),
+            ("simple_doorkey", KEY, "go to <key>, pick up <key>"),
+            ("simple_doorkey", DOOR, "go to <door>, open <door>"),
+            ("simple_doorkey", "Agent sees <nothing>, holds <key>.", "explore"),
+            ("two_door", "Agent sees <door1>, <door2>, holds <key>.", "go to <door1>, open <door1>"),
+            ("colored_doorkey", "Agent sees <red key>, <blue door>, holds <nothing>.", "explore"),
+            ("colored_doorkey", "Agent sees <blue key>, <blue door>, holds <red key>.", "drop <red key>"),
+            ("unlock_pickup", "Agent sees <open door>, <box>, holds <key>.", "drop <key>"),
+            ("unlock_pickup", "Agent sees <open door>, <box>, holds <nothing>.", "go to <box>, pick up <box>"),
+            ("unlock_pickup", "Agent sees <key>, <open door>, holds <nothing>.", "explore"),
+        ],
+    )
+    def test_rules(self, task, sentence, plan):
+        domain = find_domain(task)
+        ((known, p),) = planner(task=task, samples=2).plans([sentence])[0]
+        assert p == 1.0 and known == parse_text(plan, domain.skills, domain.objects(sentence))
+
+    def test_other_words(self):
+        prompt = "You are the planner of an agent.\n- fetch <object>: get it\n{}State: You are at <pond> near <tree>."
+        plan = json.loads(scripted_planner.reply(prompt.format("")))["plan"]
+        assert plan == [{"skill": "fetch", "object": "pond"}]
+        plan = json.loads(scripted_planner.reply(prompt.format("- rest: do nothing\n")))["plan"]
+        assert plan == [{"skill": "rest", "object": ""}]
+
+    def test_other_tasks_are_left_alone(self):
+        assert scripted_planner.reply("You are the principal of a society.\nState: x") is None
+        assert scripted_planner.reply("You are the planner of an agent.") is None

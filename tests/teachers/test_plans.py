@@ -1,0 +1,128 @@
+import contextlib
+import json
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from llmrl.llms.structured import InvalidReply
+from llmrl.teachers.plans import LONGEST_PLAN, PlanStep, checked, parse_reply, parse_text, plan_text, reply_schema
+from llmrl.teachers.rooms.skills import SKILLS
+
+OBJECTS = ("red key", "blue door")
+FETCH = (PlanStep("go to", "red key"), PlanStep("pick up", "red key"))
+
+
+def reply(*steps, **more):
+    return json.dumps({"reasoning": "", "plan": [{"skill": s, "object": o} for s, o in steps], **more})
+
+
+def parse(text, objects=OBJECTS):
+    return parse_reply(text, SKILLS, objects)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        reply(("go to", "red key"), ("pick up", "red key")),
+        reply(("Go To", "<red key>"), ("pick_up", "the Red Key")),
+        "Let me think.\n```json\n" + reply(("go to", "red key"), ("pick up", "red key")) + "\n```",
+        "1. I see a key.\nAction: {go to <red key>, pick up <red key>}",
+        "Actions: { Go to <red key>,pick up red key. }",
+        "action: {explore}\nNo, wait. Action: {go to the <red key>, pick up <red key>}",
+    ],
+)
+def test_equal_plans_in_different_words_are_equal(text):
+    assert parse(text) == FETCH
+
+
+def test_the_json_counts_more_than_braces_and_the_last_more_than_the_first():
+    first, last = reply(("explore", "")), reply(("go to", "red key"), ("pick up", "red key"))
+    assert parse(f"Action: {{explore}} {first} {last}") == FETCH
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "no complete JSON object"),
+        ("go to <red key>", "nor is there a plan of the form"),
+        (reply(("go to", "red key"))[:-2], "the field 'plan' is missing"),
+        (reply(), "1 to 20 steps, and this one has 0"),
+        ("Action: {}", "has 0"),
+        (reply(*[("explore", "")] * (LONGEST_PLAN + 1)), "has 21"),
+        (reply(("fly to", "red key")), "no skill 'fly to'; there are explore, go to, pick up, drop, open"),
+        (reply(("go to", "green key")), "'green key' is none; there are: red key, blue door"),
+        (reply(("go to", "")), "needs an object of this state"),
+        (reply(("open", "blue door with red key")), "'blue door with red key' is none"),
+        (reply(("explore", "the east")), "takes no object, and 'the east' was given"),
+        ("Action: {go to <key>}", "'key' is none"),
+        ("Action: {use <red key>}", "there is no skill 'use red key'"),
+        ("Action: {go}", "there is no skill 'go'"),
+        ('{"plan": "go to red key"}', "the field 'plan'"),
+        ('{"plan": [{"object": "red key"}]}', "'plan.0.skill' is missing"),
+    ],
+)
+def test_what_is_no_plan_says_why(text, complaint):
+    with pytest.raises(InvalidReply, match=complaint.replace("(", r"\(")):
+        parse(text)
+
+
+def test_where_nothing_is_there_a_plan_can_still_explore():
+    assert parse(reply(("explore", "nothing")), ()) == (PlanStep("explore"),)
+    with pytest.raises(InvalidReply, match="there are: none"):
+        parse(reply(("go to", "red key")), ())
+
+
+@settings(deadline=None)
+@given(st.text() | st.from_regex(r"(?s).*[Aa]ctions? ?: ?\{.*\}.*"))
+@example("Action: {" + "go to <red key>," * 1000 + "}")
+@example('{"plan": [' * 1500)
+@example('{"plan": [{"skill": ' + "9" * 5000 + "}]}")
+@example('{"plan": [{"skill": "\ud800", "object": "\\ud800"}]}')
+def test_nothing_but_invalid_reply_is_raised(text):
+    try:
+        plan = parse(text)
+    except InvalidReply:
+        return
+    assert 1 <= len(plan) <= LONGEST_PLAN
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["go to", "red key"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["plan", "skill", "object"]), inner),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(JSON)
+def test_any_json_is_a_plan_or_an_invalid_reply(value):
+    with contextlib.suppress(InvalidReply):
+        assert parse(json.dumps({"plan": value}))
+
+
+STEPS = st.one_of(
+    st.just(("explore", "")),
+    st.tuples(st.sampled_from([s.name for s in SKILLS if s.takes_object]), st.sampled_from(OBJECTS)),
+)
+
+
+@given(st.lists(STEPS, min_size=1, max_size=LONGEST_PLAN))
+def test_round_trip(steps):
+    plan = checked(steps, SKILLS, OBJECTS)
+    assert parse_text(plan_text(plan), SKILLS, OBJECTS) == plan
+    assert parse(f"Action: {{{plan_text(plan)}}}") == plan
+    assert parse(reply(*steps)) == plan
+
+
+def test_the_schema_names_the_skills_and_is_closed():
+    schema = reply_schema(SKILLS)
+    assert list(schema["properties"]) == ["reasoning", "plan"] == schema["required"]
+    step = schema["$defs"]["_Step"]
+    assert step["properties"]["skill"]["enum"] == [skill.name for skill in SKILLS]
+    assert step["required"] == ["skill", "object"] and step["additionalProperties"] is False

@@ -1,0 +1,409 @@
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drawn_rooms import draw
+from llmrl.cli.build import Builder
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.protocols import Policy, Teacher
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Channel, EnvSpec
+from llmrl.envs.rooms.tasks import ColoredDoorKey, SimpleDoorKey
+from llmrl.envs.rooms.vec_env import RoomsEnv
+from llmrl.learners.rollout import Collector
+from llmrl.llms.client import ChatClient
+from llmrl.teachers.domain import Domain
+from llmrl.teachers.domains import DOMAINS, find_domain
+from llmrl.teachers.guide import Guide
+from llmrl.teachers.llm_planner import LLMPlanner
+from llmrl.teachers.offline import OfflinePlanner
+from llmrl.teachers.plans import PlanStep, Skill
+from llmrl.teachers.policy_teacher import PolicyTeacher
+from llmrl.teachers.schedules import Constant, Exponential, LinearFloorCutoff
+from llmrl.teachers.teacher_policy import TeacherPolicy
+from models import Echo, scripted
+
+CONF = Path(__file__).parents[2] / "conf"
+N_ENVS = 8
+
+
+def environment(task=ColoredDoorKey, n_envs=N_ENVS, seed=0):
+    return RoomsEnv(Seeds(seed), task(), n_envs=n_envs)
+
+
+def build(option, env=None, llm=None, **changes):
+    node = yaml.safe_load((CONF / "teacher" / f"{option}.yaml").read_text()) | changes
+    injected = {
+        "spec": (env or environment()).spec,
+        "seeds": Seeds(5),
+        "llm": llm,
+        "prompt_folder": None,
+        "folder": None,
+    }
+    return Builder(injected).build(node, "teacher")
+
+
+def teacher(mode="soft", parity=False, weight=1.0, task="colored_doorkey"):
+    domain = find_domain(task, parity)
+    planner = OfflinePlanner(domain, "published" if parity else "corrected")
+    return PolicyTeacher(Guide(domain, planner, mode), Constant(weight), Seeds(3))
+
+
+class Player(TeacherPolicy):
+    """A teacher's policy that can be learned from."""
+
+    def act(self, *args, **kwargs):
+        act = super().act(*args, **kwargs)
+        return replace(act, value=torch.zeros(act.action.shape))
+
+
+class Rollouts:
+    """Rollouts of a lenient teacher's play, one after the other."""
+
+    def __init__(self, seed=0, env=None):
+        env = env or environment()
+        self.collector = Collector(env, Player(teacher("hard", parity=True, task=env.spec.name).guide), "cpu")
+        self.collector.reset(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, n_steps=12):
+        return self.collector.collect(n_steps, self.generator).copy()
+
+
+@pytest.fixture(scope="module")
+def rollouts():
+    play = Rollouts()
+    return [play() for _ in range(15)]
+
+
+class TestAdvice:
+    @pytest.mark.parametrize("parity", [False, True])
+    @pytest.mark.parametrize("mode", ["soft", "hard"])
+    def test_distributions(self, rollouts, mode, parity):
+        advice = teacher(mode, parity).advise(rollouts[0])["advice"]
+        assert advice.shape == (12, N_ENVS, 1, 7) and advice.dtype == torch.float32
+        torch.testing.assert_close(advice.sum(-1), torch.ones(12, N_ENVS, 1))
+        assert (advice >= 0).all()
+        assert ((advice == 1).any(-1)).all() == (mode == "hard")
+
+    def test_soft_advice_is_the_sum_over_plans(self):
+        domain = find_domain("simple_doorkey", parity=True)
+        guide = Guide(domain, OfflinePlanner(domain, "published"))
+        # A key is in reach of none: `go to` walks (.98) and `pick up` alone acts at once (.02).
+        grid = draw("#####", "#>.K#", "#####")[None, None]
+        advice = guide.advise(guide.scenes({"grid": grid}, np.zeros((1, 1, 4))))
+        np.testing.assert_allclose(advice, [[0, 0, 0.98, 0.02, 0, 0, 0]], atol=1e-6)
+
+    def test_hard_advice_draws_plans_by_their_probability(self):
+        domain = find_domain("simple_doorkey", parity=True)
+        guide = Guide(domain, OfflinePlanner(domain, "published"), "hard")
+        grid = draw("#####", "#>.K#", "#####")[None, None]
+        scenes = guide.scenes({"grid": grid}, np.zeros((1, 1, 4))) * 4
+        advice = guide.advise(scenes, np.array([0.0, 0.97, 0.981, 0.999999]))
+        assert advice.argmax(1).tolist() == [2, 2, 3, 3]
+        with pytest.raises(ValueError, match="random number"):
+            guide.advise(scenes)
+
+    def test_nothing_to_do_is_idle(self):
+        domain = find_domain("simple_doorkey")
+        guide = Guide(domain, OfflinePlanner(domain))
+        everything_seen = draw("#####", "#>..#", "#####")[None, None]
+        assert guide.advise(guide.scenes({"grid": everything_seen})).tolist() == [[0, 0, 0, 0, 0, 0, 1]]
+
+    def test_memory_of_published_teachers_follows_episodes(self, rollouts):
+        """In one piece or in two, with the games that ended in between forgotten."""
+        assert any(r.first[1:].any() for r in rollouts)
+        parts = teacher(parity=True)
+        got = [parts.advise(r)["advice"] for r in rollouts]
+        domain = find_domain("colored_doorkey", parity=True)
+        guide = Guide(domain, OfflinePlanner(domain, "published"))
+        memory = np.zeros((N_ENVS, 1, domain.memory))
+        for r, advice in zip(rollouts, got, strict=True):
+            for t in range(12):
+                memory[r.first[t].numpy()] = 0
+                one = guide.advise(guide.scenes({"grid": r.observation["grid"][t].numpy()}, memory))
+                np.testing.assert_array_equal(advice[t, :, 0].numpy(), one)
+
+    def test_counters(self, rollouts):
+        judge = teacher()
+        judge.advise(rollouts[0])
+        once = judge.metrics()
+        assert once["teacher/queries"] == 12 * N_ENVS and once["teacher/weight"] == 1.0
+        assert 1 <= once["teacher/states"] <= 30 and once["teacher/fallbacks"] == 0
+        judge.advise(rollouts[0])
+        assert judge.metrics()["teacher/states"] == once["teacher/states"]
+        assert judge.metrics()["teacher/queries"] == 2 * once["teacher/queries"]
+
+    def test_at_weight_zero_nothing_is_looked_at(self, rollouts):
+        class Silent(Echo):
+            def complete(self, requests):
+                raise AssertionError("asked")
+
+        domain = find_domain("colored_doorkey")
+        judge = PolicyTeacher(
+            Guide(domain, LLMPlanner(domain, ChatClient(Silent()))), LinearFloorCutoff(cutoff=0), Seeds(0)
+        )
+        assert judge.advise(rollouts[0]) == {}
+        assert judge.metrics()["teacher/weight"] == judge.metrics()["teacher/queries"] == 0
+        logits = torch.randn(5, 7, requires_grad=True)
+        loss, metrics = judge.loss({"action": torch.zeros(5)}, logits)
+        assert loss == 0 and loss.shape == () and metrics == {}
+
+    def test_a_failing_model_changes_nothing(self, rollouts):
+        class Broken(Echo):
+            def complete(self, requests):
+                raise LLMError("no")
+
+        domain = find_domain("colored_doorkey")
+        judge = PolicyTeacher(Guide(domain, LLMPlanner(domain, ChatClient(Broken()))), Constant(), Seeds(0))
+        before = judge.state_dict()
+        with pytest.raises(LLMError):
+            judge.advise(rollouts[0])
+        assert judge.updates == 0 and judge.state_dict()["guide"] == before["guide"]
+
+
+class TestLoss:
+    def minibatch(self, n=40, **more):
+        generator = torch.Generator().manual_seed(0)
+        advice = torch.rand(n, 7, generator=generator).square()
+        return {"advice": advice / advice.sum(-1, keepdim=True), **more}, torch.randn(n, 7, generator=generator)
+
+    def judge(self, weight):
+        judge = teacher()
+        judge.weight = weight
+        return judge
+
+    @pytest.mark.parametrize("weight", [0.1, 10.0])
+    def test_against_torch(self, weight):
+        batch, logits = self.minibatch()
+        ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+        loss, metrics = self.judge(weight).loss(batch, ours)
+        expected = torch.nn.functional.cross_entropy(theirs, batch["advice"])
+        torch.testing.assert_close(loss, weight * expected)
+        assert metrics["teacher/cross_entropy"] == pytest.approx(expected.item())
+        loss.backward()
+        (weight * expected).backward()
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+    def test_agreement(self):
+        advice = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+        logits = torch.tensor([[0.0, 1.0, 0.5], [0.0, 1.0, 0.5], [3.0, 0.0, 0.0], [0.0, 0.1, 0.2]])
+        assert self.judge(1.0).loss({"advice": advice}, logits)[1]["teacher/agreement"] == 0.5
+
+    def test_forbidden_actions_are_no_advice(self):
+        batch, logits = self.minibatch()
+        mask = torch.ones(40, 7, dtype=torch.bool)
+        mask[:, 3] = False
+        mask[5] = torch.tensor([False] * 6 + [True])
+        batch["advice"][5] = torch.tensor([1.0] + [0.0] * 6)  # nothing is left of it
+        lowest = torch.finfo(torch.float32).min
+        ours = logits.masked_fill(~mask, lowest).requires_grad_()
+        loss, _ = self.judge(1.0).loss({**batch, "action_mask": mask}, ours)
+        keep = torch.arange(40) != 5
+        allowed = [0, 1, 2, 4, 5, 6]
+        advice = batch["advice"][keep][:, allowed]
+        expected = torch.nn.functional.cross_entropy(logits[keep][:, allowed], advice / advice.sum(-1, keepdim=True))
+        torch.testing.assert_close(loss, expected)
+        loss.backward()
+        assert torch.isfinite(ours.grad).all() and (ours.grad[5] == 0).all()
+
+
+class TestSchedules:
+    def test_as_published(self):
+        """10 - .005 i for i <= 1980, .1 up to 2999, then no teacher."""
+        schedule = LinearFloorCutoff()
+        for i in range(3100):
+            expected = 10 - 0.005 * i if i <= 1980 else 0.1 if i < 3000 else 0.0
+            assert schedule(i) == pytest.approx(expected, abs=1e-9), i
+        assert LinearFloorCutoff(cutoff=None)(10**6) == 0.1
+
+    def test_exponential(self):
+        schedule = Exponential(2.0, 0.5, 0.3, 6)
+        assert [schedule(i) for i in range(7)] == [2.0, 1.0, 0.5, 0.3, 0.3, 0.3, 0.0]
+        assert Exponential(0.0)(3) == 0.0
+
+    def test_constant(self):
+        assert Constant(0.25)(0) == Constant(0.25)(10**6) == 0.25
+
+    @given(st.floats(0, 20), st.floats(0, 1), st.integers(1, 50), st.integers(0, 100))
+    def test_weights_only_go_down(self, start, floor, anneal, cutoff):
+        weights = [LinearFloorCutoff(max(start, floor), floor, anneal, cutoff)(i) for i in range(120)]
+        assert all(a >= b - 1e-12 for a, b in itertools.pairwise(weights)) and min(weights) >= 0
+
+    @pytest.mark.parametrize("kind", [LinearFloorCutoff, Exponential])
+    def test_a_floor_above_the_start_is_refused(self, kind):
+        with pytest.raises(ConfigError, match="above start"):
+            kind(start=0.1, floor=0.2)
+
+
+class TestRestoring:
+    @pytest.mark.parametrize(("mode", "parity"), [("soft", False), ("hard", False), ("hard", True)])
+    def test_bit_for_bit(self, rollouts, mode, parity):
+        whole, first, second = (teacher(mode, parity) for _ in range(3))
+        expected = [whole.advise(r)["advice"] for r in rollouts]
+        for r in rollouts[:7]:
+            first.advise(r)
+        second.load_state_dict(first.state_dict())
+        for r, advice in zip(rollouts[7:], expected[7:], strict=True):
+            assert torch.equal(second.advise(r)["advice"], advice)
+        assert second.metrics() == whole.metrics()
+
+    def test_what_is_kept_stays_as_it_was(self, rollouts):
+        judge = teacher(parity=True)
+        judge.advise(rollouts[0])
+        state = judge.state_dict()
+        memory = state["memory"].copy()
+        judge.advise(rollouts[1])
+        np.testing.assert_array_equal(state["memory"], memory)
+
+    def test_plans_of_a_model_are_not_asked_for_again(self, rollouts):
+        def judge(llm):
+            domain = find_domain("colored_doorkey")
+            return PolicyTeacher(Guide(domain, LLMPlanner(domain, llm, samples=2)), Constant(), Seeds(0))
+
+        first = judge(scripted())
+        expected = first.advise(rollouts[0])["advice"]
+        second = judge(ChatClient(Echo()))  # whose replies are no plans
+        state = first.state_dict()
+        state["guide"] = json.loads(json.dumps(state["guide"]))
+        second.load_state_dict(state)
+        assert torch.equal(second.advise(rollouts[0])["advice"], expected)
+
+
+class TestPolicy:
+    def test_it_plays_its_advice(self):
+        env = environment(SimpleDoorKey, 32)
+        player = TeacherPolicy(teacher(task="simple_doorkey").guide)
+        assert isinstance(player, Policy)
+        collector = Collector(env, player, "cpu")
+        collector.reset(0)
+        episodes = collector.collect(100, torch.Generator().manual_seed(0), learn=False).episodes
+        assert len(episodes) > 32 and all(e.summaries["success"] == 1 for e in episodes)
+
+    def test_acts(self, rollouts):
+        observation = {"grid": rollouts[0].observation["grid"][3]}
+        for parity in (False, True):
+            player = TeacherPolicy(teacher("soft", parity).guide)
+            act = player.act(observation, None, torch.Generator().manual_seed(1))
+            assert act.action.shape == (N_ENVS, 1) and act.action.dtype == torch.int64
+            assert act.logits.shape == (N_ENVS, 1, 7) and torch.isfinite(act.logits).all()
+            torch.testing.assert_close(act.logits.exp().sum(-1), torch.ones(N_ENVS, 1))
+            assert (act.log_prob > -20).all()  # never an action without probability
+            assert (act.state is None) == (not parity)
+            greedy = player.act(observation, act.state, greedy=True)
+            assert torch.equal(greedy.action, greedy.logits.argmax(-1))
+            assert torch.equal(player.values(observation), torch.zeros(N_ENVS, 1))
+
+    def test_memory_is_handed_on_and_not_written_to(self, rollouts):
+        player = TeacherPolicy(teacher("hard", parity=True).guide)
+        state = torch.zeros(N_ENVS, 1, 24, dtype=torch.float64)
+        act = player.act({"grid": rollouts[0].observation["grid"][8]}, state, torch.Generator().manual_seed(1))
+        assert (state == 0).all() and (act.state != 0).any()
+
+
+class TwoAgents(Domain):
+    """Agents that are told to do as they see; whoever wants another world taught writes this much."""
+
+    name = prompt = "echo"
+    channels = ("vector",)
+    skills = (Skill("follow", False, "do as you see"),)
+    n_actions = 3
+    idle = 0
+    fallback = (PlanStep("follow"),)
+
+    def scene(self, observation, agent, memory):
+        class Seen:
+            sentence = f"Agent {agent}"
+
+            def act(self, step):
+                return int(observation["vector"].argmax()) if agent == 0 else None
+
+        return Seen()
+
+    def best_plan(self, sentence):
+        return (PlanStep("follow"),)
+
+
+class TestOptions:
+    @pytest.mark.parametrize("option", ["llm", "offline", "oracle"])
+    def test_each_option_is_built_and_teaches(self, rollouts, option):
+        judge = build(option, llm=scripted())
+        assert isinstance(judge, Teacher) and judge.channels == ("grid",)
+        assert isinstance(judge.policy, TeacherPolicy)
+        assert judge.advise(rollouts[0])["advice"].shape == (12, N_ENVS, 1, 7)
+        assert judge.metrics()["teacher/weight"] == 10.0
+
+    def test_only_one_asks_for_a_model(self):
+        nodes = {
+            name: yaml.safe_load((CONF / "teacher" / f"{name}.yaml").read_text())
+            for name in ("llm", "offline", "oracle")
+        }
+        assert [name for name, node in nodes.items() if Builder().needs(node, "llm", "teacher")] == ["llm"]
+
+    def test_parity_plays_as_published(self):
+        judge = build("offline", parity=True, mode="hard")
+        assert judge.guide.domain.parity and judge.guide.planner._name == "published" and judge.guide.mode == "hard"
+        assert build("offline").guide.planner._name == "corrected"
+
+    def test_another_schedule(self):
+        node = {"_target_": "llmrl.teachers.schedules.Constant", "weight": 0.5}
+        assert build("oracle", schedule=node).schedule == Constant(0.5)
+        with pytest.raises(ConfigError, match="greater than 0"):
+            build("oracle", schedule={"_target_": "llmrl.teachers.schedules.LinearFloorCutoff", "anneal": 0})
+
+    @pytest.mark.parametrize("option", ["llm", "offline", "oracle"])
+    def test_environments_without_a_domain(self, option):
+        spec = EnvSpec("chess", 1, 1, {"grid": Channel((3, 3, 4), "uint8")}, 7, tuple("abcdefg"), 10)
+
+        class Env:
+            pass
+
+        env = Env()
+        env.spec = spec
+        with pytest.raises(ConfigError, match=f"no domain is shipped for env=chess.*{', '.join(DOMAINS)}"):
+            build(option, env, scripted())
+
+    def test_environments_that_do_not_fit(self):
+        env = RoomsEnv(Seeds(0), SimpleDoorKey(), n_envs=2, observe=["view"])
+        with pytest.raises(ConfigError, match=r"reads the channel 'grid', and env=simple_doorkey gives view"):
+            build("oracle", env)
+        with pytest.raises(ConfigError, match="has 3 actions, and env=two 7"):
+            self.two_agents(n_actions=7)
+
+    def two_agents(self, n_actions=3):
+        class Env:
+            spec = EnvSpec(
+                "two", 2, 2, {"vector": Channel((3,), "float32")}, n_actions, tuple("abcdefg"[:n_actions]), 10
+            )
+
+        injected = {"spec": Env.spec, "seeds": Seeds(0), "prompt_folder": None, "folder": None}
+        node = {"_target_": "llmrl.teachers.options.oracle_teacher", "domain": TwoAgents()}
+        return Builder(injected).build(node, "teacher")
+
+    def test_a_domain_of_ones_own_with_two_agents(self):
+        judge = self.two_agents()
+        vector = np.zeros((2, 2, 3), dtype=np.float32)
+        vector[0, 0, 1] = vector[1, 0, 2] = vector[:, 1, 1] = 1
+        guide = judge.guide
+        assert guide.advise(guide.scenes({"vector": vector})).argmax(1).tolist() == [1, 0, 2, 0]
+        assert guide.sentences == {"Agent 0", "Agent 1"}
+
+    def test_parity_where_nothing_was_published(self):
+        with pytest.raises(ConfigError, match="no published teacher of unlock_pickup"):
+            find_domain("unlock_pickup", parity=True)
+        node = {"_target_": "llmrl.teachers.rooms.domains.ColoredDoorKey"}
+        with pytest.raises(ConfigError, match="contradict each other"):
+            build("offline", parity=True, domain=node)
+
+    def test_a_domain_with_options(self):
+        env = environment(SimpleDoorKey)
+        node = {"_target_": "llmrl.teachers.rooms.domains.LavaDoorKey", "describe_lava": True}
+        assert build("oracle", env, domain=node).guide.domain.describe_lava

@@ -1,0 +1,68 @@
+"""Teachers in the rooms themselves: what they know of the states there are, and how well they play."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmrl.core.seeding import Seeds
+from llmrl.envs.rooms.vec_env import RoomsEnv
+from llmrl.teachers.domains import find_domain
+from llmrl.teachers.offline import OfflinePlanner
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from teacher_quality import PUBLISHED, TASKS, play
+
+ROOMS = ("simple_doorkey", "lava_doorkey", "colored_doorkey", "two_door")
+
+
+@pytest.mark.parametrize("task", ROOMS)
+def test_tables_cover_every_state_that_chance_reaches(task):
+    """200 episodes of random actions in which walking, picking up and dropping are frequent."""
+    layout, view = TASKS[task]
+    env = RoomsEnv(Seeds(2), layout(), n_envs=200, agent_view_size=view)
+    domain = find_domain(task)
+    table = OfflinePlanner(domain, miss="error")
+    rng = np.random.default_rng(0)
+    grid, ended, said = env.reset(seed=2)["grid"], np.zeros(200, dtype=bool), set()
+    for _ in range(150):
+        sentences = {domain.scene({"grid": x[0]}, 0, None).sentence for x in grid[~ended]}
+        for plans in table.plans(sorted(sentences)):
+            assert sum(p for _, p in plans) == pytest.approx(1)
+        said |= sentences
+        step = env.step(rng.choice(7, size=(200, 1), p=[0.1, 0.1, 0.55, 0.15, 0.05, 0.05, 0]))
+        grid, ended = step.observation["grid"], step.terminated | step.truncated
+    # Colours are told apart here, and doors by number.
+    assert len(said) >= {"colored_doorkey": 14, "two_door": 3}.get(task, 6)
+
+
+@pytest.mark.parametrize("mode", ["hard", "soft"])
+@pytest.mark.parametrize("task", ROOMS)
+def test_published_teachers_play_as_measured(task, mode):
+    """Within four standard errors of both measurements together."""
+    n, their_n = (250, 300) if task == "two_door" else (500, 600 if task == "colored_doorkey" else 1000)
+    played = play(task, "published", mode, n, seed=11)
+    names = ("success", "return", "length")
+    for name, theirs in zip(names, PUBLISHED[task, mode], strict=True):
+        x = played[name]
+        assert abs(x.mean() - theirs) <= 4 * x.std() * (1 / n + 1 / their_n) ** 0.5 + 1e-9, name
+
+
+@pytest.mark.parametrize(
+    ("task", "teacher", "success", "value"),
+    [
+        ("simple_doorkey", "corrected", 1.0, 0.87),
+        ("lava_doorkey", "corrected", 1.0, 0.87),
+        ("colored_doorkey", "corrected", 1.0, 0.84),
+        ("two_door", "corrected", 0.6, 0.17),
+        ("simple_doorkey", "oracle", 1.0, 0.875),
+        ("lava_doorkey", "oracle", 1.0, 0.87),
+        ("colored_doorkey", "oracle", 1.0, 0.85),
+        ("unlock_pickup", "oracle", 1.0, 0.94),
+    ],
+)
+def test_corrected_teachers_play_better(task, teacher, success, value):
+    played = play(task, teacher, "soft", 150 if task == "two_door" else 300, seed=5)
+    assert played["success"].mean() >= success
+    assert played["return"].mean() >= value
