@@ -33,7 +33,7 @@ def test_wheel_holds_every_config_and_prompt(wheel):
     sources = {
         path.relative_to(ROOT / "src").as_posix()
         for path in (ROOT / "src" / "llmrl").rglob("*")
-        if path.suffix in (".py", ".j2", ".lua") or path.name == "py.typed"
+        if path.suffix in (".py", ".j2", ".json", ".lua") or path.name == "py.typed"
     }
     assert len(configs) > 20 and not (configs | sources) - packed
 

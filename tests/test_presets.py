@@ -94,6 +94,7 @@ def test_presets_named_in_the_documentation_exist():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *FOLDER.rglob("*.yaml")]
     text = "\n".join(page.read_text() for page in pages)
     named = {name for group in re.findall(r"experiment=(\w+/\w+(?:,\w+/\w+)*)", text) for name in group.split(",")}
+    named = {name for name in named if name.startswith("legislative/")}  # others: test_teacher_presets
     named |= {f"legislative/{name}" for name in re.findall(rf"`((?:{'|'.join(GAMES)})_[a-z_]+)`", text)}
     known = {f"legislative/{preset}" for preset in PRESETS}
     assert named <= known

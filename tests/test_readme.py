@@ -18,6 +18,11 @@ SMALL = {
     "cleanup": ["env.n_envs=1", "env.horizon=6", "design.validate_episodes=1"],
     "harvest": ["env.n_envs=1", "env.horizon=6", "design.validate_episodes=1"],
 }
+SMALL |= {
+    env: ["env.n_envs=2", "learn.rollout_steps=4"] for env in ("simple_doorkey", "unlock_pickup", "simple_spread")
+}
+TAUGHT = {"simple": "simple_doorkey", "spread": "simple_spread"}
+"""What the presets of `experiment=teacher/` start with, and the environment it stands for."""
 BUDGET = ["design.steps=2", "design.adapt_rounds=1", "learn.env_steps=6", "learn.evaluate_episodes=1"]
 
 
@@ -26,6 +31,14 @@ def commands() -> list[str]:
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line]
+
+
+def environment(word: str) -> str | None:
+    """The environment that a word of a command line chooses."""
+    if found := re.match(rf"(?:env=|experiment=legislative/)({'|'.join(SMALL)})", word):
+        return found[1]
+    found = re.match(rf"experiment=teacher/({'|'.join(TAUGHT)})_", word)
+    return TAUGHT[found[1]] if found else None
 
 
 def run(command: list[str] | str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -69,8 +82,7 @@ def test_commands(tmp_path):
                 assert (tmp_path / words[2]).is_dir()  # what it reads; tests/run looks at the events themselves
                 ran.append(line)
                 continue
-            games = "|".join(SMALL)
-            env = next((m[1] for w in words if (m := re.match(rf"(?:env=|experiment=legislative/)({games})", w))), None)
+            env = next(filter(None, map(environment, words)), None)
             if words[0] == "llmrl-train" and env and "--cfg" not in words:
                 words += SMALL[env] + BUDGET
                 words += [f"env.n_envs={w.partition('=')[2]}" for w in words if w.startswith("design.candidates=")]

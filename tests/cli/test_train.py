@@ -33,6 +33,8 @@ def test_help_lists_the_groups(tmp_path):
         assert f"{group}: " in done.stdout
     for option in ("cleanup", "harvest", "escape_room", "thompson", "gpt4o", "openai_compatible"):
         assert option in done.stdout
+    for option in ("simple_doorkey", "simple_spread", "student_mlp", "mappo", "offline", "oracle"):
+        assert option in done.stdout
 
 
 def test_shell_completion_knows_options(tmp_path):
@@ -72,6 +74,15 @@ def test_shell_completion_knows_options(tmp_path):
         (("env=escape_room", "hardware=gpu"), "use hardware=cpu"),
         (("env=escape_room", "agent.init_from=/nowhere"), "/nowhere is not a run folder"),
         (("env=escape_room", "env._target_=os.getcwd"), "outside the trusted modules"),
+        (("env=simple_doorkey", "principal=ucb"), "use env=cleanup, escape_room, harvest"),
+        (("env=escape_room", "teacher=offline"), "no domain is shipped for env=escape_room"),
+        (("env=simple_doorkey", "teacher=llm", "llm=none"), "the chosen teacher needs a language model; choose one of"),
+        (("env=simple_doorkey", "agent=teacher"), "teacher=offline, teacher=oracle, teacher=llm"),
+        (("env=simple_doorkey", "agent=student_mlp", "agent.critic=central"), "use agent.critic=own"),
+        (
+            ("env=simple_doorkey", "teacher=offline", "teacher.schedule.floor=2"),
+            "teacher.schedule: floor=2 is above start=1",
+        ),
     ],
 )
 def test_refusals(tmp_path, overrides, message):
@@ -188,6 +199,7 @@ def test_every_option_is_commented_field_by_field(group):
             key = line.split(":")[0].strip()
             is_field = line.strip() and not line.strip().startswith(("#", "-")) and ":" in line
             sections = ("_target_", "defaults", "ppo", "mechanism", "env", "design", "learn", "limits", "slurm")
+            sections += ("task", "scenario", "schedule")
             if is_field and key not in sections:
                 assert "#" in line or before.strip().startswith("#"), f"{group}/{name}.yaml: {line}"
 

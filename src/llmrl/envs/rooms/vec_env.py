@@ -21,7 +21,7 @@ from llmrl.envs.rooms.world import ACTION_NAMES, World
 ChannelName = Literal["grid", "view", "direction"]
 
 CODES = (11, 6, 3, 5)
-"""Codes of a cell: MiniGrid's objects, colours and states of doors; and the agent's heading, or 4 for where it is not."""
+"""Codes of a cell: MiniGrid's objects, colours and states of doors; and the agent's heading, 4 where it is not."""
 
 
 class RoomsEnv:

@@ -8,8 +8,8 @@ from llmrl.teachers.rooms.paths import walk_until
 from llmrl.teachers.rooms.world import DOOR, OPEN, UNSEEN, WALL, World
 
 DETOUR = 2
-"""Steps that a walk may be longer than the shortest if it shows more. In the large room of two doors it brings the share
-of games that are solved from 0.72 to 0.8; in small rooms it makes no difference."""
+"""Steps that a walk may be longer than the shortest if it shows more. In the large room of two doors it brings the
+share of games that are solved from 0.72 to 0.8; in small rooms it makes no difference."""
 
 
 def explore(world: World) -> int | None:
