@@ -47,6 +47,11 @@ bench: install  ## prints ratios measured side by side
 	$(BIN)/python benchmarks/principals.py --seeds 5
 	$(BIN)/python benchmarks/principal_step.py
 	$(BIN)/python benchmarks/candidates.py --rounds 1
+	$(BIN)/python benchmarks/rooms.py
+	$(BIN)/python benchmarks/particles.py
+	$(BIN)/python benchmarks/minigrid_ppo.py --rounds 1
+	$(BIN)/python benchmarks/teacher_quality.py --episodes 200
+	$(BIN)/python benchmarks/particle_teachers.py --games 200
 
 docs: install  ## a site in build/docs, links checked
 	$(BIN)/mkdocs build --strict

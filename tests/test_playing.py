@@ -6,16 +6,21 @@ import torch
 from llmrl.agents.random_agent import RandomPolicy
 from llmrl.core.records import Act
 from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.learners.rollout import Collector
 from llmrl.loops.playing import play_episodes
 from recall_game import RecallGame
 
 
 class Stubborn(RandomPolicy):
-    """Always takes action 0."""
+    """Always takes one action."""
+
+    def __init__(self, spec, action=0):
+        super().__init__(spec)
+        self.action = action
 
     def act(self, observation, state=None, generator=None, greedy=False):
-        return Act(torch.zeros(self.n_envs, self.n_agents, dtype=torch.int64))
+        return Act(torch.full((self.n_envs, self.n_agents), self.action))
 
 
 def test_one_episode_of_every_game_in_every_round():
@@ -25,13 +30,13 @@ def test_one_episode_of_every_game_in_every_round():
 
 
 def test_players_meet_the_same_games():
-    """Over the same first signals, naming always 0 and always drawing are right as often as the signals say."""
+    """Over the same first signals, one who always names 0 is right where one who always names 1 is wrong."""
     found = []
-    for kind in (Stubborn, Stubborn):
+    for action in (0, 1):
         env = RecallGame([3] * 8)
-        found.append(play_episodes(Collector(env, kind(env.spec), "cpu"), 16, Seeds(4)))
-    first, second = ([e.summaries["correct"] for e in episodes] for episodes in found)
-    assert first == second and 0 < np.mean(first) < 1
+        found.append(play_episodes(Collector(env, Stubborn(env.spec, action), "cpu"), 16, Seeds(4)))
+    first, second = (np.array([e.summaries["correct"] for e in episodes]) for episodes in found)
+    assert (first + second == 1).all() and 0 < first.mean() < 1
 
 
 def test_rounds_differ():
@@ -39,3 +44,10 @@ def test_rounds_differ():
     episodes = play_episodes(Collector(env, Stubborn(env.spec), "cpu"), 32, Seeds(4))
     rounds = np.array([e.summaries["correct"] for e in episodes]).reshape(4, 8)
     assert len({tuple(r) for r in rounds.tolist()}) > 1
+
+
+def test_random_players_follow_a_mask_to_its_device():
+    spec = EnvSpec("toy", 2, 1, {"action_mask": Channel((3,), "bool", 0, 1)}, 3, tuple("abc"), 10)
+    mask = torch.tensor([[[True, False, False]], [[False, False, True]]])
+    assert RandomPolicy(spec).act({"action_mask": mask}, generator=Seeds(0).torch("a")).action.tolist() == [[0], [2]]
+    assert RandomPolicy(spec).act({"action_mask": mask.to("meta")}).action.device.type == "meta"

@@ -66,10 +66,12 @@ class Pictured(EscapeRoom):
         return observation
 
 
-def society(env, frozen=False, share=True, teacher=None, **changes):
+def society(env, frozen=False, share=True, teacher=None, critic="own", **changes):
     generator = Seeds(0).torch("weights")
-    count = 1 if share else env.spec.n_agents
-    policy = SocietyPolicy(env.spec, [ActorCritic(env.spec, generator, 6, [5], []) for _ in range(count)], frozen)
+    members = [
+        ActorCritic(env.spec, generator, 6, [5], [], critic=critic) for _ in range(1 if share else env.spec.n_agents)
+    ]
+    policy = SocietyPolicy(env.spec, members, frozen)
     with torch.no_grad():  # policies that prefer something: the score function is not symmetric
         for member in policy.members:
             member.actor[-1].weight.mul_(60)
@@ -125,6 +127,8 @@ CASES = {
     "frozen core, independent, mechanism seen": {"frozen": True, "pixels": True, "shown": True, "share": False},
     "trained core, pixels, mechanism seen": {"pixels": True, "shown": True},
     "targets counted": {"rounds": 2, "targets": True},
+    "central critic, mechanism seen": {"rounds": 2, "shown": True, "critic": "central"},
+    "central critics, independent, mechanism seen": {"shown": True, "critic": "central", "share": False},
     "policy gradient": {"rounds": 2, "share": False, **PG},
     "policy gradient without critic": {"rounds": 2, "share": False, "baseline": "none", **PG},
     "hardly clipped": {"rounds": 2, "clip": 0.01, "max_grad_norm": 1e9},
@@ -183,13 +187,46 @@ def test_gradient_is_the_finite_difference(case):
     np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5 * np.abs(slope).max())
 
 
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("baseline", ["value", "none"])
-def test_updates_are_the_ordinary_ones(share, baseline):
+class FirstAction:
+    """A teacher that counts its rollouts, and of the first of them says that action 0 is good."""
+
+    channels, policy = (), None
+
+    def __init__(self):
+        self.rollouts = 0
+
+    def advise(self, rollout):
+        self.rollouts += 1
+        return {"weight": torch.full_like(rollout.value, 1.0 / self.rollouts)}
+
+    def loss(self, minibatch, logits):
+        return -(minibatch["weight"] * logits.log_softmax(-1)[:, 0]).mean(), {}
+
+    def metrics(self):
+        return {"teacher/rollouts": float(self.rollouts)}
+
+    def state_dict(self):
+        return {}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"share": False},
+        {"baseline": "none"},
+        {"share": False, "baseline": "none"},
+        {"final_learning_rate": 1e-4, "decay_updates": 3},
+        {"teacher": True},
+    ],
+    ids=str,
+)
+def test_updates_are_the_ordinary_ones(changes):
     """Same weights and moments round after round, also when one kind of update follows the other."""
     env = Pictured(pixels=False, shown=True)
     env.set_mechanism(TAU)
-    first, second = (society(env, share=share, baseline=baseline) for _ in range(2))
+    teachers = [FirstAction() if "teacher" in changes else None for _ in range(2)]
+    first, second = (society(env, **changes | {"teacher": teacher}) for teacher in teachers)
     collector = Collector(env, first.policy, "cpu")
     for i in range(4):
         collector.reset(i)

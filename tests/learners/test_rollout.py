@@ -89,6 +89,24 @@ def test_frozen_core_stores_features_instead_of_observations(signal_game):
     assert np.isfinite(logits.detach().numpy()).all()
 
 
+def test_a_teacher_gets_its_channels_also_where_a_frozen_core_stores_features(signal_game):
+    env = signal_game()
+    collector = Collector(env, make_policy(env.spec, core_frozen=True), "cpu", keep=("vector",))
+    collector.reset(0)
+    rollout = collector.collect(8, Seeds(0).torch("actions"))
+    assert rollout.features is not None and rollout.observation["vector"].shape[:3] == (8, 4, 2)
+
+
+def test_what_a_policy_remembers_returns_to_its_device(signal_game):
+    """Checkpoints are read onto the processor."""
+    env = signal_game()
+    collector, _ = collect(env, make_policy(env.spec), 3)
+    state = collector.state_dict() | {"state": torch.zeros(4, 2, 6)}
+    resumed = Collector(signal_game(), make_policy(env.spec), "meta")
+    resumed.load_state_dict(state)
+    assert resumed._state.device.type == "meta" and resumed._state.shape == (4, 2, 6)
+
+
 def test_a_copy_outlives_the_next_rollout(signal_game):
     env = signal_game()
     collector, rollout = collect(env, make_policy(env.spec, core_frozen=True), 8)

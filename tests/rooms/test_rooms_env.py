@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
-from room_games import IDS, begin, numbers, one_game, reference, solve
 
 from llmrl.cli.build import Builder
 from llmrl.core.errors import ConfigError
@@ -19,6 +18,7 @@ from llmrl.envs.rooms.stock import DoorKey
 from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, SimpleDoorKey, Task
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from llmrl.envs.rooms.world import DONE, FORWARD, LEFT
+from room_games import IDS, begin, numbers, one_game, reference, solve
 
 EVERYTHING = ["grid", "view", "direction"]
 

@@ -11,13 +11,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from room_games import begin, numbers
 
 from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms import gymnasium_envs
 from llmrl.envs.rooms.registration import IDS, register
 from llmrl.envs.rooms.tasks import ColoredDoorKey, SimpleDoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
+from room_games import begin, numbers
 
 
 @pytest.mark.parametrize("observation", ["map", "view"])

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from room_games import solve, world_of
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.stock import DoorKey, UnlockPickup, layout_of
 from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, OneRoom, SimpleDoorKey, Task, TwoDoor
 from llmrl.envs.rooms.world import AHEAD, BLUE, DOOR, EMPTY, GREY, KEY, LAVA, LOCKED, RED, WALL, Layout
+from room_games import solve, world_of
 
 ROOMS = {"simple": SimpleDoorKey, "lava": LavaDoorKey, "colored": ColoredDoorKey, "two": TwoDoor}
 

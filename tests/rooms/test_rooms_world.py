@@ -9,7 +9,6 @@ import pytest
 from minigrid.core.grid import Grid
 from minigrid.core.mission import MissionSpace
 from minigrid.minigrid_env import MiniGridEnv
-from room_games import begin, in_sight, numbers, one_game, reference, solve
 
 from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.stock import DoorKey, UnlockPickup
@@ -40,6 +39,7 @@ from llmrl.envs.rooms.world import (
     as_bytes,
     code,
 )
+from room_games import begin, in_sight, numbers, one_game, reference, solve
 
 
 class Player:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from experiments import compose, only_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
@@ -18,12 +19,12 @@ from llmrl.envs.particles.simple_spread import SimpleSpread
 from llmrl.envs.particles.vec_env import ParticlesEnv
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
+from llmrl.teachers import options
 from llmrl.teachers.debate import ANNOUNCED, Debate
 from llmrl.teachers.domains import find_domain
 from llmrl.teachers.guide import Guide
 from llmrl.teachers.llm_planner import LLMPlanner
-from llmrl.teachers.options import llm_teacher
-from tests.experiments import compose, only_run_folder, run
+from llmrl.teachers.schedules import Constant
 
 
 class Covetous(Provider):
@@ -54,6 +55,11 @@ class Covetous(Provider):
 NAMES = ("agent_0", "agent_1", "agent_2")
 STATE = "Nearest to <landmark 0> is agent_0, nearest to <landmark 1> is agent_0 and nearest to <landmark 2> is agent_0."
 GAME = tuple(f"The agent is {name}. {STATE}" for name in NAMES)
+
+
+def teacher_of(spec, seeds, llm, **arguments):
+    """`teacher=llm` with some schedule."""
+    return options.llm_teacher(spec, seeds, llm, schedule=Constant(1.0), **arguments)
 
 
 def spec_of(n: int = 3):
@@ -149,8 +155,7 @@ def test_a_mixture_is_shared_by_the_agents_of_a_game() -> None:
     env = ParticlesEnv(Seeds(1), SimpleSpread(), n_envs=7)
     observation = {"vector": env.reset(seed=1)["vector"]}
     own, mixed = (
-        llm_teacher(env.spec, Seeds(0), ChatClient(Covetous(3)), sharing=sharing).guide
-        for sharing in ("own", "mixture")
+        teacher_of(env.spec, Seeds(0), ChatClient(Covetous(3)), sharing=sharing).guide for sharing in ("own", "mixture")
     )
     rows = own.advise(own.scenes(observation)).reshape(7, 3, 5)
     shared = mixed.advise(mixed.scenes(observation)).reshape(7, 3, 5)
@@ -160,21 +165,21 @@ def test_a_mixture_is_shared_by_the_agents_of_a_game() -> None:
 
 def test_nobody_debates_alone() -> None:
     with pytest.raises(ConfigError, match=r"teacher\.debate_rounds=0"):
-        llm_teacher(spec_of(1), Seeds(0), ChatClient(Covetous()), debate_rounds=1)
+        teacher_of(spec_of(1), Seeds(0), ChatClient(Covetous()), debate_rounds=1)
     with pytest.raises(ConfigError, match="sharing=mixture"):
-        llm_teacher(spec_of(1), Seeds(0), ChatClient(Covetous()), sharing="mixture")
-    llm_teacher(spec_of(1), Seeds(0), ChatClient(Covetous()), debate_rounds=0)
+        teacher_of(spec_of(1), Seeds(0), ChatClient(Covetous()), sharing="mixture")
+    teacher_of(spec_of(1), Seeds(0), ChatClient(Covetous()), debate_rounds=0)
 
 
 def test_agents_with_different_actions_have_no_mixture() -> None:
     spec = ParticlesEnv(Seeds(0), SimpleSpeakerListener(), n_envs=1).spec
     with pytest.raises(ConfigError, match="different actions"):
-        llm_teacher(spec, Seeds(0), ChatClient(Covetous()), sharing="mixture")
+        teacher_of(spec, Seeds(0), ChatClient(Covetous()), sharing="mixture")
 
 
 def test_a_teacher_that_plays_tells_what_was_agreed() -> None:
     """What is shown of one agent is what its game came to."""
-    teacher = llm_teacher(spec_of(), Seeds(0), ChatClient(Covetous()), debate_rounds=2)
+    teacher = teacher_of(spec_of(), Seeds(0), ChatClient(Covetous()), debate_rounds=2)
     vector = ParticlesEnv(Seeds(0), SimpleSpread(), n_envs=2).reset(seed=0)["vector"]
     teacher.policy.act({"vector": torch.from_numpy(vector)}, greedy=True)
     told = [teacher.policy.thoughts(1, agent) for agent in range(3)]
@@ -183,9 +188,9 @@ def test_a_teacher_that_plays_tells_what_was_agreed() -> None:
 
 
 def test_without_rounds_there_is_no_debate() -> None:
-    teacher = llm_teacher(spec_of(), Seeds(0), ChatClient(Covetous()), debate_rounds=0)
+    teacher = teacher_of(spec_of(), Seeds(0), ChatClient(Covetous()), debate_rounds=0)
     assert "teacher/debate_changes" not in teacher.metrics()
-    teacher = llm_teacher(spec_of(), Seeds(0), ChatClient(Covetous()), debate_rounds=2)
+    teacher = teacher_of(spec_of(), Seeds(0), ChatClient(Covetous()), debate_rounds=2)
     assert isinstance(teacher.guide.planner, Debate) and teacher.guide.planner.rounds == 2
     assert compose("env=simple_spread", "agent=mappo", "teacher=llm")["teacher"]["debate_rounds"] == 0
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import models
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.envs.particles.scenario import Scenario
@@ -19,13 +20,14 @@ from llmrl.envs.particles.simple_tag import SimpleTag
 from llmrl.llms.structured import InvalidReply
 from llmrl.teachers.domains import find_domain
 from llmrl.teachers.llm_planner import LLMPlanner
+from llmrl.teachers.particles import tag, telling
 from llmrl.teachers.particles.spread import assign
 from llmrl.teachers.plans import PlanStep, checked, parse_reply
-from tests import models
-from tests.particle_games import (
+from particle_games import (
     SCENARIOS,
     domain_of,
     each_scenario,
+    games_of,
     guide_of,
     placed,
     random_world,
@@ -199,6 +201,14 @@ def test_other_worlds_are_refused() -> None:
     spec = EnvSpec("simple_spread", 1, 2, {"vector": Channel((4,), "float32")}, 5, tuple("abcde"), 25)
     with pytest.raises(ConfigError, match="named parts"):
         find_domain("simple_spread", spec=spec)
+
+
+def test_another_particle_world_is_refused() -> None:
+    spec = games_of(SimpleSpread()).spec
+    with pytest.raises(ConfigError, match="simple_reference reads told_goal in what agents see"):
+        telling.SimpleReference(spec)
+    with pytest.raises(ConfigError, match="reads adversaries, good, good_velocities, obstacles"):
+        tag.SimpleTag(spec)
 
 
 # Words

@@ -10,7 +10,7 @@ from llmrl.envs.particles.simple_spread import SimpleSpread
 from llmrl.envs.particles.simple_tag import SimpleTag
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.plans import Plan, PlanStep
-from tests.particle_games import (
+from particle_games import (
     SCENARIOS,
     always,
     best,

@@ -302,6 +302,15 @@ class TestPolicy:
             assert torch.equal(greedy.action, greedy.logits.argmax(-1))
             assert torch.equal(player.values(observation), torch.zeros(N_ENVS, 1))
 
+    def test_a_greedy_teacher_that_draws_plans_follows_the_likeliest(self):
+        domain = find_domain("simple_doorkey", parity=True)
+        player = TeacherPolicy(Guide(domain, OfflinePlanner(domain, "published"), "hard"))
+        # As above: 0.98 of the plans walk.
+        grid = torch.as_tensor(draw("#####", "#>.K#", "#####")[None, None].repeat(200, axis=0))
+        stream = torch.Generator().manual_seed(0)
+        drawn, greedy = (player.act({"grid": grid}, None, stream, greedy).action for greedy in (False, True))
+        assert set(drawn.flatten().tolist()) == {2, 3} and (greedy == 2).all()
+
     def test_memory_is_handed_on_and_not_written_to(self, rollouts):
         player = TeacherPolicy(teacher("hard", parity=True).guide)
         state = torch.zeros(N_ENVS, 1, 24, dtype=torch.float64)
@@ -339,7 +348,11 @@ class TestOptions:
         assert isinstance(judge, Teacher) and judge.channels == ("grid",)
         assert isinstance(judge.policy, TeacherPolicy)
         assert judge.advise(rollouts[0])["advice"].shape == (12, N_ENVS, 1, 7)
-        assert judge.metrics()["teacher/weight"] == 10.0
+        assert judge.metrics()["teacher/weight"] == 1.0
+
+    def test_no_schedule_is_refused(self):
+        with pytest.raises(ConfigError, match=r"teacher\.schedule=null"):
+            build("oracle", schedule=None)
 
     def test_only_one_asks_for_a_model(self):
         nodes = {
@@ -385,7 +398,7 @@ class TestOptions:
             )
 
         injected = {"spec": Env.spec, "seeds": Seeds(0), "prompt_folder": None, "folder": None}
-        node = {"_target_": "llmrl.teachers.options.oracle_teacher", "domain": TwoAgents()}
+        node = {"_target_": "llmrl.teachers.options.oracle_teacher", "domain": TwoAgents(), "schedule": Constant(1.0)}
         return Builder(injected).build(node, "teacher")
 
     def test_a_domain_of_ones_own_with_two_agents(self):

@@ -55,7 +55,7 @@ class PPOAgent:
         teacher: extra loss, or None.
 
     Raises:
-        ConfigError: the weights to start from do not fit this agent.
+        ConfigError: the weights to start from do not fit this agent, or it does not learn and is to be taught.
         CheckpointError: there are none.
     """
 
@@ -90,6 +90,8 @@ class PPOAgent:
                 "agent.critic=central has no core in common with the actor; use agent.freeze=none with it"
             )
         shape = (features, core_hidden, head_hidden, reads, memory, memory_layers, critic, core, encoding)
+        if teacher is not None and freeze == "all":
+            raise ConfigError("agent.freeze=all: agents that do not learn cannot be taught; use teacher=none")
         n_networks = 1 if share_parameters else spec.n_agents
         networks = [ActorCritic(spec, generator, *shape) for _ in range(n_networks)]
         self.policy = SocietyPolicy(spec, networks, core_frozen=freeze == "core").to(device)
@@ -121,8 +123,8 @@ class PPOAgent:
 
     def reset(self) -> None:
         self.policy.load_state_dict(self._original)
-        if self._ppo is not None and not self._keep_optimizer:
-            self._ppo.reset()
+        if self._ppo is not None:
+            self._ppo.reset(self._keep_optimizer)
 
     def describe(self) -> dict[str, Any]:
         parameters = list(self.policy.parameters())

@@ -27,8 +27,9 @@ class RandomPolicy:
         greedy: bool = False,
     ) -> Act:
         """All legal actions are equally likely, so `greedy` draws one of them, too."""
-        logits = torch.zeros(self.n_envs, self.n_agents, self.n_actions)
-        logits = categorical.mask_logits(logits, observation.get("action_mask"))
+        mask = observation.get("action_mask")
+        device = None if mask is None else mask.device
+        logits = categorical.mask_logits(torch.zeros(self.n_envs, self.n_agents, self.n_actions, device=device), mask)
         return Act(categorical.sample(logits, generator), logits=logits)
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:

@@ -71,9 +71,11 @@ class Captioned:
         act = self.policy.act(observation, state, generator, greedy)
         thinkers: dict[str, Act] = {"teacher" if self.policy is self.teacher else "policy": act}
         if self.teacher is not None and self.teacher is not self.policy:
-            # Numbers of its own, so that the game is the one that would be played without captions.
+            # Numbers of its own, so that the game is the one that would be played without captions; and only of the
+            # game that is shown, as a language model may have to be asked.
             own = torch.Generator().manual_seed(0)
-            thinkers["teacher"] = self.teacher.act(observation, self._teacher_state, own, greedy=True)
+            shown = {name: x[:1] for name, x in observation.items()}
+            thinkers["teacher"] = self.teacher.act(shown, self._teacher_state, own, greedy=True)
             self._teacher_state = thinkers["teacher"].state
         thoughts = [self._thought(agent, act, thinkers) for agent in range(min(self.spec.n_agents, MOST_AGENTS))]
         self.recorder.annotate(lambda height: draw(thoughts, self.spec.action_names, height))

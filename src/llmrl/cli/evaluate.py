@@ -69,6 +69,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.analysis.statistics import describe
     from llmrl.cli.compose import build_llm, build_parts
     from llmrl.cli.players import MODES, build_players, without_teacher
+    from llmrl.core.errors import ConfigError
     from llmrl.core.seeding import Seeds
     from llmrl.learners.rollout import Collector
     from llmrl.loops.playing import play_episodes
@@ -77,6 +78,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.run.evaluation import write_evaluation
     from llmrl.run.files import write_json
 
+    if args.episodes is not None and args.episodes < 1:
+        raise ConfigError(f"--episodes={args.episodes}: at least 1 is needed")
     iteration, state = saved_state(args.run)
     config = yaml.safe_load((args.run / "config.yaml").read_text())
     # A run computed on a cluster's GPU can be looked at anywhere.
@@ -97,7 +100,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         agent.load_state_dict(state["agents"][society])
         players = build_players(names, config, parts)
         seeds = Seeds(args.seed).child("evaluate")
-        wanted = args.episodes or (100 if spec.deterministic else 10)
+        wanted = (100 if spec.deterministic else 10) if args.episodes is None else args.episodes
         out = args.out or args.run / "evaluation"
         out.mkdir(parents=True, exist_ok=True)
 

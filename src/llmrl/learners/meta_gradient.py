@@ -55,13 +55,14 @@ class MetaGradient:
         # Zero, with derivative one: what was recorded keeps its numbers and gets its dependence on tau.
         self._shift = self.tau - self.tau.detach()
         self._seen = self._shift if settings.through_observation and MECHANISM in policy.channels else None
-        self._columns = policy.groups()[0][0].mechanism_columns
+        network = policy.groups()[0][0]
+        self._columns, self._joint = network.mechanism_columns, network.joint_columns
         if self._seen is not None and policy.core_frozen and self._columns is None:
             raise ConfigError(
                 "the agents see the mechanism through a frozen core, whose dependence on it is not kept; set "
                 "agent.freeze=none, or principal.through_observation=false to leave that dependence out"
             )
-        self._updaters = [Differentiable(each, self._seen, self._columns) for each in ppo.updaters]
+        self._updaters = [Differentiable(each, self._seen, self._columns, self._joint) for each in ppo.updaters]
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """`PPO.update`, with the same numbers, remembering how they depend on tau."""
@@ -70,7 +71,7 @@ class MetaGradient:
         advantage, target = self.ppo.estimate(replace(rollout, reward=reward))
         if not self.settings.differentiate_targets:
             target = target.detach()
-        metrics = self.ppo.fit(rollout, advantage, target, generator, self._updaters)
+        metrics = self.ppo.fit(rollout, advantage, target, generator, self._updaters, self.ppo.begin(rollout))
         for updater in self._updaters:
             updater.write_back()
         return metrics
@@ -89,7 +90,7 @@ class MetaGradient:
         total = direct_derivative(rollouts, spending_cost).to(self.tau.device)
         for (_, agents), updater in zip(self.ppo.policy.groups(), self._updaters, strict=True):
             # The policies' derivative by the final weights first, by themselves; then once through their history.
-            final = Differentiable(updater.ordinary, self._seen, self._columns)
+            final = Differentiable(updater.ordinary, self._seen, self._columns, self._joint)
             inputs = [*final.weights.values(), self.tau]
             sums = [torch.zeros_like(x) for x in inputs]
             for rollout, credit in zip(rollouts, credits, strict=True):

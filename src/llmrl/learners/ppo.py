@@ -63,19 +63,25 @@ class PPO:
         self.updaters = self._new_updaters()
         self.updates = 0
 
-    def reset(self) -> None:
-        """Forget the optimizers' moments, and begin the step size's decay anew."""
-        self.updaters = self._new_updaters()
+    def reset(self, keep_moments: bool = False) -> None:
+        """Begin anew: the step size's decay, the teacher's schedule and, unless they are kept, Adam's moments."""
+        if not keep_moments:
+            self.updaters = self._new_updaters()
         self.updates = 0
+        if self.teacher is not None:
+            self.teacher.reset()
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """A few epochs over one rollout; returns the mean of each loss and diagnostic over minibatches and networks."""
         advantage, target = self.estimate(rollout)
+        return self.fit(rollout, advantage, target, generator, self.updaters, self.begin(rollout))
+
+    def begin(self, rollout: Rollout) -> dict[str, torch.Tensor]:
+        """Start one more update, whoever makes it: ask the teacher, whose advice is returned, and set the step size."""
         advice = {} if self.teacher is None else self.teacher.advise(rollout)
         self._set_learning_rate()
         self.updates += 1
-        metrics = self.fit(rollout, advantage, target, generator, self.updaters, advice)
-        return metrics if self.teacher is None else metrics | self.teacher.metrics()
+        return advice
 
     def estimate(self, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
         """Advantages and value targets, each [T, n_envs, n_agents]; a graph behind the rewards is kept.
@@ -127,7 +133,8 @@ class PPO:
             unexplained = (target - rollout.value).var(correction=0) / variance.clamp_min(1e-8)
             metrics["loss/explained_variance"] = float(1 - unexplained)
         metrics["loss/updates"] = float(len(records))
-        return metrics | {name: sum(values) / len(values) for name, values in extra.items()}
+        metrics |= {name: sum(values) / len(values) for name, values in extra.items()}
+        return metrics if self.teacher is None else metrics | self.teacher.metrics()
 
     def samples(self, rollout: Rollout, agents: slice) -> Batch:
         """The samples of some agents with time, games and agents merged, [T * n_envs * k, ...]."""

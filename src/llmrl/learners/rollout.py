@@ -137,6 +137,7 @@ class Collector:
                 f"env={self.spec.name} offers no channel {missing[0]!r}, but {', '.join(self.spec.observation)}; "
                 "see env.observe"
             )
+        self._keep = tuple(keep)
         self._extra = tuple(name for name in keep if name not in policy.channels)
         self._observation: Observation | None = None
         self._state: torch.Tensor | None = None
@@ -212,7 +213,7 @@ class Collector:
                     if features is None:
                         features = self._buffer("features", (*shape, act.features.shape[-1]), act.features.dtype)
                     features[t] = act.features
-                kept = {n: x for n, x in observation.items() if features is None or n == "action_mask"}
+                kept = {n: x for n, x in observation.items() if features is None or n in ("action_mask", *self._keep)}
                 for name, x in (kept | self._to_tensors(self._observation, self._extra)).items():
                     if name not in stored:
                         stored[name] = self._buffer(f"obs/{name}", (n_steps, *x.shape), x.dtype)
@@ -276,7 +277,9 @@ class Collector:
         if not state:
             return
         self.env.load_state_dict(state["env"])
-        self._observation, self._state = state["observation"], state["state"]
+        self._observation = state["observation"]
+        # Checkpoints are read onto the processor.
+        self._state = None if state["state"] is None else self._tensor(state["state"])
         self._fresh = np.array(state["fresh"])
         self._ended = np.array(state["ended"])
         self._running = _Running.from_state(state["running"])

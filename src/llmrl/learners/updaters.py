@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -10,7 +11,7 @@ from torch.func import functional_call
 
 from llmrl.learners.functional_adam import Moments, adam_step, clip_by_norm
 from llmrl.learners.minibatches import Batch
-from llmrl.networks.actor_critic import MECHANISM
+from llmrl.networks.actor_critic import JOINT, MECHANISM
 
 
 class Updater(Protocol):
@@ -62,10 +63,17 @@ class Differentiable:
         shift: zeros [d] whose derivative by the mechanism's values is one; added to what the network sees of them.
             None: what it sees counts as given.
         columns: where features hold these values (`ActorCritic.mechanism_columns`).
+        joint: where a central critic's channel holds them (`ActorCritic.joint_columns`).
     """
 
-    def __init__(self, ordinary: InPlace, shift: torch.Tensor | None = None, columns: slice | None = None) -> None:
-        self.ordinary, self.shift, self.columns = ordinary, shift, columns
+    def __init__(
+        self,
+        ordinary: InPlace,
+        shift: torch.Tensor | None = None,
+        columns: slice | None = None,
+        joint: Sequence[int] = (),
+    ) -> None:
+        self.ordinary, self.shift, self.columns, self.joint = ordinary, shift, columns, joint
         self.network = ordinary.network
         trained = {name: p for name, p in self.network.named_parameters() if p.requires_grad}
         self.weights = {name: p.detach().clone().requires_grad_() for name, p in trained.items()}
@@ -73,7 +81,7 @@ class Differentiable:
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         if self.shift is not None:
-            batch = _shifted(batch, self.shift, self.columns)
+            batch = _shifted(batch, self.shift, self.columns, self.joint)
         logits, value = functional_call(self.network, self.weights, (batch,))
         return logits, value
 
@@ -103,10 +111,16 @@ class Differentiable:
                 }
 
 
-def _shifted(batch: Batch, shift: torch.Tensor, columns: slice | None) -> Batch:
-    """Samples with `shift` [d] added to what they say of the mechanism's values: in the channel, or in the features."""
+def _shifted(batch: Batch, shift: torch.Tensor, columns: slice | None, joint: Sequence[int]) -> Batch:
+    """Samples with `shift` [d] added to what they say of the mechanism's values: in the channel (and in that of a
+    central critic), or in the features."""
     if MECHANISM in batch:
-        return {**batch, MECHANISM: batch[MECHANISM] + shift}
+        moved = {MECHANISM: batch[MECHANISM] + shift}
+        if joint:
+            seen = batch[JOINT]
+            places = torch.tensor(joint, device=seen.device)
+            moved[JOINT] = seen.index_add(1, places, shift.repeat(len(joint) // len(shift)).expand(len(seen), -1))
+        return {**batch, **moved}
     if "features" in batch and columns is not None:
         padding = (columns.start, batch["features"].shape[-1] - columns.stop)
         return {**batch, "features": batch["features"] + nn.functional.pad(shift, padding)}

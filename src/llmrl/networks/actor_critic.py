@@ -75,6 +75,7 @@ class ActorCritic(nn.Module):
 
     Attributes:
         mechanism_columns: where features hold the mechanism's values; None where they do not, as such.
+        joint_columns: where the channel `joint` of a central critic holds them, for one agent after the other.
 
     Raises:
         ConfigError: two channels with three axes, or a central critic where one is read.
@@ -110,6 +111,7 @@ class ActorCritic(nn.Module):
         widths = {name: int(torch.Size(spec.observation[name].shape).numel()) for name in extras}
         width = sum(widths.values()) + (spec.n_agents if PLAYER in self.vectors else 0)
         self.mechanism_columns: slice | None = None
+        self.joint_columns: list[int] = []
         self.core: nn.Module
         if self.image is not None:
             shape = spec.observation[self.image].shape
@@ -139,8 +141,12 @@ class ActorCritic(nn.Module):
                     f"agent.critic=central reads numbers, and {self.image!r} of env={spec.name} is a picture or a map; "
                     "use agent.critic=own"
                 )
-            joint = spec.n_agents * sum(widths.values()) + spec.n_agents
-            head = [joint, *core_hidden, features, *head_hidden]
+            seen = sum(widths.values())
+            if MECHANISM in extras:
+                start = sum(widths[name] for name in extras[: extras.index(MECHANISM)])
+                own = range(start, start + widths[MECHANISM])
+                self.joint_columns = [agent * seen + i for agent in range(spec.n_agents) for i in own]
+            head = [spec.n_agents * seen + spec.n_agents, *core_hidden, features, *head_hidden]
         self.central = critic == "central"
         self.critic = nn.Sequential(*mlp(head, generator), initialise(nn.Linear(head[-1], 1), VALUE_GAIN, generator))
 

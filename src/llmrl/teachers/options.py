@@ -18,7 +18,7 @@ from llmrl.teachers.llm_planner import LLMPlanner
 from llmrl.teachers.offline import CORRECTED, PUBLISHED, OfflinePlanner
 from llmrl.teachers.planners import OraclePlanner, Planner
 from llmrl.teachers.policy_teacher import PolicyTeacher
-from llmrl.teachers.schedules import LinearFloorCutoff, Schedule
+from llmrl.teachers.schedules import Schedule
 
 
 def llm_teacher(
@@ -88,7 +88,12 @@ def _teacher(
     n_agents: int = 1,
 ) -> PolicyTeacher:
     guide = Guide(planner.domain, planner, mode, sharing, n_agents)
-    return PolicyTeacher(guide, schedule or LinearFloorCutoff(), seeds)
+    if schedule is None:
+        raise ConfigError(
+            "teacher.schedule=null says nothing of how much the teacher counts; give one, e.g. "
+            "'teacher.schedule={_target_: llmrl.teachers.schedules.Constant, weight: 0.3}' after it"
+        )
+    return PolicyTeacher(guide, schedule, seeds)
 
 
 def _domain(spec: EnvSpec, domain: Domain | None, parity: bool) -> Domain:

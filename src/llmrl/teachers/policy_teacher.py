@@ -100,6 +100,10 @@ class PolicyTeacher:
             **self.guide.planner.metrics(),
         }
 
+    def reset(self) -> None:
+        """Begin the schedule anew."""
+        self.updates, self._memory = 0, None
+
     def state_dict(self) -> State:
         return {
             "updates": self.updates,

@@ -34,7 +34,7 @@ class TeacherPolicy:
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> Act:
-        """Draw actions from the advice, or with `greedy` take the likeliest.
+        """Draw actions from the advice, or with `greedy` take the likeliest (in `hard` mode the likeliest plan's).
 
         `state` [n_envs, n_agents, k] float64 is the domain's memory, None where it has none.
         """
@@ -49,7 +49,9 @@ class TeacherPolicy:
         self._scenes, self._n_agents = scenes, shape[1]
         uniform = None
         if self.guide.mode == "hard":
-            uniform = torch.rand(len(scenes), generator=generator, dtype=torch.float64).numpy()
+            # The likeliest plan is the first.
+            n = len(scenes)
+            uniform = np.zeros(n) if greedy else torch.rand(n, generator=generator, dtype=torch.float64).numpy()
         advice = torch.from_numpy(self.guide.advise(scenes, uniform))
         action = advice.argmax(-1) if greedy else torch.multinomial(advice, 1, generator=generator)[:, 0]
         log_probs = advice.clamp_min(torch.finfo(advice.dtype).tiny).log()

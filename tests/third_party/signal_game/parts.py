@@ -127,6 +127,9 @@ class AlwaysZero:
     def metrics(self) -> dict[str, float]:
         return {"teacher/weight": self.weight}
 
+    def reset(self) -> None:
+        """It has no memory."""
+
     def state_dict(self) -> State:
         return {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec
@@ -17,6 +18,7 @@ class ParticleDomain(Domain):
         spec: of the environment, which tells what the entries of each agent's vector mean.
 
     Attributes:
+        reads: parts of vectors that it reads, of some agent's at least.
         agents: their names.
         layouts: for each agent, which entries of its vector hold what.
 
@@ -26,6 +28,7 @@ class ParticleDomain(Domain):
 
     channels = ("vector",)
     idle = 0
+    reads: ClassVar[tuple[str, ...]]
 
     def __init__(self, spec: EnvSpec) -> None:
         vector = spec.observation.get("vector")
@@ -33,6 +36,11 @@ class ParticleDomain(Domain):
             raise ConfigError(
                 f"the teacher's domain {self.name} is for a particle world, whose agents have names and whose vectors "
                 f"have named parts; env={spec.name} is none"
+            )
+        if missing := set(self.reads).difference(*vector.parts):
+            raise ConfigError(
+                f"the teacher's domain {self.name} reads {', '.join(sorted(missing))} in what agents see, which is not "
+                f"there in env={spec.name}; leave teacher.domain=null for the environment's own"
             )
         self.n_actions = spec.n_actions
         self.agents, self.layouts = spec.agent_names, vector.parts

@@ -36,6 +36,7 @@ class SimpleSpread(ParticleDomain):
         Skill("stay", False, "stops, and stays where it is"),
     )
     fallback = (PlanStep("stay"),)
+    reads = ("velocity", "landmarks", "agents")
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
