@@ -5,11 +5,15 @@ import json
 
 import pytest
 
-from experiments import comparable_metrics, only_run_folder, run
+from experiments import comparable_metrics, compose, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.cli import evaluate
+from llmrl.cli.outside import with_digests
+from llmrl.cli.train import run_experiment
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.run.content import saved_state
+from llmrl.teachers.plans import PlanStep
+from llmrl.teachers.rooms.domains import SimpleDoorKey
 
 SMALL = (
     *("env=simple_doorkey", "env.n_envs=4", "env.horizon=40", "agent=ppo", "agent.features=8", "learn.rollout_steps=5"),
@@ -149,6 +153,84 @@ class TestEvaluation:
         run(*SMALL, "learn.env_steps=20", f"output_root={tmp_path}")
         with pytest.raises(ConfigError, match=says):
             evaluated(only_run_folder(tmp_path), "--policy", policy)
+
+
+class Sitting(SimpleDoorKey):
+    """A domain whose rule is to do nothing worth while."""
+
+    def best_plan(self, sentence):
+        return (PlanStep("explore"),)
+
+
+def test_the_oracle_speaks_of_the_domain_of_the_run(tmp_path):
+    own = (
+        "teacher=oracle",
+        "teacher.domain={_target_: test_taught_runs.Sitting}",
+        "trusted_modules=[test_taught_runs]",
+    )
+    run(*SMALL, "learn.env_steps=20", *own, f"output_root={tmp_path}")
+    folder = only_run_folder(tmp_path)
+    results = evaluated(folder, "--policy", "oracle", "--episodes", "20", "--out", str(tmp_path / "out"))
+    assert results["table"]["success"]["mean"] < 0.5, "who only explores opens no door"
+
+
+class TestAPlanTableOfOnesOwn:
+    def overrides(self, tmp_path, plan):
+        table = tmp_path / "mine.json"
+        table.write_text(
+            json.dumps({"domain": "simple_doorkey", "plans": {"Agent sees <nothing>, holds <nothing>.": {plan: 1.0}}})
+        )
+        return (
+            *SMALL,
+            "learn.env_steps=20",
+            "teacher=offline",
+            f"teacher.table={table}",
+            f"output_root={tmp_path}/out",
+        )
+
+    def test_another_table_is_another_run(self, tmp_path):
+        for plan, runs in (("explore", 1), ("explore", 1), ("explore, explore", 2)):
+            run(*self.overrides(tmp_path, plan))
+            assert len(list((tmp_path / "out" / "simple_doorkey").iterdir())) == runs
+
+    def test_a_submitted_run_is_refused(self, tmp_path):
+        overrides = self.overrides(tmp_path, "explore")
+        submitted = with_digests(compose(*overrides))
+        assert with_digests(submitted) == submitted
+        self.overrides(tmp_path, "explore, explore")
+        with pytest.raises(ConfigError, match=r"mine.json has changed since this run was submitted; repeat"):
+            run_experiment(submitted, list(overrides))
+        (tmp_path / "mine.json").unlink()
+        with pytest.raises(ConfigError, match="cannot be read: No such file"):
+            with_digests(compose(*overrides))
+
+    @pytest.mark.parametrize("own", [("teacher=offline",), ("teacher=offline", "teacher.table=published"), ()])
+    def test_other_runs_keep_their_hash(self, own):
+        config = compose(*SMALL, *own)
+        assert with_digests(config) == config
+
+
+class TestThePlanOfATaughtRun:
+    SCHEDULE = ("teacher.schedule.start=1", "teacher.schedule.anneal=5", "teacher.schedule.cutoff=10")
+
+    def plan(self, capsys, *overrides):
+        run(*SMALL, *overrides, "dry_run=true")
+        return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+    def test_tells_of_a_table(self, capsys):
+        text = self.plan(capsys, "learn.env_steps=400", "teacher=offline", *self.SCHEDULE)
+        assert "planner: the table corrected, domain: simple_doorkey, mode: soft, parity: false" in text
+        assert "LinearFloorCutoff(start=1.0, floor=0.1, anneal=5, cutoff=10)" in text
+        assert "teaches in 10 of the 20 updates" in text
+
+    def test_tells_of_a_model_and_a_debate(self, capsys):
+        world = ("env=simple_spread", "env.n_envs=2", "agent=ppo", "teacher=llm", "llm=scripted")
+        run(*world, "teacher.debate_rounds=2", "teacher.samples=3", "learn.env_steps=100", "dry_run=true")
+        text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert "samples: 3, debate rounds: 2" in text and "sharing: own" in text and "not a language model" in text
+
+    def test_and_of_none(self, capsys):
+        assert "teacher none" in self.plan(capsys, "learn.env_steps=400")
 
 
 def test_the_teacher_plays_itself(tmp_path):

@@ -45,7 +45,7 @@ SCHEDULES = {
     "published": LinearFloorCutoff(),
     "constant": Constant(0.26),
     "exponential": Exponential(1.0, 0.98, 0.1, 150),
-    "parity": LinearFloorCutoff(1.0, 0.1, 80, 100),
+    "parity": LinearFloorCutoff(1.0, 0.1, 120, 180),
 }
 
 

@@ -1,5 +1,6 @@
 """The builder checks arguments before it constructs anything."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import pytest
@@ -19,6 +20,15 @@ class Part:
 class Record:
     n: PositiveInt
     low: float = 0.0
+
+
+class Bare:
+    """A class without a constructor of its own."""
+
+
+class Vague(ABC):
+    @abstractmethod
+    def speak(self): ...
 
 
 PART = {"_target_": f"{__name__}.Part", "size": 3, "rate": 0.5, "names": ["a"]}
@@ -44,7 +54,8 @@ def test_builds_injects_and_nests(builder):
         ({"size": 2.5}, "part.size=2.5"),
         ({"size": 0}, "part.size=0: input should be greater than 0"),
         ({"rate": 1.5}, "part.rate=1.5: input should be less than or equal to 1"),
-        ({"names": ["a", 3]}, r"part.names\[1\]"),
+        ({"names": ["a", 3]}, r"part.names\[1\]=3: input should be a valid string, got int"),
+        ({"child": {"_target_": f"{__name__}.Vague"}}, r"part.child.*Vague is abstract: it must define speak"),
         ({"seeds": 3}, "part has no option 'seeds'"),
         ({"child": {"_target_": f"{__name__}.Record", "n": -1}}, "part.child.n=-1"),
         ({"_target_": "os.system"}, "outside the trusted modules"),
@@ -54,6 +65,11 @@ def test_builds_injects_and_nests(builder):
 def test_refusals_name_the_place_and_the_cure(builder, change, message):
     with pytest.raises(ConfigError, match=message):
         builder.build({**PART, **change}, "part")
+
+
+def test_a_class_without_a_constructor(builder):
+    assert isinstance(builder.build({**PART, "child": {"_target_": f"{__name__}.Bare"}}, "part").child, Bare)
+    builder.check({"_target_": f"{__name__}.Bare"}, "part")
 
 
 def test_missing_argument(builder):

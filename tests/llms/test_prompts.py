@@ -57,10 +57,12 @@ def test_the_hash_covers_every_file_a_prompt_is_made_of(folders):
     [
         ("{{ y }}", "'y' is undefined; it is given x"),
         ("{% if %}", "line 1"),
-        ('{% include "z.j2" %}', r"game/z.j2 does not exist; there are a, b, bad"),
+        ('{% include "z.j2" %}', r"game/bad.j2 .* game/z.j2 does not exist; there are _part, a, b, bad"),
         ("{{ x.__class__.__mro__ }}", "does what prompts may not"),
         ("{{ x.append(1) }}", "does what prompts may not"),
         ('{% include "../secret.j2" %}', "does not exist"),
+        ("{% block world required %}{% endblock %}", r"game/bad \(.*bad.j2\): Required block 'world' not found"),
+        ('{% if false %}{% include "z.j2" %}{% endif %}', "extends or includes z.j2"),
     ],
 )
 def test_bad_templates_are_named(folders, text, message):
@@ -69,6 +71,15 @@ def test_bad_templates_are_named(folders, text, message):
     write(own, bad=text)
     with pytest.raises(ConfigError, match=message):
         Prompts("game", ours, own).render("bad", x=[1])
+
+
+def test_the_file_that_extends_a_missing_one_is_named(folders):
+    ours, own = folders
+    write(own, c='{% extends "_mine.j2" %}', _mine='{% extends "ours/_pert.j2" %}')
+    with pytest.raises(
+        ConfigError, match=r"game/_mine.j2 extends or includes ours/_pert.j2, .*there are _mine, _part, a,"
+    ):
+        Prompts("game", ours, own).render("c")
 
 
 def test_no_such_folder(folders):

@@ -11,6 +11,7 @@ from llmrl.core.records import ChatReply
 from llmrl.llms import scripted_planner
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
+from llmrl.teachers.debate import ANNOUNCED
 from llmrl.teachers.domains import find_domain
 from llmrl.teachers.llm_planner import LLMPlanner
 from llmrl.teachers.offline import OfflinePlanner
@@ -225,6 +226,21 @@ def test_the_table_of_a_run_can_be_played_again(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["plans.json"]
 
 
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('{% extends "_one_room.j2" %}', r"teacher/simple_doorkey \(.*simple_doorkey.j2\): Required block 'world'"),
+        ("{% if %}", "simple_doorkey.j2, line 1"),
+        ('{% extends "_room.j2" %}', "simple_doorkey.j2 extends or includes _room.j2, .*_one_room"),
+    ],
+)
+def test_faulty_prompts_are_found_before_a_state_is_met(tmp_path, text, complaint):
+    (tmp_path / "teacher").mkdir()
+    (tmp_path / "teacher" / "simple_doorkey.j2").write_text(text)
+    with pytest.raises(ConfigError, match=complaint):
+        planner(prompt_folder=tmp_path)
+
+
 def test_no_model_and_no_prompt_are_refused():
     with pytest.raises(ConfigError, match="llm=none is none"):
         LLMPlanner(find_domain("two_door"), None)
@@ -312,7 +328,29 @@ class TestOffline:
         path = tmp_path / "plans.json"
         path.write_text('{"domain": "simple_doorkey", "plans": {"Agent sees <key>.": {"fly": 1.0}}}')
         with pytest.raises(ConfigError, match=r"no valid plan for .*there is no skill 'fly'"):
-            OfflinePlanner(find_domain("simple_doorkey"), str(path)).plans(["Agent sees <key>."])
+            OfflinePlanner(find_domain("simple_doorkey"), str(path))
+
+    @pytest.mark.parametrize(
+        ("domain", "sentence", "row", "complaint"),
+        [
+            ("simple_doorkey", KEY, {"explore": 0.5, "fly": 0.5}, "there is no skill 'fly'"),
+            ("simple_doorkey", KEY, {"go to <door>": 1.0}, "'door' is none; there are: key"),
+            ("two_door", "Agent sees <[2]>, holds <nothing>.", {"go to <[2]>": 1.0}, "which no state can be"),
+        ],
+    )
+    def test_faulty_rows_are_found_before_they_are_met(self, tmp_path, domain, sentence, row, complaint):
+        path = tmp_path / "plans.json"
+        words = ["door1", "door2"] if domain == "two_door" else []
+        path.write_text(json.dumps({"domain": domain, "interchangeable": words, "plans": {sentence: row}}))
+        with pytest.raises(ConfigError, match=complaint):
+            OfflinePlanner(find_domain(domain), str(path))
+
+    def test_the_loss_of_a_debate_is_told(self, tmp_path, caplog):
+        path = tmp_path / "plans.json"
+        plans = {KEY: {"explore": 1.0}, f"{KEY} {ANNOUNCED}bob: explore.": {"explore": 1.0}}
+        path.write_text(json.dumps({"domain": "simple_doorkey", "plans": plans}))
+        OfflinePlanner(find_domain("simple_doorkey"), str(path))
+        assert "1 of 2 rows" in caplog.text and "of a debate" in caplog.text
 
     def test_where_no_table_is_shipped(self):
         with pytest.raises(ConfigError, match="no plan table is shipped for unlock_pickup"):

@@ -1,3 +1,4 @@
+import inspect
 import itertools
 import json
 from dataclasses import replace
@@ -16,15 +17,17 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.protocols import Policy, Teacher
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
+from llmrl.envs.rooms.stock import UnlockPickup
 from llmrl.envs.rooms.tasks import ColoredDoorKey, SimpleDoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from llmrl.learners.rollout import Collector
 from llmrl.llms.client import ChatClient
 from llmrl.teachers.domain import Domain
-from llmrl.teachers.domains import DOMAINS, find_domain
+from llmrl.teachers.domains import DOMAINS, check_domain, find_domain
 from llmrl.teachers.guide import Guide
 from llmrl.teachers.llm_planner import LLMPlanner
 from llmrl.teachers.offline import OfflinePlanner
+from llmrl.teachers.planners import OraclePlanner
 from llmrl.teachers.plans import PlanStep, Skill
 from llmrl.teachers.policy_teacher import PolicyTeacher
 from llmrl.teachers.schedules import Constant, Exponential, LinearFloorCutoff
@@ -408,6 +411,59 @@ class TestOptions:
         guide = judge.guide
         assert guide.advise(guide.scenes({"vector": vector})).argmax(1).tolist() == [1, 0, 2, 0]
         assert guide.sentences == {"Agent 0", "Agent 1"}
+
+    @pytest.mark.parametrize(
+        ("changes", "complaint"),
+        [
+            ({"prompt": None}, "domain Mine has no prompt; a domain sets name, channels, prompt"),
+            ({"fallback": None, "idle": None}, "Mine has no idle, fallback"),
+            ({"name": 3}, "Mine: name=3 is no text"),
+            ({"skills": ("follow",)}, r"Mine: skills=\('follow',\) must be a tuple of Skill"),
+            ({"skills": ()}, "must be a tuple of Skill, at least one"),
+            ({"channels": "vector"}, "must be a tuple of names"),
+            ({"fallback": (PlanStep("fly"),)}, "fallback uses the skill 'fly'; there are follow"),
+            ({"idle": 3}, "idle=3 is no action; there are 0 to 2"),
+            ({"n_actions": "3"}, "n_actions='3' must be a whole number >= 1"),
+        ],
+    )
+    def test_faults_of_a_domain_name_its_class(self, changes, complaint):
+        kept = {name: value for name, value in vars(TwoAgents).items() if not name.startswith("__")}
+        wrong = {**kept, **{name: value for name, value in changes.items() if value is not None}}
+        mine = type("Mine", (Domain,), {n: v for n, v in wrong.items() if n not in changes or changes[n] is not None})()
+        spec = EnvSpec("two", 2, 2, {"vector": Channel((3,), "float32")}, 3, tuple("abc"), 10)
+        with pytest.raises(ConfigError, match=complaint):
+            check_domain(mine, spec)
+
+    def test_the_example_of_the_manual_is_the_real_one(self):
+        text = (CONF.parent / "docs" / "extending.md").read_text()
+        [shown] = [
+            part.split("```")[0] for part in text.split("```python\n") if "class UnlockPickup" in part.split("```")[0]
+        ]
+        [prompt] = [part.split("```")[0] for part in text.split("```jinja\n")[1:]]
+        names = {"__name__": "manual"}
+        exec(shown, names)
+        mine, sentence = names["UnlockPickup"](), "Agent sees <box>, holds <key>."
+        check_domain(mine, environment(UnlockPickup).spec)
+        assert (
+            mine.best_plan(sentence) == find_domain("unlock_pickup").best_plan(sentence) == (PlanStep("drop", "key"),)
+        )
+        source = Path(inspect.getsourcefile(type(find_domain("unlock_pickup"))))
+        assert shown in source.read_text()
+        assert prompt == (source.parents[1] / "prompts" / "unlock_pickup.j2").read_text()
+
+    @pytest.mark.parametrize("action", [3, -1, 1.5])
+    def test_what_is_no_action_is_named(self, action):
+        class Mine(TwoAgents):
+            def action(self, scene, plan):
+                return action
+
+        guide = Guide(Mine(), OraclePlanner(Mine()))
+        with pytest.raises(ConfigError, match=rf"domain Mine: the plan 'follow' does the action {action} in the state"):
+            guide.advise(guide.scenes({"vector": np.zeros((1, 2, 3), dtype=np.float32)}))
+
+    def test_a_class_that_is_no_domain(self):
+        with pytest.raises(ConfigError, match=r"teacher.domain=.*instance of domain, got Constant"):
+            build("oracle", domain={"_target_": "llmrl.teachers.schedules.Constant"})
 
     def test_parity_where_nothing_was_published(self):
         with pytest.raises(ConfigError, match="no published teacher of unlock_pickup"):

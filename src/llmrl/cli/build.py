@@ -42,6 +42,9 @@ class Builder:
         if node.get("_target_") is None:
             return None
         target = self.locate(node["_target_"], where)
+        if inspect.isabstract(target):
+            lacks = ", ".join(sorted(target.__abstractmethods__))
+            raise ConfigError(f"{where}._target_={node['_target_']} is abstract: it must define {lacks}")
         parameters = inspect.signature(target).parameters
         hints = _hints(target)
         given = {name: value for name, value in node.items() if name != "_target_"}
@@ -134,7 +137,8 @@ def _hints(target: Any) -> dict[str, Any]:
     Those belong to injected objects; `build` insists on a hint for everything the config sets.
     """
     function = target.__init__ if inspect.isclass(target) else target
-    namespace = vars(sys.modules[function.__module__])
+    # The constructor of a class without one of its own is a built-in of no module.
+    namespace = vars(sys.modules[getattr(function, "__module__", None) or target.__module__])
     hints: dict[str, Any] = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
         if isinstance(annotation, str):
@@ -172,4 +176,5 @@ def _check(value: Any, hint: Any, where: str) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join(f"[{p}]" if isinstance(p, int) else "" for p in first["loc"])
-        raise ConfigError(f"{where}{place}={value!r}: {first['msg'].lower()}, got {type(value).__name__}") from error
+        wrong = first["input"] if place else value
+        raise ConfigError(f"{where}{place}={wrong!r}: {first['msg'].lower()}, got {type(wrong).__name__}") from error

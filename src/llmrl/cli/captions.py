@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     import torch
 
 WIDTH = 320
-"""Of the panel, pixels."""
+"""Of the column of an agent, pixels; even, as video codecs need."""
+_TITLE, _BAR, _LINE = 14, 16, 13
+"""Heights, pixels."""
 MOST_AGENTS = 3
 """Agents of a game whose thoughts are shown."""
 _COLOURS = ((31, 119, 180), (255, 127, 14))
@@ -95,39 +97,62 @@ class Captioned:
 
 
 def draw(thoughts: Sequence[Thought], actions: Sequence[str], height: int) -> np.ndarray:
-    """The panel, [height, WIDTH, 3] uint8; what there is no room for is cut off."""
+    """The panel, [height, WIDTH * number of thoughts, 3] uint8: a column for each.
+
+    Texts come before actions: of these the likeliest are shown for which there is room, at least two. Texts that there
+    is no room for are counted in the last line.
+    """
     from PIL import Image, ImageDraw, ImageFont
 
-    image = Image.new("RGB", (WIDTH, height), "white")
+    image = Image.new("RGB", (WIDTH * max(len(thoughts), 1), height), "white")
     pen, font = ImageDraw.Draw(image), ImageFont.load_default(11)
-    share = height // max(len(thoughts), 1)
     for i, thought in enumerate(thoughts):
-        x, y = 6, i * share + 3
+        left, y = i * WIDTH + 6, 3
+        x = left
         for k, name in enumerate(thought.bars):
             pen.text((x, y), name, fill=_COLOURS[k % 2], font=font)
             x += 70
         pen.text((x, y), thought.title, fill="black", font=font)
-        y += 14
-        shown = _likeliest(thought, max(2, (share - 60) // 16))
-        for action in shown:
-            pen.text((6, y), ("> " if action == thought.chosen else "   ") + actions[action], fill="black", font=font)
+        y += _TITLE
+        texts = [textwrap.wrap(line, 52, subsequent_indent="   ") for line in thought.lines]
+        room = height - y - _LINE * sum(map(len, texts))
+        for action in _likeliest(thought, max(2, room // _BAR)):
+            said = ("> " if action == thought.chosen else "   ") + actions[action]
+            pen.text((left, y), said, fill="black", font=font)
             for k, probabilities in enumerate(thought.bars.values()):
                 top = y + 2 + 5 * k
-                pen.rectangle((110, top, 110 + int(140 * probabilities[action]), top + 3), fill=_COLOURS[k % 2])
+                end = left + 104 + int(140 * probabilities[action])
+                pen.rectangle((left + 104, top, end, top + 3), fill=_COLOURS[k % 2])
             values = "  ".join(f"{p[action]:.2f}" for p in thought.bars.values())
-            pen.text((256, y), values, fill="black", font=font)
-            y += 16
-        for line in thought.lines:
-            for part in textwrap.wrap(line, 52, subsequent_indent="   "):
-                pen.text((6, y), part, fill="black", font=font)
-                y += 13
+            pen.text((left + 250, y), values, fill="black", font=font)
+            y += _BAR
+        for line in fitting(texts, (height - y) // _LINE):
+            pen.text((left, y), line, fill="black", font=font)
+            y += _LINE
     return np.asarray(image)
 
 
+def fitting(texts: Sequence[Sequence[str]], room: int) -> list[str]:
+    """The lines of as many whole texts, from the first on, as `room` lines hold, and how many are left out.
+
+    >>> fitting([["a"], ["b", "   b"], ["c"]], 3)
+    ['a', '(2 more)']
+    """
+    lines = [line for text in texts for line in text]
+    if len(lines) <= room:
+        return lines
+    shown: list[str] = []
+    for k, text in enumerate(texts):
+        if len(shown) + len(text) > room - 1:
+            return [*shown, f"({len(texts) - k} more)"]
+        shown += text
+    raise AssertionError("they fit after all")
+
+
 def _likeliest(thought: Thought, most: int) -> list[int]:
-    """The actions worth a line, in their order."""
+    """The `most` actions worth a line, the chosen one among them, in their order."""
     if not thought.bars:
         return [thought.chosen]
     weight = np.maximum.reduce(list(thought.bars.values()))
-    best = np.argsort(-weight, kind="stable")[:most].tolist()
-    return sorted({*best, thought.chosen})
+    best = [action for action in np.argsort(-weight, kind="stable").tolist() if action != thought.chosen]
+    return sorted([thought.chosen, *best[: most - 1]])

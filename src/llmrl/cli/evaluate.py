@@ -84,7 +84,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     config = yaml.safe_load((args.run / "config.yaml").read_text())
     # A run computed on a cluster's GPU can be looked at anywhere.
     config["hardware"] = {**config["hardware"], "device": "auto"}
-    names = args.policy.split(",")
+    names, whole = args.policy.split(","), config
     if "teacher" not in names:
         config = without_teacher(config)
     # The principal, whose language model might cost money, is left out; an agent that needs a model gets it.
@@ -98,7 +98,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         context = _context(args.context, chosen, spec)
         society = _society(history)
         agent.load_state_dict(state["agents"][society])
-        players = build_players(names, config, parts)
+        players = build_players(names, whole, parts)
         seeds = Seeds(args.seed).child("evaluate")
         wanted = (100 if spec.deterministic else 10) if args.episodes is None else args.episodes
         out = args.out or args.run / "evaluation"

@@ -10,6 +10,7 @@ from llmrl.core.errors import LLMError
 from llmrl.core.protocols import Loop
 from llmrl.core.records import CallEstimate
 from llmrl.llms.client import ChatClient
+from llmrl.loops.design import DesignLoop
 
 
 def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str, str]]:
@@ -32,6 +33,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     agent = parts.agents[0].describe()
     rows.append(("agent", ", ".join(f"{k}: {v:,}" if isinstance(v, int) else f"{k}: {v}" for k, v in agent.items())))
     rows.append(("principal", "none" if parts.principal is None else type(parts.principal).__name__))
+    rows += _teacher(parts, loop)
     rows += _llm(parts)
     rows.append(("loop", type(loop).__name__))
     rows += loop.plan()
@@ -61,6 +63,24 @@ def calls(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
         cost += f", at most ${provider.cost(prompts, estimate.most_calls * longest) or 0.0:,.4g}"
     budget = client.budget.usd
     return [*rows, ("  cost", cost), *([] if budget is None else [("  budget", f"${budget:,.4g}")])]
+
+
+def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
+    """What teaches, and for how long; teachers may leave out `describe` and `taught`."""
+    teacher = parts.teacher
+    if teacher is None:
+        return [("teacher", "none")]
+    tell, taught = getattr(teacher, "describe", None), getattr(teacher, "taught", None)
+    words = type(teacher).__name__ if tell is None else ", ".join(f"{what}: {x}" for what, x in tell().items())
+    if taught is None or not parts.agents[0].learns:
+        return [("teacher", words)]
+    if isinstance(loop, DesignLoop):
+        # A schedule begins anew with the agents.
+        updates = loop.adapt_rounds * (1 if loop.reset_agents else loop.steps)
+        each = " of each principal step" if loop.reset_agents else ""
+    else:
+        updates, each = getattr(loop, "updates", 0), ""
+    return [("teacher", words), ("  teaches in", f"{taught(updates):,} of the {updates:,} updates{each}")]
 
 
 def _llm(parts: Parts) -> list[tuple[str, str]]:

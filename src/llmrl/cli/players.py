@@ -23,7 +23,9 @@ def without_teacher(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_players(names: Sequence[str], config: Mapping[str, Any], parts: Parts) -> dict[str, Policy]:
-    """The policies of `names`, in their order.
+    """The policies of `names`, in their order; `config` is that of the run, with its teacher.
+
+    The oracle speaks of the domain of the run's teacher where that was given one (`teacher.domain`).
 
     Raises:
         ConfigError: there is no such player, the run has no teacher that can play, or the environment no oracle.
@@ -44,6 +46,8 @@ def build_players(names: Sequence[str], config: Mapping[str, Any], parts: Parts)
             players[name] = parts.teacher.policy
         else:
             injected = {"spec": parts.env.spec, "seeds": Seeds(config["seed"]).child("oracle"), "folder": None}
-            oracle = Builder(injected, config["trusted_modules"]).build(options("teacher")["oracle"], "teacher")
+            own = {key: config["teacher"][key] for key in ("domain", "parity") if key in config["teacher"]}
+            node = options("teacher")["oracle"] | (own if own.get("domain") is not None else {})
+            oracle = Builder(injected, config["trusted_modules"]).build(node, "teacher")
             players[name] = oracle.policy
     return players

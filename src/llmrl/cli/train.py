@@ -43,6 +43,7 @@ def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
         ConfigError: a value is missing, or a part cannot be found.
     """
     from llmrl.cli.compose import asks_for_llm
+    from llmrl.cli.outside import with_digests
     from llmrl.core.errors import ConfigError
 
     hydra_config = HydraConfig.get()
@@ -56,27 +57,7 @@ def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
     if asks_for_llm(plain) and not any(override.startswith("llm=") for override in overrides):
         # Which model is behind results belongs into the run's name, chosen or not: it may be none at all.
         overrides.append(f"llm={hydra_config.runtime.choices['llm']}")
-    if plain["prompts"] is not None:
-        plain["prompts_digest"] = prompts_digest(plain)
-    return plain, overrides
-
-
-def prompts_digest(config: dict[str, Any]) -> str:
-    """What the user's own prompts say: other words are another experiment, wherever they are kept.
-
-    Raises:
-        ConfigError: there is no such folder, or the words are not those the run was submitted with.
-    """
-    from llmrl.core.errors import ConfigError
-    from llmrl.llms.prompts import folder_digest
-
-    digest = folder_digest(Path(config["prompts"]).expanduser())
-    if config.get("prompts_digest", digest) != digest:
-        raise ConfigError(
-            f"the prompts in {config['prompts']} have changed since this run was submitted; repeat its command, which "
-            "makes a new run"
-        )
-    return digest
+    return with_digests(plain), overrides
 
 
 def run_reporting(config: dict[str, Any], overrides: list[str]) -> float | None:
@@ -112,12 +93,12 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
     Returns the loop's result; None after a dry run.
     """
     from llmrl.cli.compose import build_llm, build_loop, build_parts
+    from llmrl.cli.outside import with_digests
     from llmrl.cli.report import llm_summary, print_plan, print_skipped, print_summary
     from llmrl.llms.transcript import Transcript
     from llmrl.run.run import Run
 
-    if config["prompts"] is not None:
-        config = {**config, "prompts_digest": prompts_digest(config)}
+    config = with_digests(config)
     if config["dry_run"]:
         from llmrl.cli.plan import plan
 

@@ -50,8 +50,7 @@ class Prompts:
     @property
     def names(self) -> list[str]:
         """What can be rendered; files that start with `_` are parts."""
-        folders = [self.folder] if self.own is None else [self.folder, self.own]
-        return sorted({f.stem for folder in folders for f in folder.glob("*.j2") if not f.stem.startswith("_")})
+        return sorted(stem for stem in self._stems() if not stem.startswith("_"))
 
     def render(self, name: str, /, **variables: object) -> Prompt:
         """The prompt `name` with its variables filled in.
@@ -61,10 +60,9 @@ class Prompts:
         """
         try:
             text = self._environment.get_template(f"{name}.j2").render(**variables).strip() + "\n"
+            return Prompt(text, f"{self.family}/{name}", self.hash(name))
         except jinja2.TemplateNotFound as error:
-            raise ConfigError(
-                f"the prompt {self.family}/{error.name} does not exist; there are {', '.join(self.names)}"
-            ) from error
+            raise ConfigError(self._missing(f"{name}.j2", str(error.name))) from error
         except jinja2.UndefinedError as error:
             known = ", ".join(sorted(variables))
             raise ConfigError(f"the prompt {self.family}/{name}: {error}; it is given {known}") from error
@@ -73,7 +71,9 @@ class Prompts:
             raise ConfigError(f"the prompt {self.family}/{name} ({place}): {error.message}") from error
         except jinja2.exceptions.SecurityError as error:
             raise ConfigError(f"the prompt {self.family}/{name} does what prompts may not: {error}") from error
-        return Prompt(text, f"{self.family}/{name}", self.hash(name))
+        except jinja2.TemplateRuntimeError as error:
+            file = self._environment.get_template(f"{name}.j2").filename
+            raise ConfigError(f"the prompt {self.family}/{name} ({file}): {error}") from error
 
     def hash(self, name: str) -> str:
         """12 hexadecimal digits of the SHA-256 of the prompt's file and of all files it extends or includes."""
@@ -83,16 +83,46 @@ class Prompts:
         return digest.hexdigest()[:12]
 
     def _sources(self, file: str) -> dict[str, str]:
-        assert self._environment.loader is not None
         found: dict[str, str] = {}
         waiting = [file]
         while waiting:
             part = waiting.pop()
-            source, _, _ = self._environment.loader.get_source(self._environment, part)
-            found[part] = source
-            named = meta.find_referenced_templates(self._environment.parse(source))
-            waiting += [other for other in named if other is not None and other not in found]
+            found[part], named = self._part(part)
+            waiting += [other for other in named if other not in found]
         return found
+
+    def _part(self, file: str) -> tuple[str, list[str]]:
+        """What a file says, and the files it extends or includes."""
+        assert self._environment.loader is not None
+        source, _, _ = self._environment.loader.get_source(self._environment, file)
+        named = meta.find_referenced_templates(self._environment.parse(source))
+        return source, [other for other in named if other is not None]
+
+    def _missing(self, file: str, missing: str) -> str:
+        """What to say of a template that is not there: whose it is, and what there is."""
+        stems = self._stems()
+        if missing == file:
+            return f"the prompt {self.family}/{missing} does not exist; there are {', '.join(self.names)}"
+        waiting, seen = [file], set[str]()
+        while waiting:
+            part = waiting.pop()
+            seen.add(part)
+            try:
+                named = self._part(part)[1]
+            except jinja2.TemplateError:  # another file that is not there
+                continue
+            if missing in named:
+                file = part
+                break
+            waiting += [other for other in named if other not in seen]
+        return (
+            f"the prompt {self.family}/{file} extends or includes {missing}, and {self.family}/{missing} does not "
+            f"exist; there are {', '.join(stems)}, and {OURS}/<name>.j2 for those of the package"
+        )
+
+    def _stems(self) -> list[str]:
+        folders = [self.folder] if self.own is None else [self.folder, self.own]
+        return sorted({f.stem for folder in folders for f in folder.glob("*.j2")})
 
     @cached_property
     def _environment(self) -> jinja2.Environment:

@@ -77,6 +77,11 @@ class Debate:
         results = dict(zip(distinct, last, strict=True))
         return [results[game] for game in games]
 
+    def describe(self) -> dict[str, str]:
+        tell = getattr(self.planner, "describe", None)
+        words = {"planner": type(self.planner).__name__} if tell is None else tell()
+        return {**words, "debate rounds": str(self.rounds)}
+
     def metrics(self) -> dict[str, float]:
         """teacher/debate_changes: share of agents whose likeliest plan is another after the debate, since the start of
         the run; and the planner's."""

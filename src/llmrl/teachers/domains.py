@@ -8,6 +8,7 @@ import inspect
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.domain import Domain
+from llmrl.teachers.plans import PlanStep, Skill
 
 DOMAINS = {
     "simple_doorkey": "llmrl.teachers.rooms.domains:SimpleDoorKey",
@@ -45,7 +46,9 @@ def find_domain(env: str, parity: bool = False, spec: EnvSpec | None = None) -> 
 
 
 def check_domain(domain: Domain, spec: EnvSpec) -> None:
-    """Raise ConfigError unless a domain fits an environment: what it reads is observed, and its actions are there."""
+    """Raise ConfigError unless a domain is whole and fits an environment: what it reads is observed, and its actions
+    are there."""
+    _check_attributes(domain)
     missing = [name for name in domain.channels if name not in spec.observation]
     if missing:
         raise ConfigError(
@@ -56,3 +59,43 @@ def check_domain(domain: Domain, spec: EnvSpec) -> None:
         raise ConfigError(
             f"the teacher's domain {domain.name} has {domain.n_actions} actions, and env={spec.name} {spec.n_actions}"
         )
+
+
+def _check_attributes(domain: Domain) -> None:
+    kind = type(domain).__name__
+    lacking = [name for name in _NEEDED if not hasattr(domain, name)]
+    if lacking:
+        raise ConfigError(
+            f"the teacher's domain {kind} has no {', '.join(lacking)}; a domain sets {', '.join(_NEEDED)} on its class "
+            "or in its constructor"
+        )
+    for name in ("name", "prompt"):
+        if not isinstance(getattr(domain, name), str):
+            raise ConfigError(f"the teacher's domain {kind}: {name}={getattr(domain, name)!r} is no text")
+    for name, parts, wanted in (
+        ("channels", str, "names"),
+        ("skills", Skill, "Skill"),
+        ("fallback", PlanStep, "PlanStep"),
+    ):
+        value = getattr(domain, name)
+        if not isinstance(value, tuple | list) or not value or not all(isinstance(part, parts) for part in value):
+            raise ConfigError(
+                f"the teacher's domain {kind}: {name}={value!r} must be a tuple of {wanted}, at least one"
+            )
+    skills = {skill.name for skill in domain.skills}
+    unknown = [step.skill for step in domain.fallback if step.skill not in skills]
+    if unknown:
+        raise ConfigError(
+            f"the teacher's domain {kind}: its fallback uses the skill {unknown[0]!r}; there are {', '.join(skills)}"
+        )
+    for name, least in (("n_actions", 1), ("idle", 0), ("memory", 0)):
+        value = getattr(domain, name)
+        if not isinstance(value, int) or value < least:
+            raise ConfigError(f"the teacher's domain {kind}: {name}={value!r} must be a whole number >= {least}")
+    if domain.idle >= domain.n_actions:
+        raise ConfigError(
+            f"the teacher's domain {kind}: idle={domain.idle} is no action; there are 0 to {domain.n_actions - 1}"
+        )
+
+
+_NEEDED = ("name", "channels", "prompt", "skills", "n_actions", "idle", "fallback")

@@ -7,11 +7,12 @@ from typing import Literal
 
 import numpy as np
 
+from llmrl.core.errors import ConfigError
 from llmrl.core.records import State
 from llmrl.teachers.debate import Debate
 from llmrl.teachers.domain import Domain, Scene
 from llmrl.teachers.planners import Distribution, Planner
-from llmrl.teachers.plans import Plan
+from llmrl.teachers.plans import Plan, plan_text
 
 Mode = Literal["soft", "hard"]
 Sharing = Literal["own", "mixture"]
@@ -82,6 +83,10 @@ class Guide:
         """Action probabilities for each scene, [n, n_actions] float32; each row sums to 1.
 
         `uniform` [n], numbers in [0, 1), draws the plans of `hard` mode.
+
+        Raises:
+            LLMError: see `Planner.plans`.
+            ConfigError: likewise; or the domain says something that is no action.
         """
         rows = self._own(scenes, uniform)
         if self.sharing == "mixture":
@@ -95,7 +100,7 @@ class Guide:
             if uniform is None:
                 raise ValueError("mode=hard draws plans, so it needs a random number for each scene")
             for row, scene, plans, u in zip(rows, scenes, self.plans(scenes), uniform.tolist(), strict=True):
-                row[self.domain.action(scene, _draw(plans, u))] = 1.0
+                row[self._action(scene, _draw(plans, u))] = 1.0
             return rows
         # Games are often in one state, and then share the scene.
         done: dict[tuple[int, int], int] = {}
@@ -105,8 +110,22 @@ class Guide:
                 rows[i] = rows[first]
                 continue
             for plan, probability in plans:
-                rows[i, self.domain.action(scene, plan)] += probability
+                rows[i, self._action(scene, plan)] += probability
         return rows
+
+    def _action(self, scene: Scene, plan: Plan) -> int:
+        """What a plan does.
+
+        Raises:
+            ConfigError: the domain says something that is no action.
+        """
+        action = self.domain.action(scene, plan)
+        if not isinstance(action, int | np.integer) or not 0 <= action < self.domain.n_actions:
+            raise ConfigError(
+                f"the teacher's domain {type(self.domain).__name__}: the plan {plan_text(plan)!r} does the action "
+                f"{action!r} in the state {scene.sentence!r}; there are 0 to {self.domain.n_actions - 1}"
+            )
+        return int(action)
 
     def state_dict(self) -> State:
         return {"sentences": sorted(self.sentences), "planner": self.planner.state_dict()}

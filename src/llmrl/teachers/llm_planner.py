@@ -45,7 +45,7 @@ class LLMPlanner:
         folder: where the plan table is kept as a file a person can read; None: nowhere.
 
     Raises:
-        ConfigError: no chat model, or no such prompt.
+        ConfigError: no chat model, no such prompt, or one that cannot be rendered.
     """
 
     def __init__(
@@ -70,6 +70,9 @@ class LLMPlanner:
                 f"the domain {domain.name} has no prompt {domain.prompt}.j2; there are {', '.join(self.prompts.names)}"
                 f"; put it into <folder>/{FAMILY}/ and set prompts=<folder>"
             )
+        # Faults of a template would else be found when the first state is met.
+        self._render("Agent sees <thing>.", ("thing",))
+        self._repair("a fault")
         parse = functools.partial(parse_reply, skills=domain.skills, objects=())
         self.asker: Asker[Plan] = Asker(llm, FAMILY, parse, self._repair, reply_schema(domain.skills), repair_turns)
         self.known: dict[str, Distribution] = {}
@@ -87,10 +90,10 @@ class LLMPlanner:
 
     def question(self, sentence: str) -> Prompt:
         """The question for a state."""
-        domain = self.domain
-        return self.prompts.render(
-            domain.prompt, skills=domain.skills, sentence=sentence, objects=domain.objects(sentence)
-        )
+        return self._render(sentence, self.domain.objects(sentence))
+
+    def describe(self) -> dict[str, str]:
+        return {"planner": self.label, "samples": str(self.samples)}
 
     def metrics(self) -> dict[str, float]:
         """teacher/asked: states the model was asked for; teacher/fallbacks: samples without a valid reply; and those of
@@ -143,6 +146,9 @@ class LLMPlanner:
             about = f"Plans of {self.label}, {self.samples} samples for each state."
             write_table(self.folder / TABLE, self.domain.name, about, self.known)
         return passing
+
+    def _render(self, sentence: str, objects: Sequence[str]) -> Prompt:
+        return self.prompts.render(self.domain.prompt, skills=self.domain.skills, sentence=sentence, objects=objects)
 
     def _repair(self, fault: str) -> Prompt:
         return self.prompts.render("_repair", fault=fault, skills=self.domain.skills)

@@ -10,8 +10,10 @@ from typing import Literal
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import State
 from llmrl.llms.structured import InvalidReply
+from llmrl.teachers.debate import ANNOUNCED
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.planners import Distribution, distribution
+from llmrl.teachers.plans import UnknownSkill
 from llmrl.teachers.tables import Table, read_table
 
 logger = logging.getLogger(__name__)
@@ -33,16 +35,18 @@ class OfflinePlanner:
         miss: what a sentence without a row gets: the domain's `fallback`, which is counted, or an `error`.
 
     Raises:
-        ConfigError: no such table, or a row has no valid plan.
+        ConfigError: no such table, a row has no valid plan or can never be met, or one of a file has a plan with a
+            skill that there is none of.
     """
 
     def __init__(self, domain: Domain, table: str = CORRECTED, miss: Literal["fallback", "error"] = "fallback") -> None:
         self.domain, self.miss = domain, miss
-        self._name = table
+        self._name, self._own = table, table not in (PUBLISHED, CORRECTED)
         self._table = _find(domain, table)
         self._known: dict[str, Distribution | None] = {}
         self._fallback: Distribution = ((domain.fallback, 1.0),)
         self.fallbacks = 0
+        self._check()
 
     def plans(self, sentences: Sequence[str]) -> list[Distribution]:
         """Raises ConfigError for a sentence without a row where `miss` is `error`."""
@@ -55,6 +59,9 @@ class OfflinePlanner:
             found.append(self._fallback if plans is None else plans)
         return found
 
+    def describe(self) -> dict[str, str]:
+        return {"planner": f"the table {self._name}"}
+
     def metrics(self) -> dict[str, float]:
         """teacher/fallbacks: how often a state without a row was looked up, once an update and sentence."""
         return {"teacher/fallbacks": float(self.fallbacks)}
@@ -64,6 +71,26 @@ class OfflinePlanner:
 
     def load_state_dict(self, state: State) -> None:
         self.fallbacks = int(state["fallbacks"])
+
+    def _check(self) -> None:
+        """Find the faults of all rows before a state is met."""
+        examples = self._table.examples()
+        for abstract, sentence in examples.items():
+            if self._table.find(sentence) is None:
+                raise ConfigError(
+                    f"the plan table {self._name} has the row {abstract!r}, which no state can be: the interchangeable "
+                    f"words {', '.join(self._table.words)} are written [1], [2], ... in the order of their appearance"
+                )
+            self._known[sentence] = self._read(sentence)
+        debated = sum(ANNOUNCED in abstract for abstract in examples)
+        if debated:
+            logger.warning(
+                "%d of %d rows of the plan table %s are of a debate, and with teacher=offline there is none: they are "
+                "never looked up, and plans are those that agents had before they heard the others",
+                debated,
+                len(examples),
+                self._name,
+            )
 
     def _read(self, sentence: str) -> Distribution | None:
         row = self._table.find(sentence)
@@ -77,6 +104,12 @@ class OfflinePlanner:
         for text, probability in row:
             try:
                 plans.append((self.domain.read_plan(text, sentence), probability))
+            except UnknownSkill as fault:
+                if self._own:  # those shipped are kept as they were published
+                    raise ConfigError(
+                        f"the plan table {self._name} has no valid plan for {sentence!r} in {text!r}: {fault}"
+                    ) from fault
+                faults.append(str(fault))
             except InvalidReply as fault:
                 faults.append(str(fault))
         if not plans:

@@ -14,7 +14,10 @@ Distribution = tuple[tuple[Plan, float], ...]
 
 
 class Planner(Protocol):
-    """Plans for the states of one domain."""
+    """Plans for the states of one domain.
+
+    A planner may also have `describe() -> dict[str, str]`, what `dry_run=true` says of it.
+    """
 
     domain: Domain
 
@@ -44,6 +47,9 @@ class OraclePlanner:
 
     def plans(self, sentences: Sequence[str]) -> list[Distribution]:
         return [((self.domain.best_plan(sentence), 1.0),) for sentence in sentences]
+
+    def describe(self) -> dict[str, str]:
+        return {"planner": "the domain's own rule"}
 
     def metrics(self) -> dict[str, float]:
         return {}

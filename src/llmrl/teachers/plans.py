@@ -48,6 +48,10 @@ Plan = tuple[PlanStep, ...]
 """Skills in the order in which they are tried: the first that has something to do in a state acts."""
 
 
+class UnknownSkill(InvalidReply):
+    """A plan uses a skill that the domain does not have in any state."""
+
+
 class _Step(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
@@ -120,7 +124,7 @@ def checked(steps: Sequence[tuple[str, str]], skills: Sequence[Skill], objects: 
     for verb, thing in steps:
         skill = known.get(_plain(verb))
         if skill is None:
-            raise InvalidReply(f"there is no skill {_quoted(verb)}; there are {', '.join(s.name for s in skills)}")
+            raise UnknownSkill(f"there is no skill {_quoted(verb)}; there are {', '.join(s.name for s in skills)}")
         name = _ARTICLE.sub("", _plain(thing))
         if not skill.takes_object:
             if name not in NO_OBJECT:

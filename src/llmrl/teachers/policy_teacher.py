@@ -100,6 +100,26 @@ class PolicyTeacher:
             **self.guide.planner.metrics(),
         }
 
+    def describe(self) -> dict[str, str]:
+        """What a plan of the run says of it: who plans, and how that is taught."""
+        guide = self.guide
+        tell = getattr(guide.planner, "describe", None)  # not every planner has it
+        words = {"planner": type(guide.planner).__name__} if tell is None else tell()
+        several = {"sharing": guide.sharing} if guide.n_agents > 1 else {}
+        flawed = str(guide.domain.parity).lower()
+        return {
+            **words,
+            "domain": guide.domain.name,
+            "mode": guide.mode,
+            **several,
+            "parity": flawed,
+            "schedule": str(self.schedule),
+        }
+
+    def taught(self, updates: int) -> int:
+        """In how many of a student's first `updates` updates it has a say."""
+        return sum(self.schedule(update) > 0 for update in range(updates))
+
     def reset(self) -> None:
         """Begin the schedule anew."""
         self.updates, self._memory = 0, None

@@ -56,6 +56,17 @@ class Table:
         own = {f"[{i + 1}]": word for i, word in enumerate(found)}
         return tuple((re.sub(r"\[\d+\]", lambda match: own.get(match.group(), match.group()), t), p) for t, p in row)
 
+    def examples(self) -> dict[str, str]:
+        """For each sentence in `rows` one of those that it stands for."""
+        return {
+            abstract: re.sub(
+                r"\[(\d+)\]",
+                lambda m: self.words[int(m[1]) - 1] if 1 <= int(m[1]) <= len(self.words) else m[0],
+                abstract,
+            )
+            for abstract in self.rows
+        }
+
 
 def read_table(path: Path, domain: str, corrected: bool = False) -> Table:
     """The table in a file; with `corrected`, rows under that name replace those of `plans`.
