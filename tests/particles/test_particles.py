@@ -310,7 +310,7 @@ def test_options_of_the_command_line_build_their_game() -> None:
     injected = {"seeds": Seeds(0)}
     for scenario in ALL:
         env = Builder(injected).build(dict(compose(f"env={scenario.name}")["env"]), "env")
-        assert (env.spec.name, env.spec.n_envs, env.spec.n_agents) == (scenario.name, 32, scenario.bodies.n_agents)
+        assert (env.spec.name, env.spec.n_envs, env.spec.n_agents) == (scenario.name, 128, scenario.bodies.n_agents)
     config = compose("env=simple_tag", "env.scenario.n_good=4", "env.n_envs=2")["env"]
     assert Builder(injected).build(dict(config), "env").spec.n_agents == 7
     for option, message in (

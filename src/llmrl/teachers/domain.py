@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from llmrl.core.errors import ConfigError
 from llmrl.teachers.plans import Plan, PlanStep, Skill, parse_text
 
 _NAMED = re.compile(r"<([^<>]+)>")
@@ -89,6 +90,6 @@ class Domain(ABC):
         """A good plan for this state by a rule of ours; what `teacher=oracle` teaches.
 
         Raises:
-            NotImplementedError: the domain has no such rule.
+            ConfigError: the domain has no such rule.
         """
-        raise NotImplementedError(f"the domain {self.name} has no rule for teacher=oracle; use teacher=llm")
+        raise ConfigError(f"the domain {self.name} has no rule for teacher=oracle; use teacher=llm")
