@@ -173,8 +173,11 @@ class Teacher(Protocol):
         """
         ...
 
-    def loss(self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
-        """Weighted loss (a scalar) and metrics for student `logits` [batch, n_actions].
+    def loss(
+        self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Weighted loss (a scalar) and metrics (scalars without a graph, left on the device: to read one off in every
+        minibatch would make a GPU wait) for student `logits` [batch, n_actions].
 
         `minibatch` holds what `advise` gave, the observation channels the student reads, [batch, ...], and `action`,
         `advantage`, `value`, each [batch].

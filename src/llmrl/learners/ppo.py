@@ -115,7 +115,7 @@ class PPO:
         `advice` is what the teacher gave, tensors [T, n_envs, n_agents, ...].
         """
         records: list[torch.Tensor] = []
-        extra: dict[str, list[float]] = {}
+        extra: dict[str, list[torch.Tensor]] = {}
         for (_, agents), updater in zip(self.policy.groups(), updaters, strict=True):
             data = self.samples(rollout, agents)
             data |= {
@@ -133,7 +133,7 @@ class PPO:
             unexplained = (target - rollout.value).var(correction=0) / variance.clamp_min(1e-8)
             metrics["loss/explained_variance"] = float(1 - unexplained)
         metrics["loss/updates"] = float(len(records))
-        metrics |= {name: sum(values) / len(values) for name, values in extra.items()}
+        metrics |= {name: float(torch.stack(values).double().mean()) for name, values in extra.items()}
         return metrics if self.teacher is None else metrics | self.teacher.metrics()
 
     def samples(self, rollout: Rollout, agents: slice) -> Batch:
@@ -161,7 +161,7 @@ class PPO:
         updater: Updater,
         minibatches: Samples | Sequences,
         generator: torch.Generator,
-        extra: dict[str, list[float]],
+        extra: dict[str, list[torch.Tensor]],
     ) -> list[torch.Tensor]:
         s = self.settings
         records: list[torch.Tensor] = []
@@ -175,7 +175,7 @@ class PPO:
         return records
 
     def _loss(
-        self, updater: Updater, batch: Batch, extra: dict[str, list[float]]
+        self, updater: Updater, batch: Batch, extra: dict[str, list[torch.Tensor]]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The loss of a minibatch, and its parts: policy, value, entropy, KL, fraction clipped."""
         s = self.settings

@@ -33,8 +33,8 @@ def play_episodes(
     """
     spec = collector.spec
     horizon = spec.horizon or UNKNOWN_HORIZON
-    # Where nothing ends an episode but the horizon a round is one piece.
-    piece = horizon if spec.n_envs == 1 else max(1, horizon // 8)
+    # A round is over when its longest first episode is: looked after in pieces, as few wait for the horizon.
+    piece = max(1, horizon // 8)
     episodes: list[Episode] = []
     i = 0
     while len(episodes) < n:

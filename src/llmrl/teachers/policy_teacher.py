@@ -64,7 +64,9 @@ class PolicyTeacher:
         self.updates += 1
         return advice
 
-    def loss(self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(
+        self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The weighted cross-entropy, mean over the minibatch; 0 where there is no advice.
 
         Metrics: teacher/cross_entropy in nats; teacher/agreement, the share of states in which the student's likeliest
@@ -87,8 +89,8 @@ class PolicyTeacher:
         cross_entropy = (-(advice * log_probs).sum(-1) * counted).sum() / n
         chosen = advice.gather(-1, logits.argmax(-1, keepdim=True))[..., 0]
         agreement = ((chosen >= advice.amax(-1)) * counted).sum() / n
-        values = torch.stack([cross_entropy.detach(), agreement]).tolist()
-        return self.weight * cross_entropy, {"teacher/cross_entropy": values[0], "teacher/agreement": values[1]}
+        metrics = {"teacher/cross_entropy": cross_entropy.detach(), "teacher/agreement": agreement}
+        return self.weight * cross_entropy, metrics
 
     def metrics(self) -> dict[str, float]:
         """teacher/weight of the present update; teacher/queries, states looked up, and teacher/states, distinct

@@ -117,9 +117,9 @@ class AlwaysZero:
     def __init__(self, weight: NonNegativeFloat) -> None:
         self.weight = weight
 
-    def loss(self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         loss = -logits.log_softmax(-1)[:, 0].mean()
-        return self.weight * loss, {"teacher/loss": float(loss.detach())}
+        return self.weight * loss, {"teacher/loss": loss.detach()}
 
     def advise(self, rollout: Any) -> dict[str, torch.Tensor]:
         return {}
