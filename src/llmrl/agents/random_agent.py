@@ -13,9 +13,11 @@ from llmrl.networks import categorical
 
 
 class RandomPolicy:
-    """Uniform over actions, or over those that `action_mask` allows."""
+    """Uniform over actions, or over those that `action_mask` allows; uniform inside the bounds where an action is
+    several numbers."""
 
     def __init__(self, spec: EnvSpec) -> None:
+        self.numbers = spec.numbers
         self.n_agents, self.n_actions, self.n_envs = spec.n_agents, spec.n_actions, spec.n_envs
         self.channels: tuple[str, ...] = tuple(name for name in ("action_mask",) if name in spec.observation)
 
@@ -27,6 +29,12 @@ class RandomPolicy:
         greedy: bool = False,
     ) -> Act:
         """All legal actions are equally likely, so `greedy` draws one of them, too."""
+        if self.numbers is not None:
+            low, high = torch.tensor(self.numbers.low), torch.tensor(self.numbers.high)
+            share = torch.rand(self.n_envs, self.n_agents, self.numbers.dim, generator=generator)
+            if self.numbers.whole:
+                return Act(torch.floor(low + share * (high - low + 1)).clamp(max=high))
+            return Act(low + share * (high - low))
         mask = observation.get("action_mask")
         device = None if mask is None else mask.device
         logits = categorical.mask_logits(torch.zeros(self.n_envs, self.n_agents, self.n_actions, device=device), mask)

@@ -19,7 +19,7 @@ from llmrl.core.records import (
     State,
     Step,
 )
-from llmrl.core.spaces import EnvSpec, Objective
+from llmrl.core.spaces import EnvSpec, Objective, ParameterSpace
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,8 @@ class VecEnv(Protocol):
         ...
 
     def step(self, action: Array) -> Step:
-        """Advance all games by one step; `action` is [n_envs, n_agents] int."""
+        """Advance all games by one step; `action` is [n_envs, n_agents] int, or [n_envs, n_agents, a] where an action
+        is several numbers. A game that ended stays as it is, with rewards of 0, until it is reset."""
         ...
 
     def pair_games(self, groups: int) -> None:
@@ -97,6 +98,47 @@ class Policy(Protocol):
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         """State values [n_envs, n_agents], without gradients. Only asked of policies that learn."""
+        ...
+
+
+@runtime_checkable
+class Witness(Protocol):
+    """A policy that is told what becomes of its actions while it plays, as learners are told by a rollout."""
+
+    def started(self, games: np.ndarray) -> None:
+        """New episodes have begun in the games where `games` [n_envs] is true."""
+        ...
+
+    def happened(self, step: Step, ended: np.ndarray) -> None:
+        """What the last actions led to; `ended` [n_envs]: the game is over, and waits until it is started anew."""
+        ...
+
+
+@runtime_checkable
+class Controller(Protocol):
+    """A policy that is a function of a few numbers, which a proposer searches. NumPy only, and picklable: it plays in
+    worker processes that know nothing of torch.
+
+    `channel` names what it reads: `vector` or `state`. `space` says what its numbers are, in their flat order.
+    """
+
+    channel: str
+    space: ParameterSpace
+
+    def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
+        """Actions [n] int64 (or [n, a] float64 where an action is several numbers) of n games, each under its own row
+        of `parameters` [n, d], for what is observed in them: [n, k] float64, or states [n] int64."""
+        ...
+
+
+@runtime_checkable
+class SearchableAgent(Protocol):
+    """An agent whose policy is a `Controller` with the parameters it was last given."""
+
+    controller: Controller
+
+    def adopt(self, parameters: np.ndarray) -> None:
+        """Play with these parameters, [d], from now on."""
         ...
 
 
@@ -289,8 +331,8 @@ class Meter(Protocol):
 class Estimating(Protocol):
     """A part that knows before a run what it will ask of a chat model."""
 
-    def estimate(self, steps: int, n: int) -> CallEstimate:
-        """For `steps` calls of `ask` for `n` proposals each."""
+    def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
+        """For `steps` calls of `ask` for `n` proposals each; the outcomes of `known` others are told before them."""
         ...
 
 

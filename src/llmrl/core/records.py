@@ -50,13 +50,15 @@ class Act:
     """What a policy decides for every agent.
 
     Attributes:
-        action: [n_envs, n_agents] int64.
+        action: [n_envs, n_agents] int64; [n_envs, n_agents, a] float32 where an action is several numbers.
         log_prob: [n_envs, n_agents], None for policies that have none (a bot, a chat model).
         value: [n_envs, n_agents] state value, or None.
         features: output of a frozen core, [n_envs, n_agents, F], to be computed once per rollout; else None.
         state: what the policy remembers, to hand back at the next step: [n_envs, n_agents, k] numbers, where a row of
             zeros is the start of an episode. None for policies that remember nothing.
         logits: unnormalised log-probabilities of all actions, [n_envs, n_agents, n_actions], for displays; or None.
+        notes: what the policy has to say about each action, `notes[env][agent]`: small dicts of texts, numbers and
+            truth values, empty where it says nothing (a game that waits); None for policies that never do.
     """
 
     action: torch.Tensor
@@ -65,6 +67,7 @@ class Act:
     features: torch.Tensor | None = None
     state: torch.Tensor | None = None
     logits: torch.Tensor | None = None
+    notes: list[list[dict[str, Any]]] | None = None
 
 
 @dataclass
@@ -73,7 +76,7 @@ class Outcome:
 
     Attributes:
         vector: the proposal that was evaluated, [d].
-        value: the objective, mean over validation episodes.
+        value: the objective, mean over validation episodes; of a policy's parameters, the return.
         values: the objective of each validation episode, [m].
         standard_error: of `value`; None where one episode cannot tell.
         context: index into `EnvSpec.contexts`, or None.

@@ -38,13 +38,18 @@ class Channel:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One number a proposer sets: its name, inclusive bounds, unit and meaning."""
+    """One number a proposer sets: its name, inclusive bounds, unit and meaning.
+
+    Attributes:
+        decimals: digits after the point it is rounded to wherever it is used; 0 for whole numbers, None for all.
+    """
 
     name: str
     low: float
     high: float
     unit: str
     description: str
+    decimals: int | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,18 @@ class ParameterSpace:
             raise ValueError(f"context {context!r} is none of {own}")
         return context
 
+    def rounded(self, values: np.ndarray, clip: bool = True) -> np.ndarray:
+        """`values` [..., d] inside the bounds and with the decimals each parameter has; without `clip`, numbers outside
+        stay outside."""
+        kept = np.clip(values, self.low, self.high) if clip else np.asarray(values, dtype=np.float64)
+        digits = [p.decimals for p in self.parameters]
+        if all(digit is None for digit in digits):
+            return kept
+        scale = np.array([1.0 if digit is None else 10.0**digit for digit in digits])
+        plain = np.array([digit is None for digit in digits])
+        # Adding 0 makes a negative zero a zero.
+        return np.where(plain, kept, np.round(kept * scale) / scale + 0.0)
+
     def check(self, values: object) -> np.ndarray:
         """`values` as float64 [..., d], or a ConfigError naming every number that is out of bounds."""
         try:
@@ -115,6 +132,36 @@ class ParameterSpace:
 
 
 @dataclass(frozen=True)
+class ActionNumbers:
+    """An action of several numbers: inclusive bounds and the name of each; `whole` where they are whole numbers."""
+
+    names: tuple[str, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    whole: bool = False
+
+    @property
+    def dim(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class GameText:
+    """What can be told of a game before it begins, for players that read.
+
+    Attributes:
+        goal: what the game is, what is rewarded, when it ends.
+        observation: (name, description with unit and range) of each thing a text observation names.
+        actions: (what to answer, what it does), in the order of the actions; of the numbers of an action, where there
+            are several.
+    """
+
+    goal: str
+    observation: tuple[tuple[str, str], ...]
+    actions: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     """Static description of a `VecEnv`.
 
@@ -123,7 +170,7 @@ class EnvSpec:
         n_envs: games stepped in lock step.
         n_agents: agents a game (1 for single-agent environments).
         observation: channels each agent sees (`pixels`, `vector`, `grid`, `text`, `action_mask`, `mechanism`).
-        n_actions: size of the discrete action set.
+        n_actions: size of the discrete action set; 0 where an action is several numbers.
         action_names: one name per action.
         horizon: steps after which an episode is truncated; None where the engine alone decides.
         mechanism: what a principal can set; None where it can set nothing.
@@ -134,6 +181,8 @@ class EnvSpec:
         exposure: whether `Step.exposure` tells how rewards depend on the mechanism's values.
         deterministic: whether `state_dict` restores the environment exactly.
         agent_names: one name per agent, where agents have roles; else empty.
+        numbers: what an action consists of where it is several numbers, [n_envs, n_agents, numbers.dim]; else None.
+        text: what a player that reads is told; None where nobody has put the game into words.
     """
 
     name: str
@@ -151,6 +200,8 @@ class EnvSpec:
     exposure: bool = False
     deterministic: bool = True
     agent_names: tuple[str, ...] = ()
+    numbers: ActionNumbers | None = None
+    text: GameText | None = None
 
     def games_per_group(self, groups: int) -> int:
         """Games of each of `groups` equal groups.
@@ -164,6 +215,21 @@ class EnvSpec:
                 f"{groups}, e.g. {max(1, round(self.n_envs / max(groups, 1))) * max(groups, 1)}"
             )
         return self.n_envs // groups
+
+    def need_discrete(self, who: str) -> int:
+        """The number of actions, for `who` can only choose one of several.
+
+        Raises:
+            ConfigError: an action is several numbers here.
+        """
+        if self.numbers is not None:
+            kind = "whole numbers" if self.numbers.whole else "real numbers"
+            raise ConfigError(
+                f"{who} chooses one of several actions, and an action of env={self.name} is {self.numbers.dim} {kind} "
+                f"({', '.join(self.numbers.names)}); use agent=linear or agent=mlp_policy with a principal, "
+                "agent=sb3, agent=llm_player or agent=random"
+            )
+        return self.n_actions
 
     @property
     def proposals(self) -> ParameterSpace:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.protocols import Policy, VecEnv
-from llmrl.core.records import Observation, State
+from llmrl.core.protocols import Policy, VecEnv, Witness
+from llmrl.core.records import Act, Observation, State, Step
 from llmrl.core.spaces import EnvSpec
 
 
@@ -45,7 +45,8 @@ class Rollout:
     Attributes:
         observation: channels the policy reads, unless `features` replaces them, and those kept for a teacher.
         features: frozen-core features [T, n_envs, n_agents, F], or None.
-        action, log_prob, value, reward: [T, n_envs, n_agents].
+        action, log_prob, value, reward: [T, n_envs, n_agents]; action [T, n_envs, n_agents, a] where it is several
+            numbers.
         base_reward: reward before the mechanism, [T, n_envs, n_agents].
         terminated, truncated: [T, n_envs] bool.
         first: the step is the first of its episode, [T, n_envs] bool.
@@ -120,10 +121,15 @@ class Collector:
 
     Buffers are allocated once and reused: a 1000-step rollout of pixel observations is hundreds of megabytes.
 
+    A policy that is a `Witness` is told of the starts of episodes and of every step.
+
     Args:
         env, policy: what plays.
         device: of the policy.
         keep: channels that rollouts for learning hold beside those the policy reads.
+
+    Attributes:
+        last: what was seen, what was done and what it led to in the newest step; None before the first.
 
     Raises:
         ConfigError: the environment has no such channel.
@@ -144,10 +150,14 @@ class Collector:
         self._fresh = np.ones(self.spec.n_envs, dtype=bool)
         self._ended = np.zeros(self.spec.n_envs, dtype=bool)
         self._running = _Running.zeros(self.spec)
+        self._texts = {name: channel.dtype == "object" for name, channel in self.spec.observation.items()}
         self._buffers: dict[str, torch.Tensor] = {}
+        self._witness = policy if isinstance(policy, Witness) else None
+        self.last: tuple[Observation, Act, Step] | None = None
 
-    def reset(self, seed: int) -> None:
-        """Start new episodes in all games from `seed`, forgetting those in progress.
+    def reset(self, seed: int, games: np.ndarray | None = None) -> None:
+        """Start new episodes from `seed`, forgetting those in progress; in `games` [n_envs] alone, if they are given:
+        the others wait as if they had ended.
 
         An engine that no seed makes reproducible is seeded once, the first time: after that it keeps the games it has
         built ahead, which another seed would throw away.
@@ -155,9 +165,11 @@ class Collector:
         reseed = self.spec.deterministic or self._observation is None
         self._observation = self.env.reset(seed=seed if reseed else None)
         self._state = None
-        self._fresh = np.ones(self.spec.n_envs, dtype=bool)
-        self._ended[:] = False
+        self._fresh = np.ones(self.spec.n_envs, dtype=bool) if games is None else games.copy()
+        self._ended = ~self._fresh
         self._running = _Running.zeros(self.spec)
+        if self._witness is not None:
+            self._witness.started(self._fresh.copy())
 
     def collect(
         self,
@@ -167,15 +179,21 @@ class Collector:
         on_step: Callable[[], None] | None = None,
         keep_exposure: bool = False,
         greedy: bool = False,
+        restart: bool = True,
     ) -> Rollout:
         """Play `n_steps` steps in every game; without `learn`, observations and values are not kept.
 
         `on_step` is called after each step (progress displays, frames for a video). `keep_exposure` keeps what the
-        environment tells about the mechanism's effect (`EnvSpec.exposure`). `greedy` takes likeliest actions.
+        environment tells about the mechanism's effect (`EnvSpec.exposure`). `greedy` takes likeliest actions. Without
+        `restart`, games that end wait for the next `reset`, and what they are shown as doing meanwhile means nothing;
+        the rollout is shorter where all games wait.
         """
         if self._observation is None:
             raise RuntimeError("Collector.reset(seed) must come before the first collect()")
+        if learn and not restart:
+            raise ValueError("a learner needs rollouts of games that go on: restart=True")
         shape = (n_steps, self.spec.n_envs, self.spec.n_agents)
+        played = 0
         reward, base_reward = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
         exposure: list[np.ndarray] = []
         terminated = np.zeros(shape[:2], dtype=bool)
@@ -183,7 +201,12 @@ class Collector:
         first = np.zeros(shape[:2], dtype=bool)
         info = {name: np.zeros(shape[:2], dtype=np.float32) for name in self.spec.metrics}
         episodes: list[Episode] = []
-        action = self._buffer("action", shape, torch.int64)
+        numbers = self.spec.numbers
+        action = (
+            self._buffer("action", shape, torch.int64)
+            if numbers is None
+            else self._buffer("action", (*shape, numbers.dim), torch.float32)
+        )
         log_prob = self._buffer("log_prob", shape, torch.float32)
         value = self._buffer("value", shape, torch.float32)
         next_value = self._buffer("next_value", shape, torch.float32)
@@ -192,10 +215,15 @@ class Collector:
         before: torch.Tensor | None = None
 
         for t in range(n_steps):
-            if self._ended.any():
-                self._observation = self.env.reset(mask=self._ended)
-                self._fresh |= self._ended
-                self._ended = np.zeros_like(self._ended)
+            waiting = self._ended
+            if restart and waiting.any():
+                self._observation = self.env.reset(mask=waiting)
+                self._fresh |= waiting
+                if self._witness is not None:
+                    self._witness.started(waiting)
+                waiting = np.zeros_like(waiting)
+            if waiting.all():
+                break
             first[t] = self._fresh
             if self._state is not None and self._fresh.any():
                 self._state = torch.where(self._tensor(self._fresh)[:, None, None], 0, self._state)
@@ -219,6 +247,8 @@ class Collector:
                         stored[name] = self._buffer(f"obs/{name}", (n_steps, *x.shape), x.dtype)
                     stored[name][t] = x
             step = self.env.step(act.action.cpu().numpy())
+            played += 1
+            self.last = (self._observation, act, step)
             self._observation = step.observation
             reward[t], base_reward[t], terminated[t] = step.reward, step.base_reward, step.terminated
             if keep_exposure:
@@ -227,14 +257,18 @@ class Collector:
             truncated[t] = np.asarray(step.truncated) & ~np.asarray(step.terminated)
             for name in info:
                 info[name][t] = step.info[name]
-            self._ended = terminated[t] | truncated[t]
+            ends = (terminated[t] | truncated[t]) & ~waiting
+            self._ended = ends | waiting
+            if self._witness is not None:
+                self._witness.happened(step, self._ended)
             if learn:
                 next_value[t] = 0.0
                 # Only states the next step does not look at need a forward pass of their own.
                 if truncated[t].any() or t == n_steps - 1:
                     after = self.policy.values(self._to_tensors(step.observation, self.policy.channels), self._state)
                     next_value[t] = torch.where(self._tensor(terminated[t])[:, None], 0.0, after)
-            self._track(base_reward[t], reward[t], {name: x[t] for name, x in info.items()}, episodes)
+            measured = {name: x[t] for name, x in info.items()}
+            self._track(base_reward[t], reward[t], measured, ends, ~waiting, episodes)
             if on_step is not None:
                 on_step()
 
@@ -244,16 +278,16 @@ class Collector:
         return Rollout(
             observation=stored,
             features=features,
-            action=action,
-            log_prob=log_prob,
-            value=value,
-            reward=self._tensor(reward),
-            base_reward=self._tensor(base_reward),
-            terminated=self._tensor(terminated),
-            truncated=self._tensor(truncated),
-            first=self._tensor(first),
-            next_value=next_value,
-            info=info,
+            action=action[:played],
+            log_prob=log_prob[:played],
+            value=value[:played],
+            reward=self._tensor(reward[:played]),
+            base_reward=self._tensor(base_reward[:played]),
+            terminated=self._tensor(terminated[:played]),
+            truncated=self._tensor(truncated[:played]),
+            first=self._tensor(first[:played]),
+            next_value=next_value[:played],
+            info={name: x[:played] for name, x in info.items()},
             episodes=episodes,
             exposure=self._tensor(np.stack(exposure)) if keep_exposure else None,
             # A policy that starts from nothing starts from zeros.
@@ -266,7 +300,7 @@ class Collector:
             return {}
         return {
             "env": self.env.state_dict(),
-            "observation": self._observation,
+            "observation": _plain_texts(self._observation),
             "state": self._state,
             "fresh": self._fresh.copy(),
             "ended": self._ended.copy(),
@@ -277,7 +311,7 @@ class Collector:
         if not state:
             return
         self.env.load_state_dict(state["env"])
-        self._observation = state["observation"]
+        self._observation = _with_texts(state["observation"])
         # Checkpoints are read onto the processor.
         self._state = None if state["state"] is None else self._tensor(state["state"])
         self._fresh = np.array(state["fresh"])
@@ -285,19 +319,25 @@ class Collector:
         self._running = _Running.from_state(state["running"])
 
     def _track(
-        self, base_reward: np.ndarray, reward: np.ndarray, info: dict[str, np.ndarray], episodes: list[Episode]
+        self,
+        base_reward: np.ndarray,
+        reward: np.ndarray,
+        info: dict[str, np.ndarray],
+        ends: np.ndarray,
+        playing: np.ndarray,
+        episodes: list[Episode],
     ) -> None:
-        """Add a step to the running sums and close the episodes that ended in it."""
+        """Add a step to the running sums of games that are `playing` and close the episodes that `ends` in it."""
         run = self._running
         run.returns += reward
         run.base_returns += base_reward
         gained = base_reward > 0
         run.gains += gained
         run.gain_times += gained * run.length[:, None]
-        run.length += 1
+        run.length += playing
         for name, how in self.spec.metrics.items():
             run.info[name] = info[name].astype(np.float64) if how == "last" else run.info[name] + info[name]
-        for i in np.flatnonzero(self._ended):
+        for i in np.flatnonzero(ends):
             length = int(run.length[i])
             summaries = {
                 name: float(run.info[name][i]) / (length if how == "mean" else 1)
@@ -315,8 +355,23 @@ class Collector:
             buffer = self._buffers[name] = torch.empty(shape, dtype=dtype, device=self.device)
         return buffer
 
-    def _to_tensors(self, observation: Observation, channels: Sequence[str]) -> dict[str, torch.Tensor]:
-        return {name: self._tensor(observation[name]) for name in channels}
+    def _to_tensors(self, observation: Observation, channels: Sequence[str]) -> dict[str, Any]:
+        """Tensors; texts stay the arrays they are."""
+        return {name: observation[name] if self._texts[name] else self._tensor(observation[name]) for name in channels}
 
     def _tensor(self, x: Any) -> torch.Tensor:
         return torch.as_tensor(x, device=self.device)
+
+
+def _plain_texts(observation: Observation | None) -> dict[str, Any] | None:
+    """An observation as checkpoints hold it: texts as lists."""
+    if observation is None:
+        return None
+    return {name: x.tolist() if str(getattr(x, "dtype", "")) == "object" else x for name, x in observation.items()}
+
+
+def _with_texts(observation: dict[str, Any] | None) -> Observation | None:
+    """What `_plain_texts` was made of."""
+    if observation is None:
+        return None
+    return {name: np.array(x, dtype=object) if isinstance(x, list) else x for name, x in observation.items()}

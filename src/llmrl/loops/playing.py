@@ -20,8 +20,8 @@ def play_episodes(
 ) -> list[Episode]:
     """The first episode of every game, in as many rounds as give `n` episodes; all episodes of the last round count.
 
-    What a game plays after its first episode is left out: where episodes differ in length, short ones would be counted
-    more often than they occur.
+    A game that is over waits for the longest of its round: where episodes differ in length, short ones would otherwise
+    be counted more often than they occur.
 
     Args:
         collector: env and policy; it needs a reset before it is used otherwise.
@@ -43,8 +43,8 @@ def play_episodes(
         generator = seeds.torch(f"actions {i}")
         first: dict[int, Episode] = {}
         while len(first) < spec.n_envs:
-            for episode in collector.collect(piece, generator, learn=False, greedy=greedy).episodes:
-                first.setdefault(episode.game, episode)
+            played = collector.collect(piece, generator, learn=False, greedy=greedy, restart=False).episodes
+            first |= {episode.game: episode for episode in played}
         episodes += [first[game] for game in sorted(first)]
         i += 1
     return episodes

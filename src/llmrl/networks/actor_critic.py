@@ -25,7 +25,7 @@ PLAYER = "player"
 """Channel with the agent's index as one-hot, added by the policy (environments need not know about it)."""
 JOINT = "joint"
 """Channel with the numbers that all agents of a game see, added by the policy for a critic that may know them."""
-UNREAD = ("text", "action_mask")
+UNREAD = ("text", "state", "action_mask")
 """Channels that are no input of a network."""
 
 Critic = Literal["own", "central"]
@@ -96,6 +96,7 @@ class ActorCritic(nn.Module):
         encoding: Encoding = "onehot",
     ) -> None:
         super().__init__()
+        n_actions = spec.need_discrete("a network that learns by PPO")
         chosen = readable(spec, reads)
         spatial = [name for name in chosen if core == "auto" and len(spec.observation[name].shape) == 3]
         if len(spatial) > 1:
@@ -133,7 +134,7 @@ class ActorCritic(nn.Module):
         self.memory = None if memory is None else Memory(self.n_features, memory, memory_layers, generator)
         head = [self.n_features if memory is None else memory, *head_hidden]
         self.actor = nn.Sequential(
-            *mlp(head, generator), initialise(nn.Linear(head[-1], spec.n_actions), POLICY_GAIN, generator)
+            *mlp(head, generator), initialise(nn.Linear(head[-1], n_actions), POLICY_GAIN, generator)
         )
         if critic == "central":
             if self.image is not None:

@@ -1,0 +1,115 @@
+"""Good policies of the tasks, over 100 episodes each, and how they were found.
+
+    python benchmarks/known_policies.py                      the table of docs/gymnasium.md
+    python benchmarks/known_policies.py --search swimmer     look for another policy of a task by CMA-ES
+
+`known_policies.json` holds the policies: weights of a linear policy in their flat order (agent=linear), or the action
+of each state (agent=tabular).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from llmrl.agents.search_agent import LinearAgent, SearchAgent, TabularAgent
+from llmrl.core.seeding import Seeds
+from llmrl.envs.gym.episodes import Evaluation
+from llmrl.envs.gym.vec_env import GymnasiumEnv
+
+HERE = Path(__file__).parent
+POLICIES = json.loads((HERE / "known_policies.json").read_text())
+EPISODES = 100
+FIRST_SEED = 10_000
+"""Searches use seeds below it."""
+
+
+def environment(entry: dict[str, Any]) -> GymnasiumEnv:
+    """The environment option of an entry, with its own arguments."""
+    option = yaml.safe_load((HERE.parent / "conf" / "env" / f"{entry['env']}.yaml").read_text())
+    del option["_target_"]
+    option = {**option, "n_envs": 1, "text": None, "kwargs": {**option["kwargs"], **entry.get("kwargs", {})}}
+    return GymnasiumEnv(Seeds(0), **option)
+
+
+def agent(entry: dict[str, Any], env: GymnasiumEnv, bound: float = 1e9, decimals: int | None = None) -> SearchAgent:
+    if entry["agent"] == "tabular":
+        return TabularAgent(env.spec)
+    return LinearAgent(env.spec, bound=bound, decimals=decimals, clip_actions=entry["clip_actions"])
+
+
+def played(entry: dict[str, Any], episodes: int = EPISODES, workers: int | None = None) -> Evaluation:
+    """`episodes` episodes of a policy, on seeds that no search has used."""
+    env = environment(entry)
+    controller = agent(entry, env).controller
+    with env.evaluator(entry.get("clip_actions", True), workers) as evaluator:
+        seeds = FIRST_SEED + np.arange(episodes)
+        return evaluator.evaluate(controller, np.array([entry["parameters"]], dtype=np.float64), seeds)
+
+
+def search(entry: dict[str, Any], iterations: int, episodes: int, bound: float, decimals: int | None) -> None:
+    """CMA-ES over the parameters; prints the best that was found, judged again on other seeds."""
+    from cmaes import CMA
+
+    env = environment(entry)
+    controller = agent(entry, env, bound, decimals).controller
+    space = controller.space
+    limits = np.stack((space.low, space.high), axis=1)
+    optimiser = CMA(np.zeros(space.dim), bound / 4, bounds=limits, seed=entry.get("seed", 0))
+    best, best_value = np.zeros(space.dim), -np.inf
+    with env.evaluator(entry["clip_actions"], None) as evaluator:
+        for iteration in range(iterations):
+            asked = [optimiser.ask() for _ in range(optimiser.population_size)]
+            vectors = space.rounded(np.array(asked))
+            seeds = iteration * episodes + np.arange(episodes)
+            values = evaluator.evaluate(controller, vectors, seeds).returns.mean(axis=1)
+            optimiser.tell([(x, -float(value)) for x, value in zip(asked, values, strict=True)])
+            if values.max() > best_value:
+                again = evaluator.evaluate(controller, vectors[[values.argmax()]], 9_000 + np.arange(20)).returns.mean()
+                if again > best_value:
+                    best, best_value = vectors[values.argmax()], float(again)
+            if iteration % 10 == 9:
+                print(f"iteration {iteration + 1}: {values.mean():.1f}, best {best_value:.2f}", flush=True)
+    print(json.dumps({**entry, "parameters": np.round(best, 6).tolist()}))
+
+
+def table() -> None:
+    print(f"{'env':32}{'agent':9}{'actions':10}{'mean':>9}{'s.e.':>9}{'s.d.':>10}{'success':>9}{'seconds':>9}")
+    for entry in POLICIES:
+        start = time.perf_counter()
+        done = played(entry)
+        seconds, returns = time.perf_counter() - start, done.returns[0]
+        option = " ".join([entry["env"], *(f"{key}={value}" for key, value in entry.get("kwargs", {}).items())])
+        actions = "" if "clip_actions" not in entry else "clipped" if entry["clip_actions"] else "as is"
+        won = "" if done.successes is None else f"{done.successes.mean():.2f}"
+        spread = returns.std(ddof=1)
+        print(
+            f"{option:32}{entry['agent']:9}{actions:10}{returns.mean():9.3f}{spread / np.sqrt(returns.size):9.3f}"
+            f"{spread:10.3f}{won:>9}{seconds:9.2f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--search", help="environment option to look for a linear policy of")
+    parser.add_argument("--iterations", type=int, default=100)
+    parser.add_argument("--episodes", type=int, default=5)
+    parser.add_argument("--bound", type=float, default=6.0)
+    parser.add_argument("--decimals", type=int, default=1)
+    parser.add_argument("--as-is", action="store_true", help="do not put actions inside their bounds")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    if arguments.search is None:
+        return table()
+    entry = {"env": arguments.search, "agent": "linear", "clip_actions": not arguments.as_is, "seed": arguments.seed}
+    search(entry, arguments.iterations, arguments.episodes, arguments.bound, arguments.decimals)
+
+
+if __name__ == "__main__":
+    main()

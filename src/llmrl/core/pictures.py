@@ -1,0 +1,151 @@
+"""Pictures with words beside them, and films of them: GIF and MP4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError
+
+GIF_FRAMES = 150
+"""GIFs are thinned to about this many frames: they hold no compressed video."""
+TARGET_HEIGHT = 336
+"""Small engine frames are enlarged by a whole factor up to about this many pixels, so that cells stay sharp."""
+
+
+def enlarge(frame: np.ndarray, target: int = TARGET_HEIGHT) -> np.ndarray:
+    """Nearest-neighbour enlargement of [height, width, 3] uint8, to even sizes (video codecs need them).
+
+    Raises:
+        ConfigError: it is no such picture.
+    """
+    if frame.dtype != np.uint8 or frame.ndim != 3:
+        raise ConfigError(f"a frame must be [height, width, 3] uint8, got {frame.dtype} {frame.shape}")
+    factor = max(1, target // frame.shape[0])
+    large = frame.repeat(factor, axis=0).repeat(factor, axis=1)
+    return large[: large.shape[0] // 2 * 2, : large.shape[1] // 2 * 2]
+
+
+def thinned(n: int) -> range:
+    """The frames of a film of `n` that its GIF shows."""
+    return range(0, n, max(1, n // GIF_FRAMES))
+
+
+def fitting(texts: Sequence[Sequence[str]], room: int) -> list[str]:
+    """The lines of as many whole texts, from the first on, as `room` lines hold, and how many are left out.
+
+    >>> fitting([["a"], ["b", "   b"], ["c"]], 3)
+    ['a', '(2 more)']
+    """
+    lines = [line for text in texts for line in text]
+    if len(lines) <= room:
+        return lines
+    shown: list[str] = []
+    for k, text in enumerate(texts):
+        if len(shown) + len(text) > room - 1:
+            return [*shown, f"({len(texts) - k} more)"]
+        shown += text
+    raise AssertionError("they fit after all")
+
+
+def beside(picture: np.ndarray, words: Sequence[tuple[str, str]], height: int, width: int) -> np.ndarray:
+    """A picture, scaled to `height` pixels, and to its right a column of `width` pixels with headed texts.
+
+    Texts are wrapped; one that there is no room for ends in dots, and headings stay. All sizes are made even.
+
+    Args:
+        picture: [h, w, 3] uint8.
+        words: (heading, text) from top to bottom; an empty text is left out with its heading.
+        height, width: of the result and of the column, pixels.
+    """
+    from PIL import Image
+
+    image = Image.fromarray(picture)
+    scaled = max(2, round(image.width * height / image.height / 2) * 2)
+    grows = image.height < height
+    image = image.resize((scaled, height), Image.Resampling.NEAREST if grows else Image.Resampling.LANCZOS)
+    column = Image.new("RGB", (width, height), "white")
+    _write(column, [(heading, text) for heading, text in words if text])
+    return np.hstack([np.asarray(image), np.asarray(column)])
+
+
+_SIZE, _LINE, _GAP, _MARGIN = 14, 18, 8, 12
+"""Of the letters, of a line, between texts, at the sides; pixels."""
+_HEADING = (31, 119, 180)
+_RESERVED = 5
+"""Lines that are kept free for each of the texts that follow, if they need as many."""
+
+
+def _write(column: Any, words: Sequence[tuple[str, str]]) -> None:
+    from PIL import ImageDraw, ImageFont
+
+    pen, font = ImageDraw.Draw(column), ImageFont.load_default(_SIZE)
+    width = column.width - 2 * _MARGIN
+    wrapped = [(heading, _wrapped(text, width, font)) for heading, text in words]
+    y = _MARGIN
+    for k, (heading, lines) in enumerate(wrapped):
+        later = sum(_LINE * (1 + min(len(other), _RESERVED)) + _GAP for _, other in wrapped[k + 1 :])
+        room = max(1, (column.height - y - _LINE - later) // _LINE)
+        shown = lines if len(lines) <= room else [*lines[: room - 1], "..."]
+        pen.text((_MARGIN, y), heading, fill=_HEADING, font=font)
+        y += _LINE
+        for line in shown:
+            pen.text((_MARGIN, y), line, fill="black", font=font)
+            y += _LINE
+        y += _GAP
+
+
+def _wrapped(text: str, width: float, font: Any) -> list[str]:
+    """Lines no wider than `width` pixels; words that are wider alone are cut."""
+    lines = []
+    for part in text.splitlines():
+        line = part[: len(part) - len(part.lstrip())]
+        for word in part.split():
+            longer = f"{line}{'' if not line.strip() else ' '}{word}"
+            if font.getlength(longer) <= width:
+                line = longer
+                continue
+            if line.strip():
+                lines.append(line)
+            line = word
+            while font.getlength(line) > width:
+                cut = next(n for n in range(len(line) - 1, 0, -1) if font.getlength(line[:n]) <= width or n == 1)
+                lines.append(line[:cut])
+                line = line[cut:]
+        lines.append(line)
+    return lines
+
+
+def save_film(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps: float) -> list[Path]:
+    """Write frames, pictures [height, width, 3] of one even size or files of them, as `<name>.mp4` and `<name>.gif`.
+
+    One frame at a time is held. Returns the files.
+    """
+    import imageio.v2
+    from PIL import Image
+
+    mp4, gif = folder / f"{name}.mp4", folder / f"{name}.gif"
+    writer: Any = imageio.v2.get_writer(mp4, fps=fps, codec="libx264", macro_block_size=2)
+    with writer:
+        for frame in frames:
+            writer.append_data(_loaded(frame))
+
+    def pictures() -> Iterator[Any]:
+        for i in thinned(len(frames)):
+            yield Image.fromarray(_loaded(frames[i])).quantize(128)
+
+    rest = pictures()
+    next(rest).save(gif, save_all=True, append_images=rest, duration=max(20, round(1000 / fps)), loop=0)
+    return [mp4, gif]
+
+
+def _loaded(frame: np.ndarray | Path) -> np.ndarray:
+    if isinstance(frame, Path):
+        from PIL import Image
+
+        with Image.open(frame) as image:
+            return np.asarray(image.convert("RGB"))
+    return frame

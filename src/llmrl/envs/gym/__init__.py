@@ -1,0 +1,1 @@
+"""Environments of Gymnasium, many games of one at a time."""

@@ -1,0 +1,75 @@
+"""Games of few states, from the table of what each action leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrl.envs.gym.batched.arrays import ArrayGames, Draws, choices
+from llmrl.envs.gym.batched.table import Table
+
+
+class TabularGames(ArrayGames):
+    """Games of one table, equal to Gymnasium's toy-text environments draw for draw.
+
+    Args:
+        n: games.
+        table: their rules.
+        picture: draws a game in state `state` that it reached by `action` (None: it has just begun).
+        horizon: steps after which a game is truncated; None: never.
+        masks: legal actions in each state, [n_states, n_actions], told as `info["action_mask"]`; None: none are told.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        table: Table,
+        picture: Callable[[int, int | None], NDArray[np.uint8]],
+        horizon: int | None = None,
+        masks: NDArray[np.int8] | None = None,
+    ) -> None:
+        from gymnasium import spaces
+
+        super().__init__(n, spaces.Discrete(table.n_states), spaces.Discrete(table.n_actions), horizon)
+        self.table = table
+        self.timeless = True
+        """The table is all there is to the rules: how long a game has lasted changes nothing."""
+        self._picture, self._masks = picture, masks
+        self._draws = Draws(n, 1) if len(table.sums) else None
+        self._state = np.zeros(n, dtype=np.int64)
+        self._action = np.full(n, -1, dtype=np.int64)
+        self._tell()
+
+    def begin(self, chosen: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
+        for game, source in zip(chosen.tolist(), sources, strict=True):
+            self._state[game] = np.argmax(self.table.start > source.random())
+        if self._draws is not None:
+            self._draws.start(chosen, sources)
+        self._action[chosen] = -1
+        self._tell()
+
+    def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        table, action = self.table, choices(actions, self.table.n_actions)
+        at = self._state * table.n_actions + action
+        if self._draws is not None:
+            drawn = table.sums.searchsorted(self._draws.take(playing)[:, 0], side="right")
+            at = at * table.state.shape[1] + drawn
+        state = table.state.take(at)
+        self._state = state if playing is None else np.where(playing, state, self._state)
+        self._action = action if playing is None else np.where(playing, action, self._action)
+        self._tell()
+        return table.reward.take(at), table.terminated.take(at)
+
+    def observe(self) -> NDArray[np.int64]:
+        return self._state.copy()
+
+    def render(self, index: int) -> NDArray[np.uint8]:
+        action = int(self._action[index])
+        return self._picture(int(self._state[index]), None if action < 0 else action)
+
+    def _tell(self) -> None:
+        if self._masks is not None:
+            self.infos = [{"action_mask": mask} for mask in self._masks[self._state]]

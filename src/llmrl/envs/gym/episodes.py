@@ -1,0 +1,99 @@
+"""What policies that are a few numbers return: the evaluation of policy search."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrl.core.protocols import Controller
+from llmrl.envs.gym.lanes import Lanes, Rules
+from llmrl.envs.gym.workers import WorkerPool
+
+__all__ = ["Evaluation", "Evaluator", "Rules"]
+
+_LANES = 8
+"""Games of Gymnasium's own that a process plays side by side, so that it asks the controller once for all of them."""
+_BATCH = 1024
+"""Batched games at a time; their arrays stay small."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What q vectors of parameters did under k seeds each.
+
+    Attributes:
+        returns: sum of the rewards of each episode, [q, k] float64.
+        lengths: steps of each episode, [q, k] int64.
+        successes: whether each was a success, [q, k] bool; None where nothing says what a success is.
+    """
+
+    returns: NDArray[np.float64]
+    lengths: NDArray[np.int64]
+    successes: NDArray[np.bool_] | None = None
+
+
+class Evaluator:
+    """Plays controllers: batched games in this process, Gymnasium's own in worker processes.
+
+    Use it as a context, or close it.
+
+    Args:
+        rules: which game, and how.
+        workers: processes for Gymnasium's own games, >= 1; None: one a core that this process may use. With 1 they are
+            played in this process. Batched games always are.
+
+    Raises:
+        ConfigError: see `Lanes`.
+    """
+
+    def __init__(self, rules: Rules, workers: int | None = None) -> None:
+        self._rules = rules
+        self.workers = 1 if rules.maker.engine == "batched" else workers or len(os.sched_getaffinity(0))
+        # Made here whoever plays, so that games that cannot be made are known at once.
+        self._lanes = Lanes(rules, 1)
+        self._pool = WorkerPool(rules, self.workers) if self.workers > 1 else None
+
+    def evaluate(self, controller: Controller, vectors: NDArray[np.float64], seeds: NDArray[np.int64]) -> Evaluation:
+        """One episode of each vector of parameters, [q, d], under each seed, [k].
+
+        What it gives does not depend on the number of workers.
+
+        Raises:
+            ConfigError: the controller reads what the game does not show, or cannot go to another process.
+            EngineError: a worker process died.
+        """
+        vectors, seeds = np.asarray(vectors, dtype=np.float64), np.asarray(seeds, dtype=np.int64)
+        total = len(vectors) * len(seeds)
+        width = self._width(total)
+        if self._pool is not None:
+            scores = self._pool.play(controller, vectors, seeds, width)
+        else:
+            if self._lanes.games.n != width:
+                self._lanes.close()
+                self._lanes = Lanes(self._rules, width)
+            scores = self._lanes.play(controller, vectors, seeds, iter(range(total)))
+        shape, order, success = (len(vectors), len(seeds)), np.argsort(scores.job), self._rules.success
+        won = None if success is None else success.judge(scores.returned, scores.best_reward, scores.terminated)
+        returns, lengths = scores.returned[order].reshape(shape), scores.length[order].reshape(shape)
+        return Evaluation(returns, lengths, None if won is None else won[order].reshape(shape))
+
+    def _width(self, total: int) -> int:
+        """Games side by side in a process. With two rounds of episodes, a process that is done early takes more."""
+        if self._rules.maker.engine == "batched":
+            return min(total, _BATCH)
+        return max(1, min(-(-total // (2 * self.workers)), _LANES))
+
+    def close(self) -> None:
+        """End the worker processes; may be called twice."""
+        self._lanes.close()
+        if self._pool is not None:
+            self._pool.close()
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,104 @@
+"""The tasks of this package as environments of Gymnasium, one game at a time, by the rules of the batched games."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, SupportsFloat
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrl.envs.gym.batched.arrays import ArrayGames
+from llmrl.envs.gym.tasks import maze, navigation, nim, pong
+
+_ONE = np.ones(1, dtype=bool)
+_FIRST = np.zeros(1, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Words:
+    """A game in words: its goal, name -> what is observed, action -> what it does."""
+
+    goal: str
+    observed: Mapping[str, Mapping[str, Any]]
+    actions: Mapping[str, str]
+
+
+class OneGame(gymnasium.Env[Any, Any]):
+    """One of `games`, which are one; it is truncated by Gymnasium's own time limit.
+
+    It has the methods that put a game into words (`env.text=own`).
+
+    Args:
+        games: batched games with n = 1 and no horizon.
+        words: what the game is about, what is observed, and what the actions are (see `llmrl.envs.texts`).
+        render_mode: `rgb_array`, or None.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, games: ArrayGames, words: Words, render_mode: str | None = None) -> None:
+        self._games, self._words = games, words
+        self.observation_space, self.action_space = games.observation_space, games.action_space
+        self.render_mode = render_mode
+
+    def get_goal_description(self) -> str:
+        return self._words.goal
+
+    def get_observation_schema(self) -> dict[str, dict[str, Any]]:
+        return {name: dict(entry) for name, entry in self._words.observed.items()}
+
+    def get_action_schema(self) -> dict[str, str]:
+        return dict(self._words.actions)
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._games.start(_FIRST, [self.np_random])
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        _, reward, terminated, _ = self._games.step([action], _ONE)
+        return self._seen(), float(reward[0]), bool(terminated[0]), False, {}
+
+    def render(self) -> NDArray[np.uint8] | None:
+        return self._games.render(0) if self.render_mode == "rgb_array" else None
+
+    def _seen(self) -> Any:
+        seen = self._games.observe()[0]
+        return int(seen) if np.ndim(seen) == 0 else seen
+
+
+class MazeEnv(OneGame):
+    """See `llmrl.envs.gym.tasks.maze`."""
+
+    def __init__(self, render_mode: str | None = None, parity: bool = False) -> None:
+        super().__init__(
+            maze.MazeGames(1, None, parity), Words(maze.GOAL_TEXT, maze.OBSERVED, maze.ACTIONS), render_mode
+        )
+
+
+class NimEnv(OneGame):
+    """See `llmrl.envs.gym.tasks.nim`."""
+
+    def __init__(self, render_mode: str | None = None, takes: Sequence[int] = nim.TAKES) -> None:
+        actions = {f"take {n}": f"take {n} stick{'s' * (n != 1)}" for n in takes}
+        super().__init__(nim.nim_games(1, None, takes), Words(nim.GOAL_TEXT, nim.OBSERVED, actions), render_mode)
+
+
+class NavigationEnv(OneGame):
+    """See `llmrl.envs.gym.tasks.navigation`."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        words = Words(navigation.GOAL_TEXT, navigation.OBSERVED, navigation.ACTIONS)
+        super().__init__(navigation.NavigationGames(1), words, render_mode)
+
+
+class PongEnv(OneGame):
+    """See `llmrl.envs.gym.tasks.pong`."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 60}
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(pong.PongGames(1), Words(pong.GOAL_TEXT, pong.OBSERVED, pong.ACTIONS), render_mode)

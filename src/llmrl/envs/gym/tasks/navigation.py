@@ -1,0 +1,172 @@
+"""A robot with range sensors in a closed corridor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrl.envs.gym.batched.arrays import ArrayGames, Draws, choices
+from llmrl.envs.gym.tasks import canvas
+
+GOAL_TEXT = (
+    "You drive a robot round a closed corridor, 3 metres wide, with six corners. Five sensors measure how far the "
+    "nearest wall is, with small errors; moves have small errors, too.\n"
+    "A step forward gives 5, a turn costs 0.5. When any sensor measures less than 0.4 metres, the robot has crashed: "
+    "that costs 200 and ends the episode, which lasts 1000 steps otherwise."
+)
+_DISTANCE = np.array([0.2, 0.04, 0.04])
+_TURN = np.array([0.0, 0.2, -0.2])
+_REWARD = np.array([5.0, -0.5, -0.5])
+_CRASH_REWARD, _CRASH_RANGE = -200.0, 0.4
+_NOISE = 0.02
+"""Standard deviation of what a step covers and turns by (m, rad) and of what a sensor measures (m)."""
+_NEAREST, _FURTHEST = 0.2, 30.0
+_ANGLES = np.radians([-90.0, -45.0, 0.0, 45.0, 90.0])
+OBSERVED = {
+    name: {"description": f"distance to the nearest wall {where}", "unit": "metres", "range": [_NEAREST, _FURTHEST]}
+    for name, where in {
+        "left": "to the left",
+        "front_left": "ahead to the left, at 45 degrees",
+        "front": "straight ahead",
+        "front_right": "ahead to the right, at 45 degrees",
+        "right": "to the right",
+    }.items()
+}
+ACTIONS = {
+    "forward": "0.2 metres forward",
+    "right": "0.04 metres forward, then turn to the right by 0.2 radians",
+    "left": "0.04 metres forward, then turn to the left by 0.2 radians",
+}
+
+_OUTER = ((0.0, 0.0), (0.0, 20.0), (20.0, 20.0), (20.0, 8.5), (11.5, 8.5), (11.5, 0.0))
+_INNER = ((3.0, 3.0), (3.0, 17.0), (17.0, 17.0), (17.0, 11.5), (8.5, 11.5), (8.5, 3.0))
+_MIDDLE = ((1.5, 1.5), (1.5, 18.5), (18.5, 18.5), (18.5, 10.0), (10.0, 10.0), (10.0, 1.5))
+"""Corners of the line in the middle of the corridor, where a game starts."""
+_SCALE, _MARGIN = 18, 20
+"""Pixels of a metre, and around the track."""
+
+
+def _sides(polygon: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+    return [(corner, polygon[(i + 1) % len(polygon)]) for i, corner in enumerate(polygon)]
+
+
+def _walls(axis: int) -> NDArray[np.float64]:
+    """Walls along which coordinate `axis` (0: x) is constant: [6, 3] of it, and the ends along the other."""
+    rows = []
+    for start, end in _sides(_OUTER) + _sides(_INNER):
+        if start[axis] == end[axis]:
+            rows.append((start[axis], *sorted((start[1 - axis], end[1 - axis]))))
+    return np.array(rows)
+
+
+class NavigationGames(ArrayGames):
+    """Games of driving round a corridor of 3 m width and six straights without touching its walls.
+
+    **Observation.** Five distances to the nearest wall, m, float32, from the left side over the front to the right
+    side, 45 degrees apart, each with noise of 0.02 m and kept inside 0.2 to 30.
+
+    **Action.** 0 forward by 0.2 m; 1 and 2: forward by 0.04 m and a turn by 0.2 rad to the right or left. Noise of 0.02
+    (m, rad) is added to either.
+
+    **Reward.** 5 for forward, -0.5 for a turn, -200 for a step that ends too near to a wall.
+
+    **End.** A distance below 0.4 m. A game starts on the middle of any of the straights (each as likely) with any
+    heading.
+
+    Args:
+        n: games.
+        horizon: steps after which a game is truncated; None: never.
+    """
+
+    def __init__(self, n: int, horizon: int | None = None) -> None:
+        from gymnasium import spaces
+
+        space = spaces.Box(_NEAREST, _FURTHEST, (len(_ANGLES),), np.float32)
+        super().__init__(n, space, spaces.Discrete(len(ACTIONS)), horizon)
+        self._upright, self._level = _walls(0), _walls(1)
+        self._legs = _sides(_MIDDLE)
+        self._draws = Draws(n, 2 + len(_ANGLES), "standard_normal")
+        # Heading is clockwise from north, which is where y grows.
+        self._x, self._y, self._heading = np.full(n, 1.5), np.full(n, 1.5), np.zeros(n)
+        self._ranges = np.full((n, len(_ANGLES)), _FURTHEST)
+
+    def begin(self, chosen: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
+        noise = np.zeros((len(chosen), len(_ANGLES)))
+        for i, (game, source) in enumerate(zip(chosen.tolist(), sources, strict=True)):
+            (x0, y0), (x1, y1) = self._legs[int(source.integers(len(self._legs)))]
+            along = source.random()
+            self._x[game], self._y[game] = x0 + along * (x1 - x0), y0 + along * (y1 - y0)
+            self._heading[game] = source.uniform(-math.pi, math.pi)
+            noise[i] = source.standard_normal(len(_ANGLES))
+        self._draws.start(chosen, sources)
+        self._ranges[chosen] = self._measured(noise, chosen)
+
+    def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        action = choices(actions, len(ACTIONS))
+        noise = self._draws.take(playing)
+        distance = _DISTANCE[action] + _NOISE * noise[:, 0]
+        turn = _TURN[action] + _NOISE * noise[:, 1]
+        before = (self._x, self._y, self._heading, self._ranges)
+        self._x = self._x + distance * np.sin(self._heading)
+        self._y = self._y + distance * np.cos(self._heading)
+        self._heading = self._heading + turn
+        self._ranges = self._measured(noise[:, 2:], slice(None))
+        crashed: NDArray[np.bool_] = np.any(self._ranges < _CRASH_RANGE, axis=1)
+        if playing is not None:
+            x, y, heading, ranges = before
+            self._x, self._y = np.where(playing, self._x, x), np.where(playing, self._y, y)
+            self._heading = np.where(playing, self._heading, heading)
+            self._ranges = np.where(playing[:, None], self._ranges, ranges)
+        return np.where(crashed, _CRASH_REWARD, _REWARD[action]), crashed
+
+    def observe(self) -> NDArray[np.float32]:
+        return self._ranges.astype(np.float32)
+
+    def _measured(self, noise: NDArray[np.float64], games: Any) -> NDArray[np.float64]:
+        """What the sensors of `games` tell with standard normal `noise` [m, 5]: [m, 5]."""
+        angles = self._heading[games][:, None] + _ANGLES
+        x, y, east, north = self._x[games], self._y[games], np.sin(angles), np.cos(angles)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            distance = np.minimum(_hit(self._upright, x, y, east, north), _hit(self._level, y, x, north, east))
+        return np.clip(np.minimum(distance, _FURTHEST) + _NOISE * noise, _NEAREST, _FURTHEST)
+
+    def render(self, index: int) -> NDArray[np.uint8]:
+        """The corridor from above, north up, [400, 400, 3]: robot, heading and what its sensors measure."""
+        side = 20 * _SCALE + 2 * _MARGIN
+        image = canvas.Canvas(side, side)
+
+        def place(x: float, y: float) -> tuple[float, float]:
+            return _MARGIN + x * _SCALE, side - _MARGIN - y * _SCALE
+
+        for start, end in _sides(_OUTER) + _sides(_INNER):
+            image.line(place(*start), place(*end), canvas.INK)
+        x, y, heading = float(self._x[index]), float(self._y[index]), float(self._heading[index])
+        for angle, far in zip(_ANGLES + heading, self._ranges[index].tolist(), strict=True):
+            image.line(place(x, y), place(x + far * math.sin(angle), y + far * math.cos(angle)), canvas.GREY, 1.5)
+        image.disc(*place(x, y), 0.4 * _SCALE, canvas.BLUE)
+        nose = place(x + 0.4 * math.sin(heading), y + 0.4 * math.cos(heading))
+        image.line(place(x, y), nose, canvas.PAPER, 2.5)
+        return image.image
+
+
+def _hit(
+    walls: NDArray[np.float64],
+    across: NDArray[np.float64],
+    along: NDArray[np.float64],
+    step_across: NDArray[np.float64],
+    step_along: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Distance to the nearest of parallel `walls` [w, 3] (see `_walls`) on each of 5 rays of m robots: [m, 5].
+
+    Robots are at (across, along) [m], measured at right angles to the walls and along them; rays go by (step_across,
+    step_along) [m, 5], of length 1. Infinite where a ray meets no wall.
+    """
+    way = (walls[:, 0] - across[:, None])[:, None] / step_across[..., None]
+    place = along[:, None, None] + way * step_along[..., None]
+    met = (way >= 0) & (place >= walls[:, 1]) & (place <= walls[:, 2])
+    nearest: NDArray[np.float64] = np.where(met, way, np.inf).min(axis=2)
+    return nearest

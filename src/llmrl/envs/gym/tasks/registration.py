@@ -1,0 +1,42 @@
+"""Ids under which Gymnasium makes this package's environments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class _Entry:
+    cls: str
+    steps: int
+    threshold: float | None
+
+
+_ENTRIES = {
+    "llmrl/Maze-v0": _Entry("MazeEnv", steps=200, threshold=0.96),
+    # Each of the agent's moves but an illegal one, which ends the game, takes a stick of ten.
+    "llmrl/Nim-v0": _Entry("NimEnv", steps=10, threshold=1.0),
+    "llmrl/Navigation-v0": _Entry("NavigationEnv", steps=1000, threshold=None),
+    "llmrl/Pong-v0": _Entry("PongEnv", steps=1000, threshold=3.0),
+}
+IDS = tuple(_ENTRIES)
+
+
+def register() -> None:
+    """Let `gymnasium.make` know them, and the rooms; calling it again does nothing.
+
+    `gymnasium.make("llmrl.envs.gym.tasks:llmrl/Maze-v0")` does it by itself.
+    """
+    import gymnasium
+
+    from llmrl.envs.rooms import registration as rooms
+
+    for name, entry in _ENTRIES.items():
+        if name not in gymnasium.registry:
+            gymnasium.register(
+                name,
+                entry_point=f"llmrl.envs.gym.tasks.gymnasium_envs:{entry.cls}",
+                max_episode_steps=entry.steps,
+                reward_threshold=entry.threshold,
+            )
+    rooms.register()

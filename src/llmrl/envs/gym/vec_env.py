@@ -1,0 +1,257 @@
+"""Any Gymnasium environment as a `VecEnv`: many games of it in lock step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.limits import PositiveInt
+from llmrl.core.records import Array, Observation, State, Step
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec
+from llmrl.envs.gym.games import Describer, Engine, GameMaker
+from llmrl.envs.gym.spaces import action_numbers, observation_channels, to_actions
+from llmrl.envs.gym.success import Criterion
+from llmrl.envs.gym.told import Told
+
+if TYPE_CHECKING:
+    import gymnasium
+
+    from llmrl.envs.gym.episodes import Evaluator
+
+Success = Literal["return", "reward", "terminated"]
+
+
+class GymnasiumEnv:
+    """`n_envs` games of one agent each.
+
+    **Observation.** `vector` [n_envs, 1, k] float32: every number of the observation, categories one-hot; `state`
+    [n_envs, 1] int64 where the observation is one of several states; `pixels` where it is a picture; `text` [n_envs, 1]
+    where the game has been put into words; `action_mask` [n_envs, 1, n_actions] bool where the environment tells which
+    actions are legal (`info["action_mask"]`).
+
+    **Action.** One of `n_actions`, or several numbers (`spec.numbers`), which are clipped to their bounds.
+
+    **Reward.** The environment's own.
+
+    **Seeds.** The k-th episode of a game is seeded with a function of the seed, the game's index and k, so the games
+    that follow a seeded reset start alike whatever the agents do.
+
+    A game goes on exactly after a resume, whatever the environment is made of: its episode is played again from its
+    seed, action for action.
+
+    Args:
+        seeds: the environment's node of the seed tree.
+        id: Gymnasium's id of the environment.
+        name: what messages call it.
+        kwargs: arguments of the environment.
+        n_envs: games in lock step.
+        horizon: steps after which an episode is truncated; None: the environment's own number.
+        engine: `stock` for Gymnasium's own environment, `batched` for the same game as arrays.
+        success: what makes an episode a success: its `return` is at least `success_at`, a `reward` of a step is, or it
+            `terminated` by itself; None: nothing does.
+        success_at: see there.
+        text: what puts the game into words: the name of a shipped text, a file, or `package.Class`; None: nothing.
+        render: be able to draw games. Videos need it.
+
+    Raises:
+        ConfigError: no such environment, a package is missing, an action that nobody can choose, or a success that
+            needs a number and has none.
+    """
+
+    spec: EnvSpec
+
+    def __init__(
+        self,
+        seeds: Seeds,
+        id: str,
+        name: str | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        n_envs: PositiveInt = 8,
+        horizon: PositiveInt | None = None,
+        engine: Engine = "stock",
+        success: Success | None = None,
+        success_at: float | None = None,
+        text: str | None = None,
+        render: bool = False,
+    ) -> None:
+        if (success in ("return", "reward")) != (success_at is not None):
+            raise ConfigError(
+                f"env.success={success} and env.success_at={success_at}: success=return and success=reward need a "
+                "number success_at, and only they do"
+            )
+        self.clip_actions = True  # whoever plays may want its numbers to go to the games as they are
+        self.maker = GameMaker(id, dict(kwargs or {}), horizon, engine)
+        self._games = self.maker.make(n_envs, render)
+        numbers = action_numbers(self._games.action_space, name or id)
+        self._success, self._success_at = success, success_at
+        self._stream = seeds.integer("games")
+        self._groups = 1
+        self._begun = np.zeros(n_envs, dtype=np.int64)  # episodes since the last seeding
+        self._seeds = np.zeros(n_envs, dtype=np.int64)  # of the episodes in progress
+        self._given: np.ndarray | None = None  # seeds of the next episodes
+        self._acted: list[list[Any]] = [[] for _ in range(n_envs)]
+        self._terminated, self._truncated = np.ones(n_envs, dtype=bool), np.zeros(n_envs, dtype=bool)
+        self._returns, self._won = np.zeros(n_envs), np.zeros(n_envs, dtype=bool)
+        # What the environment says beside an observation is only known when it has said it.
+        self._seen = self._games.reset(np.zeros(n_envs, dtype=np.int64), np.ones(n_envs, dtype=bool))
+        self._masked = "action_mask" in self._games.infos[0]
+        self._describer = None if text is None else _describer(text, self.maker)
+        self._channels = observation_channels(self._games.observation_space)
+        self.spec = self._describe(name or id, numbers)
+
+    def _describe(self, name: str, numbers: ActionNumbers | None) -> EnvSpec:
+        from gymnasium import spaces
+
+        actions = self._games.action_space
+        n_actions = int(actions.n) if isinstance(actions, spaces.Discrete) else 0
+        text = None if self._describer is None else self._describer.game
+        own = tuple(key for key, _ in text.actions) if text is not None else ()
+        channels = {name: channel for name, (channel, _) in self._channels.items()}
+        if text is not None:
+            channels["text"] = Channel((), "object")
+        if self._masked and n_actions:
+            channels["action_mask"] = Channel((n_actions,), "bool", 0, 1)
+        if not channels:
+            raise ConfigError(
+                f"nothing of what {name} shows can be given to an agent: {self._games.observation_space}; put it into "
+                "words with env.text"
+            )
+        return EnvSpec(
+            name=name,
+            n_envs=self._games.n,
+            n_agents=1,
+            observation=channels,
+            n_actions=n_actions,
+            action_names=own if len(own) == n_actions else tuple(str(i) for i in range(n_actions)),
+            horizon=self._games.horizon,
+            metrics={} if self._success is None else {"success": "last"},
+            numbers=numbers,
+            text=text,
+        )
+
+    def reset(self, mask: Array | None = None, seed: int | None = None) -> Observation:
+        """Start new episodes where `mask` [n_envs] is true (None: everywhere); `seed` begins new series of episodes."""
+        n = self.spec.n_envs
+        if seed is not None:
+            self._stream = seed
+            self._begun[:] = 0
+        chosen = np.ones(n, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
+        streams, per_group = Seeds(self._stream), n // self._groups
+        for i in np.flatnonzero(chosen).tolist():
+            self._seeds[i] = streams.child(i % per_group).integer(int(self._begun[i]))
+            self._acted[i] = []
+        if self._given is not None:
+            self._seeds[chosen], self._given = self._given[chosen], None
+        self._begun[chosen] += 1
+        self._start(chosen)
+        return self._observe()
+
+    def seed_games(self, seeds: np.ndarray) -> None:
+        """Let the next reset seed game i with `seeds[i]`, [n_envs] int64, whatever seed it is given itself."""
+        self._given = np.array(seeds, dtype=np.int64)
+
+    def _start(self, chosen: np.ndarray) -> None:
+        self._seen = self._games.reset(self._seeds, chosen)
+        self._terminated[chosen] = self._truncated[chosen] = self._won[chosen] = False
+        self._returns[chosen] = 0.0
+
+    def step(self, action: Array) -> Step:
+        """Advance the games that go on by `action` [n_envs, 1] or [n_envs, 1, a]; the others stay as they are."""
+        action = np.asarray(action)
+        for i in np.flatnonzero(~(self._terminated | self._truncated)).tolist():
+            self._acted[i].append(action[i].tolist())
+        reward = self._advance(action, ~(self._terminated | self._truncated))
+        shown = reward.astype(np.float32)[:, None]
+        info = {} if self._success is None else {"success": self._won.astype(np.float32)}
+        return Step(self._observe(), shown, shown.copy(), self._terminated.copy(), self._truncated.copy(), info)
+
+    def _advance(self, action: np.ndarray, playing: np.ndarray) -> np.ndarray:
+        """One step of the games that are `playing` [n_envs]; their rewards [n_envs]."""
+        actions = to_actions(self._games.action_space, action, self.clip_actions)
+        self._seen, reward, terminated, truncated = self._games.step(actions, playing)
+        self._terminated |= terminated
+        self._truncated |= truncated
+        self._returns += reward
+        if self._success == "return":
+            assert self._success_at is not None
+            self._won = self._returns >= self._success_at
+        elif self._success == "reward":
+            assert self._success_at is not None
+            self._won |= playing & (reward >= self._success_at)
+        elif self._success == "terminated":
+            self._won |= terminated
+        return reward
+
+    def _observe(self) -> Observation:
+        observation: Observation = {name: encode(self._seen) for name, (_, encode) in self._channels.items()}
+        infos = self._games.infos
+        if self._describer is not None:
+            observation["text"] = Told(self._describer, self._seen, infos)
+        if "action_mask" in self.spec.observation:
+            masks = [np.asarray(info["action_mask"], dtype=bool) for info in infos]
+            observation["action_mask"] = np.stack(masks)[:, None]
+        return observation
+
+    def pair_games(self, groups: int) -> None:
+        self.spec.games_per_group(groups)
+        self._groups = groups
+
+    def set_mechanism(self, values: Array) -> None:
+        raise ConfigError(f"env={self.spec.name} has no mechanism to set")
+
+    def set_context(self, context: int) -> None:
+        raise ConfigError(f"env={self.spec.name} has no contexts")
+
+    def render(self, index: int = 0) -> np.ndarray:
+        return self._games.render(index)
+
+    def state_dict(self) -> State:
+        return {
+            "stream": self._stream,
+            "groups": self._groups,
+            "begun": self._begun.copy(),
+            "seeds": self._seeds.copy(),
+            "acted": [np.array(acted) for acted in self._acted],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self._stream, self._groups = state["stream"], state["groups"]
+        self._begun, self._seeds = np.array(state["begun"]), np.array(state["seeds"])
+        self._acted = [np.asarray(acted).tolist() for acted in state["acted"]]
+        self._terminated[:] = True
+        self._start(self._begun > 0)
+        lengths = np.array([len(acted) for acted in self._acted])
+        a_game = (1,) if self.spec.numbers is None else (1, self.spec.numbers.dim)
+        for t in range(lengths.max(initial=0)):
+            playing = lengths > t
+            action = np.zeros((self.spec.n_envs, *a_game), dtype=np.int64 if self.spec.numbers is None else np.float64)
+            for i in np.flatnonzero(playing).tolist():
+                action[i] = self._acted[i][t]
+            self._advance(action, playing)
+
+    def single(self) -> gymnasium.Env[Any, Any]:
+        """One more game, as Gymnasium has it."""
+        from llmrl.envs.gym.stock import make
+
+        return make(replace(self.maker, engine="stock"), render=False)
+
+    def evaluator(self, clip_actions: bool, workers: int | None) -> Evaluator:
+        """Plays whole episodes of controllers of this game, in `workers` processes (None: one a core)."""
+        from llmrl.envs.gym.episodes import Evaluator, Rules
+
+        success = None if self._success is None else Criterion(self._success, self._success_at)
+        return Evaluator(Rules(self.maker, clip_actions, success), workers)
+
+    def close(self) -> None:
+        self._games.close()
+
+
+def _describer(text: str, maker: GameMaker) -> Describer:
+    from llmrl.envs.texts import describer
+
+    return describer(text, maker)

@@ -1,0 +1,82 @@
+"""Tables of rules: playing whole episodes at once, expected returns, best policies."""
+
+import itertools
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmrl.envs.gym.batched.table import Table, play
+from llmrl.envs.gym.batched.tabular import TabularGames
+from llmrl.envs.gym.games import GameMaker
+from llmrl.envs.gym.tasks import nim
+
+CHAIN = {0: {0: [(1.0, 1, -1.0, False)], 1: [(1.0, 0, -1.0, False)]}, 1: {a: [(1.0, 1, 5.0, True)] for a in range(2)}}
+
+
+@st.composite
+def random_rules(draw):
+    """Rules of 1 to 4 states and 1 to 3 actions whose probabilities need not quite add up to 1."""
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    n_states, n_actions = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+
+    def outcomes():
+        k = rng.integers(1, 4)
+        chances = np.round(rng.dirichlet(np.ones(k)), 1) if rng.random() < 0.5 else np.full(k, 1 / k)
+        rewards = rng.integers(-3, 4, size=k) / 10
+        return [
+            (float(p), int(rng.integers(n_states)), float(r), bool(rng.random() < 0.2))
+            for p, r in zip(chances, rewards, strict=True)
+        ]
+
+    rules = {s: {a: outcomes() for a in range(n_actions)} for s in range(n_states)}
+    return rules, rng.dirichlet(np.ones(n_states)), rng
+
+
+@settings(max_examples=80, deadline=None)
+@given(random_rules())
+def test_whole_episodes_are_those_played_step_by_step_by_the_rules(case):
+    rules, start, rng = case
+    table = Table.of(rules, start)
+    policies = rng.integers(table.n_actions, size=(2, table.n_states))
+    seeds, horizon = rng.integers(2**31, size=3), int(rng.integers(1, 30))
+    done = play(table, policies, seeds, horizon)
+    for i, (policy, seed) in enumerate(itertools.product(policies, seeds.tolist())):
+        # As Gymnasium's toy-text environments do it.
+        source = np.random.default_rng(seed)
+        state, rewards, over = int(np.argmax(np.cumsum(start) > source.random())), [], False
+        while not over and len(rewards) < horizon:
+            row = rules[state][int(policy[state])]
+            chosen = np.argmax(np.cumsum([p for p, *_ in row]) > source.random())
+            _, state, reward, over = row[chosen]
+            rewards.append(reward)
+        total = 0.0
+        for reward in rewards:
+            total += reward
+        assert done.returned[i] == total
+        assert done.length[i] == len(rewards)
+        assert done.best_reward[i] == max(rewards)
+        assert done.terminated[i] == over
+
+
+def test_an_expected_return_is_what_episodes_return_on_average():
+    games = GameMaker("FrozenLake-v1", engine="batched").make(1)
+    assert isinstance(games, TabularGames)
+    policy = np.array([0, 3, 0, 3, 0, 0, 0, 0, 3, 1, 0, 0, 0, 2, 1, 0])
+    returns = play(games.table, policy[None], np.arange(20_000), 100).returned
+    assert abs(games.table.expected_return(policy, 100) - returns.mean()) < 4 * returns.std() / np.sqrt(len(returns))
+
+
+def test_values_of_a_chain_are_those_worked_out_by_hand():
+    table = Table.of(CHAIN, np.array([1.0, 0.0]))
+    assert table.expected_return(np.array([0, 0]), 10) == 4.0
+    assert table.expected_return(np.array([1, 0]), 10) == -10.0
+    assert table.expected_return(np.array([0, 0]), 1) == -1.0
+    assert table.best_policy().tolist() == [0, 0]
+
+
+def test_no_policy_of_a_small_game_beats_the_best_one():
+    table = Table.of(nim.rules(), np.eye(11)[10])
+    best = table.expected_return(table.best_policy(), 10)
+    rng = np.random.default_rng(0)
+    assert all(table.expected_return(rng.integers(3, size=11), 10) <= best for _ in range(200))

@@ -1,0 +1,233 @@
+"""The registered tasks: Gymnasium's checker, their rules, their pictures, their words."""
+
+import itertools
+import math
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.seeding import Seeds
+from llmrl.envs.gym import tasks
+from llmrl.envs.gym.batched.table import Table
+from llmrl.envs.gym.games import GameMaker
+from llmrl.envs.gym.tasks import maze, navigation, nim
+from llmrl.envs.gym.vec_env import GymnasiumEnv
+
+VARIANTS = [(name, {}) for name in tasks.IDS]
+VARIANTS += [("llmrl/Maze-v0", {"parity": True}), ("llmrl/Nim-v0", {"takes": [0, 1, 2]})]
+
+
+@pytest.mark.parametrize(("name", "kwargs"), VARIANTS)
+def test_the_checker_has_nothing_to_say(name, kwargs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(gymnasium.make(name, render_mode="rgb_array", **kwargs).unwrapped)
+        check_env(gymnasium.make(name, **kwargs).unwrapped)
+
+
+def test_an_id_with_its_module_registers_itself():
+    assert gymnasium.make("llmrl.envs.gym.tasks:llmrl/Maze-v0").spec.max_episode_steps == 200
+    assert [gymnasium.spec(name).max_episode_steps for name in tasks.IDS] == [200, 10, 1000, 1000]
+
+
+@pytest.mark.parametrize(("name", "kwargs"), VARIANTS)
+def test_pictures_show_what_happens(name, kwargs):
+    env = gymnasium.make(name, render_mode="rgb_array", **kwargs)
+    env.reset(seed=0)
+    before = env.render()
+    # In the published set of actions of Nim, the first is to take no stick at all.
+    env.step(1)
+    after = env.render()
+    assert before.dtype == np.uint8
+    assert before.shape == after.shape
+    assert (before != after).any()
+
+
+@pytest.mark.parametrize("name", tasks.IDS)
+def test_tasks_put_themselves_into_words(name):
+    env = GymnasiumEnv(Seeds(0), name, n_envs=2, engine="batched", text="own")
+    assert env.spec.text is not None
+    assert env.reset()["text"][0, 0].startswith("{")
+    assert len(env.spec.action_names) == env.spec.n_actions
+    assert all(name.isidentifier() or name.startswith("take ") for name in env.spec.action_names)
+
+
+# Maze
+
+
+def test_the_maze_has_one_way_out_of_four_steps():
+    """0 S, 3 S, 6 E, 7 E: 1 - 3 * 0.1 / 9."""
+    env = gymnasium.make("llmrl/Maze-v0")
+    env.reset(seed=0)
+    seen, rewards, ends = zip(*[env.step(action)[:3] for action in (1, 1, 2, 2)], strict=True)
+    assert seen == (3, 6, 7, 8)
+    assert sum(rewards) == pytest.approx(1 - 0.3 / 9, abs=1e-12)
+    assert ends == (False, False, False, True)
+    table = Table.of(maze.rules(), np.eye(9)[0])
+    assert table.expected_return(table.best_policy(), 200) == pytest.approx(0.96667, abs=1e-5)
+
+
+def test_walls_of_the_maze_are_where_they_are_published():
+    """Open: 0-1, 1-2, 2-5, 5-4, 0-3, 3-6, 6-7, 7-8, and nothing else."""
+    step = dict(enumerate((-3, 3, 1, -1)))
+    rules = maze.rules()
+    passages = {
+        (min(cell, there), max(cell, there))
+        for cell in range(8)
+        for action in range(4)
+        if (there := rules[cell][action][0][1]) != cell
+    }
+    assert passages == {(0, 1), (1, 2), (2, 5), (4, 5), (0, 3), (3, 6), (6, 7), (7, 8)}
+    assert all(
+        there in (cell, cell + step[action])
+        for cell in range(8)
+        for action in range(4)
+        for _, there, _, _ in rules[cell][action]
+    )
+
+
+@pytest.mark.parametrize(("parity", "terminated"), [(False, True), (True, False)])
+@pytest.mark.parametrize("engine", ["stock", "batched"])
+def test_the_published_maze_loses_its_goal_at_step_200(parity, terminated, engine):
+    games = GameMaker("llmrl/Maze-v0", {"parity": parity}, engine=engine).make(1)
+    one = np.ones(1, dtype=bool)
+    for start in range(2):
+        games.reset(np.array([start]), one)
+        for action in [0] * 196 + [1, 1, 2]:
+            _, _, ended, cut = games.step(np.array([action]), one)
+            assert not (ended | cut)[0]
+        seen, reward, ended, cut = games.step(np.array([2]), one)
+        assert (seen[0], reward[0], ended[0], cut[0]) == (8, 1.0, terminated, True)
+
+
+# Nim
+
+
+def optimum(takes: tuple[int, ...]) -> float:
+    """The highest expected return of all tables with an action for each of 1 to 10 sticks, computed exactly."""
+    table = Table.of(nim.rules(takes), np.eye(11)[10])
+    chance = table.chance
+    # Fewer sticks are left after every move, so the states 1 to 10 can be valued in this order for all tables at once.
+    tables = np.array([*itertools.product(range(3), repeat=10)])
+    value = np.zeros((len(tables), 11))
+    for left in range(1, 11):
+        rows = left * 3 + tables[:, left - 1]
+        ahead = np.take_along_axis(value, table.state[rows], axis=1)
+        value[:, left] = (table.reward[rows] + np.where(table.terminated[rows], 0.0, ahead)) @ chance
+    return float(value[:, 10].max())
+
+
+def test_nim_can_always_be_won_but_not_with_the_published_actions():
+    """Over all 3^10 tables: +1, and -1/9 with {0, 1, 2}."""
+    assert optimum((1, 2, 3)) == pytest.approx(1.0, abs=1e-12)
+    assert optimum((0, 1, 2)) == pytest.approx(-1 / 9, abs=1e-12)
+
+
+def test_the_winning_moves_of_nim():
+    table = Table.of(nim.rules(), np.eye(11)[10])
+    sticks = table.best_policy() + 1
+    assert [int(sticks[left]) for left in (10, 8, 7, 6, 4, 3, 2)] == [1, 3, 2, 1, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("left", "sticks", "outcomes"),
+    [
+        (10, 1, [(8, 0, False), (7, 0, False), (6, 0, False)]),
+        (6, 1, [(4, 0, False), (3, 0, False), (2, 0, False)]),
+        (10, 2, [(5, 0, False)]),
+        (3, 2, [(0, 1, True)]),
+        (4, 3, [(0, 1, True)]),
+        (2, 2, [(0, -1, True)]),
+        (2, 3, [(2, -1, True)]),
+        (7, 0, [(7, -1, True)]),
+    ],
+)
+def test_moves_of_nim(left, sticks, outcomes):
+    """The opponent leaves 1 more than a multiple of 4 where it can, else it takes any legal number."""
+    given = nim.rules((0, 1, 2, 3))[left][sticks]
+    assert [outcome[1:] for outcome in given] == outcomes
+    assert [outcome[0] for outcome in given] == [1 / len(outcomes)] * len(outcomes)
+
+
+def test_nim_wants_three_numbers_of_sticks():
+    with pytest.raises(ConfigError, match="three numbers of sticks"):
+        nim.nim_games(1, takes=[1, 2])
+
+
+# Pong
+
+
+def test_pong_ends_when_the_ball_is_missed_and_pays_for_returns():
+    env = gymnasium.make("llmrl/Pong-v0")
+    for seed in range(4):
+        seen, _ = env.reset(seed=seed)
+        assert seen[:3].tolist() == [300.0, 400.0, 300.0]
+        assert abs(seen[3]) == 5
+        assert abs(seen[4]) <= 5
+        steps, returned, over = 0, 0.0, False
+        while not over:
+            seen, reward, terminated, truncated, _ = env.step(1 if seen[2] > seen[0] else 0)
+            steps, returned, over = steps + 1, returned + reward, terminated or truncated
+        # There and back takes 308 steps, the first return 78 or 230.
+        assert (steps, returned) == (1000, 3.0)
+    env.reset(seed=1)
+    rows = [env.step(0) for _ in range(400)]
+    ends = [t for t, row in enumerate(rows) if row[2]]
+    assert rows[ends[0]][0][1] < 0
+
+
+def test_where_the_ball_meets_the_paddle_decides_how_it_leaves():
+    env = gymnasium.make("llmrl/Pong-v0").unwrapped
+    env.reset(seed=0)
+    games = env._games
+    for offset, speed in ((0, -5.0), (40, 0.0), (80, 5.0), (60, 2.5)):
+        games._x[:], games._y[:], games._dx[:], games._dy[:], games._own[:] = 15, 300 + offset, -5, 0, 300
+        seen, reward, *_ = env.step(2)
+        assert reward == 1.0
+        assert (seen[3], seen[4]) == (5.0, speed)
+    games._x[:], games._y[:], games._dx[:], games._dy[:] = 15, 381, -5, 0
+    assert env.step(2)[1] == 0.0
+
+
+# Navigation
+
+
+def test_sensors_measure_the_distance_to_the_walls():
+    games = navigation.NavigationGames(3)
+    # Middle of the left straight, looking north; the same looking east; the lower right corner of the upper straight.
+    games._x, games._y = np.array([1.5, 1.0, 18.5]), np.array([10.0, 10.0, 10.0])
+    games._heading = np.array([0.0, math.pi / 2, math.pi])
+    measured = games._measured(np.zeros((3, 5)), slice(None))
+    slant = math.sqrt(2)
+    assert measured[0] == pytest.approx([1.5, 1.5 * slant, 10.0, 1.5 * slant, 1.5])
+    assert measured[1] == pytest.approx([10.0, 2.0 * slant, 2.0, 2.0 * slant, 10.0])
+    assert measured[2, [0, 2]] == pytest.approx([1.5, 1.5])
+
+
+def test_what_moves_of_the_robot_do():
+    games = navigation.NavigationGames(2000, horizon=1000)
+    games.reset(np.arange(2000), np.ones(2000, dtype=bool))
+    for action, distance, turn, reward in ((0, 0.2, 0.0, 5.0), (1, 0.04, 0.2, -0.5), (2, 0.04, -0.2, -0.5)):
+        games._x[:], games._y[:], games._heading[:] = 1.5, 10.0, 0.0
+        _, rewards, terminated, _ = games.step(np.full(2000, action), np.ones(2000, dtype=bool))
+        assert set(rewards) == {reward}
+        assert not terminated.any()
+        # North is along y: 0.02 m and 0.02 rad of noise, so 0.0004 of their means.
+        assert (games._y - 10.0).mean() == pytest.approx(distance, abs=0.002)
+        assert (games._y - 10.0).std() == pytest.approx(0.02, abs=0.002)
+        assert games._heading.mean() == pytest.approx(turn, abs=0.002)
+        assert games._heading.std() == pytest.approx(0.02, abs=0.002)
+
+
+def test_the_robot_crashes_near_a_wall_and_starts_on_the_middle_of_the_corridor():
+    games = navigation.NavigationGames(500)
+    seen = games.reset(np.arange(500), np.ones(500, dtype=bool))
+    assert (seen > 1.0).all()
+    games._x[:], games._y[:], games._heading[:] = 0.5, 10.0, -math.pi / 2
+    _, reward, terminated, _ = games.step(np.zeros(500, dtype=np.int64), np.ones(500, dtype=bool))
+    assert set(reward) == {-200.0}
+    assert terminated.all()

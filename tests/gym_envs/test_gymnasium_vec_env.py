@@ -1,0 +1,230 @@
+"""Gymnasium environments in lock step: the same games, with what learners and players need of them."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from llmrl.agents.random_agent import RandomPolicy
+from llmrl.core.errors import ConfigError
+from llmrl.core.records import Act
+from llmrl.core.seeding import Seeds
+from llmrl.envs.gym.vec_env import GymnasiumEnv
+from llmrl.learners.rollout import Collector
+from llmrl.loops.playing import play_episodes
+from llmrl.networks.actor_critic import ActorCritic
+
+
+def games(name="CartPole-v1", **kwargs):
+    return GymnasiumEnv(Seeds(0).child("env"), name, **{"n_envs": 3, **kwargs})
+
+
+def actions(spec, rng):
+    if spec.numbers is None:
+        return rng.integers(spec.n_actions, size=(spec.n_envs, 1))
+    return rng.uniform(spec.numbers.low, spec.numbers.high, size=(spec.n_envs, 1, spec.numbers.dim))
+
+
+@pytest.mark.parametrize(
+    ("name", "channels"),
+    [
+        ("CartPole-v1", {"vector": (4,)}),
+        ("MountainCarContinuous-v0", {"vector": (2,)}),
+        ("FrozenLake-v1", {"state": (), "vector": (16,)}),
+        ("Taxi-v4", {"state": (), "vector": (500,), "action_mask": (6,)}),
+        ("Blackjack-v1", {"vector": (32 + 11 + 2,)}),
+        ("MiniGrid-Empty-5x5-v0", {"vector": (7 * 7 * 3 + 4,)}),
+    ],
+)
+def test_channels_are_what_the_space_holds(name, channels):
+    env = games(name)
+    assert {key: channel.shape for key, channel in env.spec.observation.items()} == channels
+    observation = env.reset(seed=1)
+    for key, shape in channels.items():
+        assert observation[key].shape == (3, 1, *shape)
+        assert observation[key].dtype == np.dtype(env.spec.observation[key].dtype)
+
+
+def test_parts_of_a_dict_have_its_names():
+    [parts] = games("MiniGrid-Empty-5x5-v0").spec.observation["vector"].parts
+    assert parts == {"direction": slice(0, 4), "image": slice(4, 151)}
+
+
+def test_a_game_is_the_one_that_gymnasium_plays():
+    env, rng = games(), np.random.default_rng(0)
+    seen = env.reset(seed=7)["vector"]
+    alone = [gymnasium.make("CartPole-v1") for _ in range(3)]
+    for i, other in enumerate(alone):
+        first, _ = other.reset(seed=Seeds(7).child(i).integer(0))
+        np.testing.assert_array_equal(first, seen[i, 0])
+    for _ in range(8):
+        action = actions(env.spec, rng)
+        step = env.step(action)
+        for i, other in enumerate(alone):
+            observed, reward, terminated, truncated, _ = other.step(int(action[i, 0]))
+            np.testing.assert_array_equal(observed, step.observation["vector"][i, 0])
+            assert (reward, terminated, truncated) == (step.reward[i, 0], step.terminated[i], step.truncated[i])
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "MountainCarContinuous-v0", "FrozenLake-v1", "MiniGrid-Empty-5x5-v0"])
+def test_a_restored_game_goes_on_exactly(name):
+    env, rng = games(name), np.random.default_rng(1)
+    env.reset(seed=3)
+    for _ in range(30):
+        step = env.step(actions(env.spec, rng))
+        over = step.terminated | step.truncated
+        if over.any() and rng.random() < 0.7:  # some games are saved while they wait
+            env.reset(mask=over)
+    again = games(name)
+    again.load_state_dict(env.state_dict())
+    for _ in range(20):
+        action = actions(env.spec, rng)
+        one, two = env.step(action), again.step(action)
+        for field in ("reward", "terminated", "truncated"):
+            np.testing.assert_array_equal(getattr(one, field), getattr(two, field))
+        for key, value in one.observation.items():
+            np.testing.assert_array_equal(value, two.observation[key])
+        over = one.terminated | one.truncated
+        if over.any():
+            env.reset(mask=over), again.reset(mask=over)
+
+
+def test_games_of_a_pair_of_groups_start_alike():
+    env = games(n_envs=4)
+    env.pair_games(2)
+    seen = env.reset(seed=5)["vector"]
+    np.testing.assert_array_equal(seen[:2], seen[2:])
+    assert not np.array_equal(seen[0], seen[1])
+
+
+def test_games_that_are_over_wait():
+    env = games("FrozenLake-v1", kwargs={"is_slippery": False}, n_envs=2)
+    env.reset(seed=0)
+    for action in (1, 2):  # down, then right into the hole at row 1, column 1; the other game stays at the left wall
+        step = env.step(np.array([[action], [0]]))
+    assert step.terminated.tolist() == [True, False]
+    step = env.step(np.array([[2], [1]]))
+    assert step.observation["state"].tolist() == [[5], [4]] and step.terminated.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "moves", "won"),
+    [
+        ("FrozenLake-v1", {"success": "reward", "success_at": 1.0}, [1, 1, 2, 2, 1, 2], True),
+        ("FrozenLake-v1", {"success": "return", "success_at": 1.0}, [1, 2], False),
+        ("FrozenLake-v1", {"success": "terminated"}, [1, 2], True),
+    ],
+)
+def test_what_a_success_is(name, fields, moves, won):
+    env = games(name, kwargs={"is_slippery": False}, n_envs=1, **fields)
+    env.reset(seed=0)
+    for move in moves:
+        step = env.step(np.array([[move]]))
+    assert step.terminated[0] and bool(step.info["success"][0]) is won
+
+
+def test_numbers_are_clipped_to_their_bounds():
+    env = games("MountainCarContinuous-v0", n_envs=2)
+    env.reset(seed=0)
+    env.pair_games(2)
+    env.reset(seed=0)
+    step = env.step(np.array([[[5.0]], [[1.0]]]))
+    np.testing.assert_array_equal(step.observation["vector"][0], step.observation["vector"][1])
+    assert step.reward[0, 0] == step.reward[1, 0] == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "CartPol-v1"}, r"knows no environment 'CartPol-v1'.*CartPole-v1"),
+        ({"name": "LunarLander-v2"}, r"deprecated.*LunarLander-v3"),
+        ({"name": "CartPole-v1", "kwargs": {"gravitas": 3}}, r"does not take env.kwargs=\{'gravitas': 3\}"),
+        ({"name": "CartPole-v1", "success": "return"}, r"need a number success_at"),
+        ({"name": "CartPole-v1", "success_at": 3.0}, r"only they do"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        games(**fields)
+
+
+class Endless(gymnasium.Env):
+    """An action without bounds, and no pictures."""
+
+    metadata = {"render_modes": ["ansi"]}
+    observation_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, kind="box", render_mode=None):
+        box = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
+        self.action_space = {"box": box, "text": gymnasium.spaces.Text(3)}[kind]
+
+    def reset(self, *, seed=None, options=None):
+        raise AssertionError("refused before it is played")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "Box without bounds.*RescaleAction"),
+        ({"kwargs": {"kind": "text"}}, "an action of test/Endless-v0 is a Text"),
+        ({"render": True}, r"draws no pictures \(its render modes: ansi\)"),
+    ],
+)
+def test_environments_that_nobody_can_play_are_refused(fields, message):
+    gymnasium.register("test/Endless-v0", entry_point=Endless)
+    try:
+        with pytest.raises(ConfigError, match=message):
+            games("test/Endless-v0", **fields)
+    finally:
+        del gymnasium.registry["test/Endless-v0"]
+
+
+def test_a_learner_of_choices_refuses_numbers():
+    env = games("MountainCarContinuous-v0")
+    with pytest.raises(ConfigError, match=r"is 1 real numbers \(action_0\); use agent=linear"):
+        ActorCritic(env.spec, torch.Generator(), features=8, core_hidden=[8], head_hidden=[])
+
+
+@pytest.mark.parametrize("name", ["MountainCarContinuous-v0", "CartPole-v1"])
+def test_random_play_stays_legal(name):
+    env = games(name, horizon=20)
+    episodes = play_episodes(Collector(env, RandomPolicy(env.spec), "cpu"), 6, Seeds(1))
+    assert len(episodes) == 6 and all(0 < episode.length <= 20 for episode in episodes)
+
+
+class Watcher:
+    """Acts like a random policy and writes down what it is told."""
+
+    channels = ()
+
+    def __init__(self, spec):
+        self.inner, self.told = RandomPolicy(spec), []
+
+    def act(self, observation, state=None, generator=None, greedy=False):
+        self.told.append("act")
+        act = self.inner.act(observation, state, generator, greedy)
+        return Act(act.action, notes=[[{"n": 1}] for _ in act.action])
+
+    def started(self, games):
+        self.told.append(("started", games.tolist()))
+
+    def happened(self, step, ended):
+        self.told.append(("ended", ended.tolist()))
+
+
+def test_a_witness_hears_of_starts_and_ends_and_games_wait_for_the_longest():
+    env = games(horizon=200)
+    watcher = Watcher(env.spec)
+    collector = Collector(env, watcher, "cpu")
+    collector.reset(seed=0)
+    rollout = collector.collect(200, Seeds(0).torch("actions"), learn=False, restart=False)
+    lengths = sorted(episode.length for episode in rollout.episodes)
+    assert len(lengths) == 3 and len(set(lengths)) > 1
+    assert rollout.reward.shape[0] == lengths[-1] == watcher.told.count("act")
+    assert watcher.told[0] == ("started", [True] * 3)
+    ends = [entry[1] for entry in watcher.told if entry[0] == "ended"]
+    assert ends[-1] == [True] * 3 and sum(ends[lengths[0] - 1]) == 1
+    _, act, step = collector.last
+    assert act.notes[0][0] == {"n": 1} and step.terminated.all()
+    # The return of an episode holds nothing of the steps in which its game waited.
+    assert all(episode.returns[0] == episode.length for episode in rollout.episodes)

@@ -1,0 +1,58 @@
+"""Controllers that worker processes find by name."""
+
+import os
+import sys
+import time
+
+import numpy as np
+
+from llmrl.core.spaces import Parameter, ParameterSpace
+
+
+class Weighted:
+    """Numbers of an action are the sums of what is seen, weighted, each game with one weight of its own."""
+
+    channel = "vector"
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.space = ParameterSpace("weights", (Parameter("w", -10, 10, "", ""),))
+
+    def act(self, observation, parameters):
+        return np.repeat(parameters[:, :1] * observation.sum(axis=1, keepdims=True), self.size, axis=1)
+
+
+class Careful(Weighted):
+    """Fails where torch has been imported."""
+
+    def act(self, observation, parameters):
+        assert "torch" not in sys.modules, "torch was imported"
+        return super().act(observation, parameters)
+
+
+class Deadly(Weighted):
+    """Kills the process that it plays in, if that is not the one it was made in."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.home = os.getpid()
+
+    def act(self, observation, parameters):
+        if os.getpid() != self.home:
+            os._exit(7)
+        return super().act(observation, parameters)
+
+
+class Slow(Weighted):
+    def act(self, observation, parameters):
+        time.sleep(0.05)
+        return super().act(observation, parameters)
+
+
+class Faulty(Weighted):
+    def act(self, observation, parameters):
+        raise ZeroDivisionError("no such number")
+
+
+class Dizzy(Weighted):
+    channel = "pixels"
