@@ -1,7 +1,7 @@
 import pytest
 
 from llmrl.core.errors import LLMError
-from llmrl.llms.asking import QUOTED_REPLY, Asker
+from llmrl.llms.asking import QUOTED_REPLY, Asker, Question
 from llmrl.llms.client import ChatClient
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.structured import InvalidReply
@@ -126,3 +126,42 @@ def test_questions_do_not_mix():
     client.chat([ask("a")])
     assert Asker(client, "t", number, lambda fault: Prompt(fault), None, 0).ask(questions("a")) == [2]
     assert [request.repeat for request in model.requests] == [0, 1]
+
+
+class TestConversations:
+    """A question may be a whole conversation, with a form of its own."""
+
+    def question(self, schema=None):
+        turns = [("system", "rules"), ("user", "a"), ("assistant", "1"), ("user", "b")]
+        return Question(tuple({"role": role, "content": text} for role, text in turns), "p/y", "def", schema)
+
+    def test_they_are_asked_as_they_are(self):
+        model = Answers("two", "2")
+        asked = asker(model)
+        assert asked.ask([self.question({"type": "string"})]) == [2]
+        first, second = model.requests
+        assert [m["role"] for m in first.messages] == ["system", "user", "assistant", "user"]
+        assert [m["role"] for m in second.messages][4:] == ["assistant", "user"]
+        assert (first.schema, first.prompt, first.prompt_hash) == ({"type": "string"}, "p/y", "def")
+        assert asker(model).schema == {"type": "integer"}
+
+    def test_what_each_took(self):
+        model = Echo(parallel=False, reply={"cost": 0.5}, fail={})
+        asked = asker(model, repair_turns=1)
+        asked.ask(questions("7", "x"))
+        good, bad = asked.asked
+        assert (good.replies, good.invalid, good.text) == (1, 0, "7")
+        assert (bad.replies, bad.invalid, bad.text) == (2, 2, "Wrong: 'x' is no number")
+        assert (bad.prompt_tokens, bad.completion_tokens, bad.cost) == (6, 4, 1.0)
+
+    def test_what_is_unknown_is_not_zero(self):
+        model = Echo(parallel=False, reply={"prompt_tokens": None})
+        asked = asker(model)
+        asked.ask(questions("7"))
+        assert (asked.asked[0].prompt_tokens, asked.asked[0].cost) == (None, None)
+
+    def test_a_failed_call_is_one_bad_reply_and_costs_nothing(self):
+        asked = asker(Echo(fail={"a": LLMError("down")}), failures="fall_back")
+        asked.ask(questions("a"))
+        took = asked.asked[0]
+        assert (took.replies, took.invalid, took.prompt_tokens, took.cost) == (1, 1, 0, 0.0)

@@ -14,6 +14,7 @@ import numpy as np
 from llmrl.analysis.curves import curves_of
 from llmrl.analysis.groups import Group, Task, tasks_of
 from llmrl.analysis.llm_calls import CallTotals, call_totals
+from llmrl.analysis.played import played_by
 from llmrl.analysis.report import GroupNumbers, Left, Report, Section, Settings
 from llmrl.analysis.runs import RunRecord, read_runs
 from llmrl.analysis.scores import ScoreRule, metric_names
@@ -61,11 +62,14 @@ def summarize(folder: Path, settings: Settings, runs: Sequence[RunRecord] | None
     _check_metrics([name for name in (settings.rule.metric, *settings.curves) if name], runs)
     left: list[Left] = []
     every: list[tuple[str, Group, RunRecord, float | None]] = []
-    sections, scored = [], []
+    sections, scored, players = [], [], []
     for task in tasks_of(runs, folder):
         known: dict[str, np.ndarray] = {}
         finished: list[tuple[Group, list[RunRecord]]] = []
         for group in task.groups:
+            over = [run for run in group.runs if run.state == "finished"]
+            if (played := played_by(task, group, over)) is not None:
+                players.append(played)
             scores = _scores(task, group, settings.rule, left)
             every += [(task.title, group, run, scores.get(run.seed)) for run in group.runs]
             if scores:
@@ -87,6 +91,7 @@ def summarize(folder: Path, settings: Settings, runs: Sequence[RunRecord] | None
         tuple(left),
         _calls(folder, [task for task, _ in scored]),
         notes,
+        tuple(players),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from llmrl.analysis.curves import Curve
 from llmrl.analysis.groups import Group
 from llmrl.analysis.llm_calls import CallTotals
+from llmrl.analysis.played import Played
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.scores import ScoreRule
 from llmrl.analysis.statistics import Band
@@ -143,6 +144,7 @@ class Report:
         sections: one a task, then those over several tasks.
         left: runs that are not in the numbers.
         calls: `(task, group, totals)` of what language models were asked, unfinished runs included.
+        players: the final episodes of each group that has any.
         notes: what a reader must know about the whole.
     """
 
@@ -154,6 +156,7 @@ class Report:
     left: tuple[Left, ...]
     calls: tuple[tuple[str, Group, CallTotals], ...]
     notes: tuple[str, ...] = ()
+    players: tuple[Played, ...] = ()
 
     @property
     def title(self) -> str:

@@ -21,7 +21,7 @@ AXES = {
     "seconds": (f"{TIME}elapsed_s", "seconds of the run"),
 }
 """What a curve can be drawn over: the entry of `metrics.jsonl`, and what it is called."""
-DEFAULT_CURVES = ("principal/objective", "train/return")
+DEFAULT_CURVES = ("principal/objective", "search/return", "train/return")
 """Main logged objective of the loops, the first that a task has."""
 
 Series = tuple[np.ndarray, np.ndarray]

@@ -9,6 +9,7 @@ import numpy as np
 
 from llmrl.analysis.groups import Group, footnotes
 from llmrl.analysis.llm_calls import CallTotals
+from llmrl.analysis.played import players_table
 from llmrl.analysis.report import ESTIMATES, GroupNumbers, Report, Section
 from llmrl.analysis.statistics import Band
 from llmrl.analysis.table import NOTHING, NumberFormat, Table, seed_list
@@ -17,6 +18,7 @@ from llmrl.analysis.table import NOTHING, NumberFormat, Table, seed_list
 def tables_of(report: Report) -> list[Table]:
     """All tables, in the order in which a reader wants them; those of a section begin with its `slugs`."""
     tables = [not_counted(report)] if report.left else []
+    tables += [players_table(report.players)] if report.players else []
     for section, name in zip(report.sections, slugs(report), strict=True):
         tables += [scores(section, name), improvement(section, name), *_profiles(section, name)]
         tables += [_curve(section, name, i) for i in range(len(section.curves))]

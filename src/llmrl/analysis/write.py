@@ -136,6 +136,7 @@ def _render(template: str, report: Report, parts: Sequence[Part], tables: Sequen
         parts=parts,
         left=named.get("not_in_the_numbers"),
         calls=named.get("llm_calls"),
+        players=named.get("players"),
         count=counted(report),
         method=method(report),
         version=llmrl.__version__,

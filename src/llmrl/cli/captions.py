@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrl.core.protocols import Policy
-from llmrl.core.records import Act
+from llmrl.core.pictures import fitting
+from llmrl.core.protocols import Policy, Witness
+from llmrl.core.records import Act, Step
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.recorder import Recorder
 
@@ -33,7 +34,7 @@ class Thought:
     Attributes:
         title: who it is.
         bars: probabilities of actions by thinker, each [n_actions].
-        chosen: the action taken.
+        chosen: the action taken; -1 where it is several numbers, which are among the lines then.
         lines: texts below, e.g. the teacher's plans.
     """
 
@@ -86,13 +87,26 @@ class Captioned:
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         return self.policy.values(observation, state)
 
+    def started(self, games: np.ndarray) -> None:
+        if isinstance(self.policy, Witness):
+            self.policy.started(games)
+
+    def happened(self, step: Step, ended: np.ndarray) -> None:
+        if isinstance(self.policy, Witness):
+            self.policy.happened(step, ended)
+
     def _thought(self, agent: int, act: Act, thinkers: dict[str, Act]) -> Thought:
         logits = {name: each.logits for name, each in thinkers.items() if each.logits is not None}
         bars = {name: x[0, agent].softmax(-1).cpu().numpy() for name, x in logits.items()}
         # Only a teacher that plans has thoughts to show.
         tell = getattr(self.teacher, "thoughts", None)
         lines = [] if tell is None else tell(0, agent)
+        note = {} if act.notes is None else act.notes[0][agent]
+        lines = [*([note["reflection"]] if note.get("reflection") else []), *lines]
         title = "" if self.spec.n_agents == 1 else f"agent {agent}"
+        if self.spec.numbers is not None:
+            pairs = zip(self.spec.numbers.names, act.action[0, agent].tolist(), strict=True)
+            return Thought(title, {}, -1, [*lines, *(f"{name} {value:.3g}" for name, value in pairs)])
         return Thought(title, bars, int(act.action[0, agent]), lines)
 
 
@@ -116,7 +130,7 @@ def draw(thoughts: Sequence[Thought], actions: Sequence[str], height: int) -> np
         y += _TITLE
         texts = [textwrap.wrap(line, 52, subsequent_indent="   ") for line in thought.lines]
         room = height - y - _LINE * sum(map(len, texts))
-        for action in _likeliest(thought, max(2, room // _BAR)):
+        for action in _likeliest(thought, max(2, room // _BAR)) if thought.chosen >= 0 else ():
             said = ("> " if action == thought.chosen else "   ") + actions[action]
             pen.text((left, y), said, fill="black", font=font)
             for k, probabilities in enumerate(thought.bars.values()):
@@ -130,23 +144,6 @@ def draw(thoughts: Sequence[Thought], actions: Sequence[str], height: int) -> np
             pen.text((left, y), line, fill="black", font=font)
             y += _LINE
     return np.asarray(image)
-
-
-def fitting(texts: Sequence[Sequence[str]], room: int) -> list[str]:
-    """The lines of as many whole texts, from the first on, as `room` lines hold, and how many are left out.
-
-    >>> fitting([["a"], ["b", "   b"], ["c"]], 3)
-    ['a', '(2 more)']
-    """
-    lines = [line for text in texts for line in text]
-    if len(lines) <= room:
-        return lines
-    shown: list[str] = []
-    for k, text in enumerate(texts):
-        if len(shown) + len(text) > room - 1:
-            return [*shown, f"({len(texts) - k} more)"]
-        shown += text
-    raise AssertionError("they fit after all")
 
 
 def _likeliest(thought: Thought, most: int) -> list[int]:

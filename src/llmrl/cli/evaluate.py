@@ -82,6 +82,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(f"--episodes={args.episodes}: at least 1 is needed")
     iteration, state = saved_state(args.run)
     config = yaml.safe_load((args.run / "config.yaml").read_text())
+    if "method" in config:
+        raise ConfigError(f"{args.run} is a run of llmrl-finetune, which evaluates itself: see its evaluation.json")
     # A run computed on a cluster's GPU can be looked at anywhere.
     config["hardware"] = {**config["hardware"], "device": "auto"}
     names, whole = args.policy.split(","), config
@@ -192,7 +194,8 @@ def _record(
     horizon = parts.env.spec.horizon or 1000
     left, generator = min(args.video_steps or horizon, horizon), seeds.torch("video")
     while left > 0:
-        rollout = collector.collect(1, generator, learn=False, greedy=args.mode == "deterministic")
+        # The other games end for good: nobody looks at them.
+        rollout = collector.collect(1, generator, learn=False, greedy=args.mode == "deterministic", restart=False)
         left = 0 if any(episode.game == 0 for episode in rollout.episodes) else left - 1
     return recorder.save(folder, args.fps)
 

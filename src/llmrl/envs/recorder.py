@@ -8,14 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.pictures import enlarge, save_film
 from llmrl.core.protocols import VecEnv
 from llmrl.core.records import Array, Observation, State, Step
-
-GIF_FRAMES = 150
-"""GIFs are thinned to about this many frames: they hold no compressed video."""
-TARGET_HEIGHT = 336
-"""Small engine frames are enlarged by a whole factor up to about this many pixels, so that cells stay sharp."""
 
 
 class Recorder:
@@ -65,19 +60,13 @@ class Recorder:
 
     def save(self, folder: Path, fps: int) -> list[Path]:
         """Write `world` and `agent_<i>` as MP4 and GIF; returns the files."""
-        import imageio.v3 as iio
-
         folder.mkdir(parents=True, exist_ok=True)
         files = []
         for name, frames in self.frames.items():
-            video = np.stack([_enlarge(frame) for frame in frames])
+            video = np.stack([enlarge(frame) for frame in frames])
             if name == "world" and self._panels:
                 video = self._with_panels(video)
-            mp4, gif = folder / f"{name}.mp4", folder / f"{name}.gif"
-            iio.imwrite(mp4, video, fps=fps, codec="libx264", macro_block_size=2)
-            thin = video[:: max(1, len(video) // GIF_FRAMES)]
-            iio.imwrite(gif, thin, duration=1000 // fps, loop=0)
-            files += [mp4, gif]
+            files += save_film(list(video), folder, name, fps)
         return files
 
     def _with_panels(self, video: np.ndarray) -> np.ndarray:
@@ -92,12 +81,3 @@ class Recorder:
             pixels: Any = np.asarray(observation["pixels"])
             for i in range(self.spec.n_agents):
                 self.frames.setdefault(f"agent_{i}", []).append(pixels[0, i].copy())
-
-
-def _enlarge(frame: np.ndarray) -> np.ndarray:
-    """Nearest-neighbour enlargement of [height, width, 3] uint8, to even sizes (video codecs need them)."""
-    if frame.dtype != np.uint8 or frame.ndim != 3:
-        raise ConfigError(f"a frame must be [height, width, 3] uint8, got {frame.dtype} {frame.shape}")
-    factor = max(1, TARGET_HEIGHT // frame.shape[0])
-    large = frame.repeat(factor, axis=0).repeat(factor, axis=1)
-    return large[: large.shape[0] // 2 * 2, : large.shape[1] // 2 * 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from llmrl.core.errors import LLMError
@@ -19,7 +20,55 @@ T = TypeVar("T")
 QUOTED_REPLY = 4000
 """Characters of an invalid reply that are shown back to the model."""
 
+LOUD = 10
+"""Invalid replies that are warned of; more are only counted. The call log has them all."""
+
 Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A conversation whose last turn is the question.
+
+    Attributes:
+        messages: as in `ChatRequest`; turns of user and assistant alternate, and the last is the user's.
+        name, hash: of the prompt it was made from, for the call log.
+        schema: JSON schema of this question's reply; None: that of who asks.
+    """
+
+    messages: tuple[dict[str, str], ...]
+    name: str = ""
+    hash: str = ""
+    schema: dict[str, Any] | None = None
+
+
+@dataclass
+class Asked:
+    """What became of a question.
+
+    Attributes:
+        replies: that it took, repairs included; `invalid` of them were.
+        text: the last reply.
+        prompt_tokens, completion_tokens, cost: of all its replies; None as soon as one is not known.
+    """
+
+    replies: int = 0
+    invalid: int = 0
+    text: str = ""
+    prompt_tokens: int | None = 0
+    completion_tokens: int | None = 0
+    cost: float | None = 0.0
+
+    def add(self, reply: ChatReply, valid: bool) -> None:
+        """Count one more reply."""
+        self.replies += 1
+        self.invalid += not valid
+        self.text = reply.text
+        if reply.error:  # nothing was said, and providers do not charge for that
+            return
+        self.prompt_tokens = _plus(self.prompt_tokens, reply.prompt_tokens)
+        self.completion_tokens = _plus(self.completion_tokens, reply.completion_tokens)
+        self.cost = _plus(self.cost, reply.cost)
 
 
 class Asker(Generic[T]):
@@ -38,6 +87,7 @@ class Asker(Generic[T]):
 
     Attributes:
         unreached: which of the last questions have no answer because a call failed for good.
+        asked: what became of each of the last questions.
     """
 
     def __init__(
@@ -53,8 +103,11 @@ class Asker(Generic[T]):
         self.schema, self.repair_turns = schema, repair_turns
         self.counters = {"invalid_replies": 0, "repairs": 0, "fallbacks": 0, "trimmed_prompts": 0}
         self.unreached: set[int] = set()
+        self.asked: list[Asked] = []
 
-    def ask(self, questions: Sequence[Prompt], parsers: Sequence[Callable[[str], T]] | None = None) -> list[T | None]:
+    def ask(
+        self, questions: Sequence[Prompt | Question], parsers: Sequence[Callable[[str], T]] | None = None
+    ) -> list[T | None]:
         """The values in the replies, in order; None where there is no valid one.
 
         `parsers` are used instead of `parse`, one for each question, where what is valid depends on the question.
@@ -65,16 +118,20 @@ class Asker(Generic[T]):
         values: list[T | None] = [None] * len(questions)
         parsers = [self.parse] * len(questions) if parsers is None else parsers
         self.unreached = set()
-        open_: dict[int, Messages] = {i: [_user(question.text)] for i, question in enumerate(questions)}
+        self.asked = [Asked() for _ in questions]
+        open_: dict[int, Messages] = {i: _messages(question) for i, question in enumerate(questions)}
         for turn in range(self.repair_turns + 1):
             requests = [self._request(questions[i], messages, parsers[i]) for i, messages in open_.items()]
             replies = self.llm.chat(requests) if requests else []
             for (i, messages), reply in zip(list(open_.items()), replies, strict=True):
                 try:
                     values[i] = _value(reply, parsers[i])
+                    self.asked[i].add(reply, valid=True)
                 except InvalidReply as fault:
+                    self.asked[i].add(reply, valid=False)
                     self.counters["invalid_replies"] += 1
-                    logger.warning("invalid reply of %s: %s", self.llm.label, fault)
+                    level = logging.WARNING if self.counters["invalid_replies"] <= LOUD else logging.DEBUG
+                    logger.log(level, "invalid reply of %s: %s", self.llm.label, fault)
                     open_[i] = [*messages, _assistant(reply.text), _user(self.repair(str(fault)).text)]
                     if reply.error:
                         self.unreached.add(i)
@@ -122,15 +179,24 @@ class Asker(Generic[T]):
     def load_state_dict(self, state: State) -> None:
         self.counters = dict(state)
 
-    def _request(self, question: Prompt, messages: Messages, parse: Callable[[str], T]) -> ChatRequest:
+    def _request(self, question: Prompt | Question, messages: Messages, parse: Callable[[str], T]) -> ChatRequest:
+        own = question.schema if isinstance(question, Question) else None
         return ChatRequest(
             tuple(messages),
-            schema=self.schema,
+            schema=self.schema if own is None else own,
             purpose=self.purpose,
             prompt=question.name,
             prompt_hash=question.hash,
             fault=lambda text: _fault(text, parse),
         )
+
+
+def _messages(question: Prompt | Question) -> Messages:
+    return list(question.messages) if isinstance(question, Question) else [_user(question.text)]
+
+
+def _plus(a: Any, b: Any) -> Any:
+    return None if a is None or b is None else a + b
 
 
 def _value(reply: ChatReply, parse: Callable[[str], T]) -> T:

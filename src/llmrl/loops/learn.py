@@ -11,7 +11,8 @@ from llmrl.core.protocols import Agent, Meter, Teacher, VecEnv
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Objective
-from llmrl.learners.rollout import Collector
+from llmrl.learners.rollout import Collector, Episode
+from llmrl.loops.outcomes import episode_row, write_results
 from llmrl.loops.playing import play_episodes
 from llmrl.loops.welfare import episode_welfare, summarize, summarize_welfare
 
@@ -54,7 +55,7 @@ class LearnLoop:
         self.env, self.seeds = env, seeds
         self.collector = Collector(env, self.agent.policy, device, keep=() if teacher is None else teacher.channels)
         self.rollout_steps = rollout_steps or env.spec.horizon or 256
-        self.updates = -(-env_steps // (self.rollout_steps * env.spec.n_envs)) if self.agent.learns else 0
+        self.updates = -(-env_steps // (self.rollout_steps * env.spec.n_envs))
         self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
         self.objective: Objective = objective or env.spec.objective
         self.spending_cost = spending_cost
@@ -91,25 +92,32 @@ class LearnLoop:
                 metrics |= summarize(rollout.episodes, "train")
                 metrics |= {} if self.meter is None else self.meter.metrics()
                 if self.evaluate_every and self.iteration % self.evaluate_every == 0:
-                    metrics |= self.evaluate()
+                    metrics |= self.judge(self.evaluate())
                 run.metrics.log(self.iteration, metrics, env_steps=self.iteration * per_update)
                 run.safe_point(self.iteration, self.state_dict)
         run.checkpoint(self.iteration, self.state_dict())
-        final = self.evaluate()
+        episodes = self.evaluate()
+        final = self.judge(episodes)
+        rows = [episode_row(episode, self.objective, self.spending_cost) for episode in episodes]
+        about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
+        write_results(run.folder, rows, learned=True, about=about)
         run.metrics.log(self.iteration, final, env_steps=self.iteration * per_update)
         run.summary = {"updates": self.iteration, "env_steps": self.iteration * per_update, **final}
         return final["evaluation/objective"]
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> list[Episode]:
         """Play without learning in freshly seeded games; training then starts new episodes."""
         seeds = self.seeds.child("evaluation").child(self.iteration)
         episodes = play_episodes(self.collector, self.evaluate_episodes, seeds)
-        objective = float(episode_welfare(episodes, self.objective, self.spending_cost).mean())
         self.collector.reset(seeds.integer("after"))
+        return episodes
+
+    def judge(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """What episodes of an evaluation say, means over them."""
         return {
             **summarize(episodes, "evaluation"),
             **summarize_welfare(episodes),
-            "evaluation/objective": objective,
+            "evaluation/objective": float(episode_welfare(episodes, self.objective, self.spending_cost).mean()),
         }
 
     def state_dict(self) -> State:

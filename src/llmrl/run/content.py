@@ -16,6 +16,8 @@ from llmrl.run.tensorboard import PATTERN
 log = logging.getLogger(__name__)
 
 CONFIG_NAME = "config.yaml"
+RESULTS_NAME = "results.json"
+"""Of what the final episodes measured, with standard errors."""
 PARTIAL_BACKUP = "backup.partial"
 RUN_KEY = "run"
 """Entry of a saved state that belongs to the run itself; the rest is the loop's."""

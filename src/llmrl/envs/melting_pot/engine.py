@@ -18,6 +18,7 @@ from llmrl.core.errors import EngineError
 from llmrl.envs.melting_pot import install
 from llmrl.envs.melting_pot.layout import VECTOR, Layout
 from llmrl.envs.melting_pot.rules import SUBSTRATES, action_names, define
+from llmrl.envs.melting_pot.seen import Codes
 
 LUA = Path(__file__).with_name("lua")
 
@@ -50,14 +51,18 @@ class Game:
         self._vector = np.zeros(len(names), dtype=np.int32)
 
         self._pixels = [f"{player}.RGB" for player in players] if "pixels" in layout.channels else []
-        scalars = VECTOR[layout.substrate] if "vector" in layout.channels else ()
+        scalars = VECTOR[layout.substrate] if layout.scalars else ()
         self._scalars = [[f"{player}.{name}" for name in scalars] for player in players] if scalars else []
+        self._seen = [f"{player}.SEEN" for player in players] if "text" in layout.channels else []
+        self._codes: Codes | None = None
         self._render = layout.render
         self._running = dmlab2d.RUNNING
 
     def start(self, seed: int) -> None:
         """Begin the episode; `seed` in [0, 2**31)."""
         self._lab.start(0, seed)
+        if self._seen:
+            self._codes = Codes(self._lab.observation("WORLD.SPRITES").decode().split(","))
 
     def step(self, action: NDArray[np.int32]) -> bool:
         """Advance by one step, `action` [n_agents]; returns whether the engine lets the episode go on.
@@ -77,6 +82,10 @@ class Game:
             pixels = arrays["pixels"][slot]
             for player, name in enumerate(self._pixels):
                 pixels[player] = observation(name)
+        if self._codes is not None:
+            seen = arrays["seen"][slot]
+            for player, name in enumerate(self._seen):
+                seen[player] = self._codes(observation(name))
         if self._scalars:
             arrays["vector"][slot] = [[float(observation(name)) for name in names] for names in self._scalars]
         if self._render:
@@ -88,6 +97,8 @@ def _settings(layout: Layout, module: Any) -> dict[str, str]:
     definition = define(module, layout.substrate, layout.n_agents, layout.rules)
     groups = list(SUBSTRATES[layout.substrate].groups.values())
     definition["simulation"]["scene"]["components"].append({"component": "Census", "kwargs": {"groups": groups}})
+    if "text" in layout.channels:
+        definition["simulation"]["scene"]["components"].append({"component": "Seen", "kwargs": {}})
     # The engine joins the two and finds our level, which in turn finds the modules of Melting Pot under its root.
     definition["levelDirectory"] = str(install.root())
     definition["levelName"] = os.path.relpath(LUA / definition["levelName"], install.root())

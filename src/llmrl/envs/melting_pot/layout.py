@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 from llmrl.envs.melting_pot.rules import SUBSTRATES, Rules, SubstrateName
 
+CELLS = (11, 11)
+"""What a player sees: 9 cells ahead, 1 behind, 5 to either side; rows from far to near."""
+
 PIXELS = (88, 88, 3)
-"""11 x 11 cells of 8 x 8 pixels: 9 cells ahead, 1 behind, 5 to either side."""
+"""The same in pixels, 8 x 8 a cell."""
 
 VECTOR: Mapping[SubstrateName, tuple[str, ...]] = {
     "cleanup": ("READY_TO_SHOOT", "NUM_OTHERS_WHO_CLEANED_THIS_STEP"),
@@ -39,6 +42,11 @@ class Layout:
     render: bool
 
     @property
+    def scalars(self) -> bool:
+        """Whether the numbers of `VECTOR` are read: they are part of the text, too."""
+        return "vector" in self.channels or "text" in self.channels
+
+    @property
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Name -> shape, dtype. `seed` is what the next episode starts with; `action` flows to the games, all else
         back."""
@@ -51,7 +59,9 @@ class Layout:
         }
         if "pixels" in self.channels:
             arrays["pixels"] = ((games, agents, *PIXELS), "uint8")
-        if "vector" in self.channels:
+        if "text" in self.channels:
+            arrays["seen"] = ((games, agents, *CELLS), "uint8")
+        if self.scalars:
             arrays["vector"] = ((games, agents, len(VECTOR[self.substrate])), "float32")
         if self.render:
             arrays["world"] = ((games, *SUBSTRATES[self.substrate].world_shape), "uint8")

@@ -17,14 +17,16 @@ from llmrl.envs.melting_pot import install
 from llmrl.envs.melting_pot.layout import CENSUS, PIXELS, VECTOR, Layout
 from llmrl.envs.melting_pot.pool import GamePool
 from llmrl.envs.melting_pot.rules import SUBSTRATES, Rules, SubstrateName, action_names, check_n_agents
+from llmrl.envs.melting_pot.seen import game_text, told
 
 
 class MeltingPotEnv:
     """Clean Up or Harvest on the Melting Pot engine.
 
     Observation channels: `pixels` [n_envs, n_agents, 88, 88, 3] uint8, `vector` [n_envs, n_agents, 1 or 2] float32 (see
-    `layout.VECTOR`), and with a mechanism its current values, `mechanism` [n_envs, n_agents, d] float32, as they are.
-    Players who have been zapped see black until they are back.
+    `layout.VECTOR`), `text` [n_envs, n_agents] (the cells in view, in words, see `seen`), and with a mechanism its
+    current values, `mechanism` [n_envs, n_agents, d] float32, as they are. Players who have been zapped see black, and
+    are told nothing (an empty text), until they are back.
 
     An episode is truncated at the horizon. The end that the engine draws at random is a time limit too, so it is
     reported as truncation; nothing terminates. The same seed gives the same episode again while the workers live, and
@@ -57,7 +59,7 @@ class MeltingPotEnv:
         n_agents: PositiveInt = 7,
         horizon: PositiveInt | None = 1000,
         rules: Rules = "upstream",
-        observe: list[Literal["pixels", "vector"]] | None = None,
+        observe: list[Literal["pixels", "vector", "text"]] | None = None,
         mechanism: Mechanism | None = None,
         show_mechanism: bool = True,
         render: bool = False,
@@ -101,6 +103,8 @@ class MeltingPotEnv:
             observation["pixels"] = Channel(PIXELS, "uint8", 0, 255)
         if "vector" in layout.channels:
             observation["vector"] = Channel((len(VECTOR[layout.substrate]),), "float32", 0, max(1, layout.n_agents - 1))
+        if "text" in layout.channels:
+            observation["text"] = Channel((), "object")
         metrics: dict[str, Aggregate] = {
             "apples_live": "last",
             "apples_eaten": "sum",
@@ -127,6 +131,7 @@ class MeltingPotEnv:
             metrics=metrics,
             exposure=mechanism is not None,
             deterministic=False,
+            text=game_text(layout.substrate, layout.rules, layout.n_agents) if "text" in layout.channels else None,
         )
 
     def reset(self, mask: Array | None = None, seed: int | None = None) -> Observation:
@@ -212,10 +217,20 @@ class MeltingPotEnv:
 
     def _observation(self) -> Observation:
         """Copies, because the games write the next observation over this one."""
-        observation = {name: self._arrays[name].copy() for name in self._layout.channels}
+        observation = {name: self._arrays[name].copy() for name in self._layout.channels if name != "text"}
+        if "text" in self._layout.channels:
+            observation["text"] = self._texts()
         if self._shown:
             observation["mechanism"] = np.repeat(self._values[:, None, :], self.spec.n_agents, axis=1)
         return observation
+
+    def _texts(self) -> NDArray[Any]:
+        """What each player is told, [n_envs, n_agents]."""
+        seen, scalars, layout = self._arrays["seen"], self._arrays["vector"], self._layout
+        texts = np.full(self._present.shape, "", dtype=object)
+        for game, player in np.argwhere(self._present).tolist():
+            texts[game, player] = told(seen[game, player], layout.substrate, layout.rules, scalars[game, player])
+        return texts
 
     def set_mechanism(self, values: Array) -> None:
         if self._mechanism is None:

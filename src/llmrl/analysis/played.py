@@ -1,0 +1,133 @@
+"""What the final episodes of runs say, side by side: players that learn nothing, and those that were trained."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from llmrl.analysis.groups import DAGGER, Group, Task, footnotes
+from llmrl.analysis.runs import RunRecord
+from llmrl.analysis.statistics import standard_error_of_mean
+from llmrl.analysis.table import NOTHING, Table
+from llmrl.run.content import RESULTS_NAME
+
+SHOWN = {
+    "success": "success",
+    "return": "return",
+    "length": "steps",
+    "tokens": "tokens",
+    "cost": "cost, $",
+    "invalid_rate": "invalid replies",
+}
+"""Means over episodes that are shown, and what they are called; all but the tokens with their standard errors."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """The final episodes of one group.
+
+    Attributes:
+        task, group: which.
+        runs, episodes: how many there are.
+        learned: the episodes of a run share an agent that was trained in it, so that standard errors are over runs;
+            else over episodes.
+        means, errors: of each of `SHOWN` that all runs have measured; an error is NaN where it cannot be told.
+    """
+
+    task: str
+    group: Group
+    runs: int
+    episodes: int
+    learned: bool
+    means: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+
+
+def played_by(task: Task, group: Group, runs: Sequence[RunRecord]) -> Played | None:
+    """The final episodes of the finished `runs` of a group; None if none has written any down."""
+    results = [result for run in runs if (result := _read(run)) is not None]
+    if not results:
+        return None
+    learned = any(result["learned"] for result in results)
+    means, errors = {}, {}
+    for name in SHOWN:
+        parts = [np.asarray(result["per_episode"].get(name, []), dtype=np.float64) for result in results]
+        if not all(len(part) for part in parts):
+            continue
+        scores = np.array([part.mean() for part in parts]) if learned else np.concatenate(parts)
+        error = standard_error_of_mean(scores)
+        means[name], errors[name] = float(np.concatenate(parts).mean()), math.nan if error is None else error
+    return Played(task.title, group, len(results), sum(int(r["episodes"]) for r in results), learned, means, errors)
+
+
+def players_table(players: Sequence[Played]) -> Table:
+    """A line for each group of each task: who played what, and how that went."""
+    known = [name for name in SHOWN if any(name in each.means for each in players)]
+    # Trained agents ask nobody: what a language model takes is shown where there is one.
+    columns = ["task", "player", "language model", "runs", "episodes", *(SHOWN[name] for name in known)]
+    rows, data = [], []
+    names = _names(players)
+    for each, name in zip(players, names, strict=True):
+        group = each.group
+        rows.append(
+            [each.task, name, group.llm or NOTHING, str(each.runs), f"{each.episodes:,}"]
+            + [_cell(name, each) for name in known]
+        )
+        line: list[object] = [each.task, group.label, group.llm, each.runs, each.episodes, each.learned]
+        for name in known:
+            line += [each.means.get(name), each.errors.get(name)]
+        data.append(line)
+    header: list[object] = ["task", "player", "llm", "runs", "episodes", "learned"]
+    header += [column for name in known for column in (name, f"{name}_standard_error")]
+    notes = [
+        "Means over the final episodes of finished runs, with standard errors: over runs where the player was trained "
+        "in them, else over episodes. Tokens are those of prompts and replies."
+    ]
+    return Table(
+        "players",
+        "Who played how well: final episodes",
+        [header, *data],
+        columns,
+        rows,
+        3,
+        notes=[*notes, *footnotes(each.group for each in players)],
+    )
+
+
+def _names(players: Sequence[Played]) -> list[str]:
+    """Of each player the parts it is made of, without their fields; with them where that would not tell two apart."""
+    short = []
+    for each in players:
+        parts = [part for part in each.group.label.split(", ") if "." not in part.partition("=")[0]]
+        mark = f" {DAGGER}" if each.group.shown != each.group.label else ""
+        short.append(", ".join(parts) + mark if parts else each.group.shown)
+    seen = Counter((each.task, name) for each, name in zip(players, short, strict=True))
+    return [name if seen[each.task, name] == 1 else each.group.shown for each, name in zip(players, short, strict=True)]
+
+
+def _cell(name: str, each: Played) -> str:
+    if name not in each.means:
+        return NOTHING
+    mean, error = each.means[name], each.errors[name]
+    if name == "tokens":
+        return f"{mean:,.0f}"
+    if name in ("success", "invalid_rate"):
+        known = "" if math.isnan(error) else f" ± {100 * error:.1f}"
+        return f"{100 * mean:.1f}{known} %"
+    form = ".4f" if name == "cost" else ".2f" if abs(mean) < 100 else ".1f"
+    return f"{mean:{form}}" + ("" if math.isnan(error) else f" ± {error:{form}}")
+
+
+def _read(run: RunRecord) -> dict[str, Any] | None:
+    try:
+        content = json.loads((run.folder / RESULTS_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    usable = isinstance(content, dict) and isinstance(content.get("per_episode"), dict) and "learned" in content
+    return content if usable else None

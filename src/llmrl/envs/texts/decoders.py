@@ -1,0 +1,96 @@
+"""Observations that need more than their space to be understood: maps, and what an agent sees of a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from llmrl.core.errors import ConfigError
+from llmrl.envs.texts.grid_view import carried, sentences
+
+
+class Decoder(Protocol):
+    """Tells what one environment shows.
+
+    Attributes:
+        names: of what it tells; the text's observation describes each.
+        facts: that the text's goal may name as `{name}`.
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def facts(self) -> Mapping[str, str]: ...
+
+    def tell(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+        """Named values that JSON can hold."""
+        ...
+
+
+class FrozenLake:
+    """Row, column and surroundings on the map that is really played, whatever its size."""
+
+    names = ("row", "column", "neighbours")
+    _TILES = {"S": "start", "F": "ice", "H": "hole", "G": "goal"}
+    _MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+
+    def __init__(self, env: Any, where: str) -> None:
+        game = env.unwrapped
+        if not hasattr(game, "desc") or not hasattr(game, "P"):
+            raise ConfigError(f"{where}: the decoder frozen_lake is for FrozenLake, not for {env}")
+        self._map = [[bytes(tile).decode() for tile in row] for row in game.desc]
+        self._n_columns = len(self._map[0])
+        # The chance that a step goes where it should: from a state whose neighbours all differ it is told apart.
+        outcomes = {(s, a): game.P[s][a] for s in game.P for a in game.P[s]}
+        slips = any(len(after) > 1 for after in outcomes.values())
+        straight = min(after[len(after) // 2][0] for after in outcomes.values())
+        self.facts = {
+            "map": "\n".join("".join(row) for row in self._map),
+            "slips": (
+                f"The ice is slippery: you move where you want with probability {straight:.2g}, and otherwise to one "
+                "of the two sides, at right angles to it, with equal probability."
+                if slips
+                else "The ice is not slippery: you always move where you want."
+            ),
+        }
+
+    def tell(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+        row, column = divmod(int(observation), self._n_columns)
+        neighbours = {}
+        for name, (down, right) in self._MOVES.items():
+            y, x = row + down, column + right
+            inside = 0 <= y < len(self._map) and 0 <= x < self._n_columns
+            neighbours[name] = self._TILES[self._map[y][x]] if inside else "edge of the map"
+        return {"row": row, "column": column, "neighbours": neighbours}
+
+
+class GridView:
+    """MiniGrid's and BabyAI's partial view as sentences, in the words of BabyAI-Text (arXiv 2302.02662)."""
+
+    names = ("mission", "facing", "carrying", "view")
+    facts: Mapping[str, str] = {}
+    _FACING = ("east", "south", "west", "north")
+
+    def __init__(self, env: Any, where: str) -> None:
+        from gymnasium import spaces
+
+        space = env.observation_space
+        if not isinstance(space, spaces.Dict) or not {"image", "direction", "mission"} <= set(space.spaces):
+            raise ConfigError(
+                f"{where}: the decoder grid_view is for MiniGrid and BabyAI, whose observations have image, direction "
+                f"and mission; this one is {space}"
+            )
+
+    def tell(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+        image = observation["image"]
+        return {
+            "mission": str(observation["mission"]),
+            "facing": self._FACING[int(observation["direction"])],
+            "carrying": carried(image) or "nothing",
+            "view": [said for said in sentences(image) if not said.startswith("You carry")],
+        }
+
+
+DECODERS: dict[str, Callable[[Any, str], Decoder]] = {"frozen_lake": FrozenLake, "grid_view": GridView}
+"""By the name that a text gives as `decoder`; called with one environment and the text's name for messages."""

@@ -1,0 +1,120 @@
+"""From the value of `env.text` to a describer."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.spaces import GameText
+from llmrl.envs.texts.decoders import DECODERS, Decoder
+from llmrl.envs.texts.schema import Text, pairs, read_text
+from llmrl.envs.texts.telling import teller
+
+if TYPE_CHECKING:
+    import gymnasium
+
+    from llmrl.envs.gym.games import Describer
+
+FILES = Path(__file__).with_name("files")
+
+
+def shipped() -> list[str]:
+    """Names of the texts that come with the package."""
+    return sorted(path.stem for path in FILES.glob("*.yaml"))
+
+
+def find(text: str, env: gymnasium.Env[Any, Any]) -> Describer:
+    """See `llmrl.envs.texts.describer_of`."""
+    from llmrl.envs.texts.own import Drafted, OwnWords
+
+    if text == "own":
+        return OwnWords(env)
+    if text == "auto":
+        return Drafted(env)
+    if text in shipped():
+        return Described(read_text(FILES / f"{text}.yaml"), env)
+    if text.endswith((".yaml", ".yml")):
+        path = Path(text).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"env.text={text}: there is no such file")
+        return Described(read_text(path), env)
+    module, _, name = text.rpartition(".")
+    if not module:
+        raise ConfigError(
+            f"env.text={text}: there are {', '.join(shipped())}, own, auto, a file my_text.yaml, and package.Class"
+        )
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"env.text={text}: there is no such class ({error})") from error
+    built = found(env)
+    if not (isinstance(getattr(built, "game", None), GameText) and callable(getattr(built, "describe", None))):
+        raise ConfigError(f"env.text={text}: it has no attribute game (a GameText) or no method describe")
+    described: Describer = built
+    return described
+
+
+class Described:
+    """An environment in the words of a `Text`.
+
+    Args:
+        text: what is said of it.
+        env: the environment; it is only looked at.
+
+    Attributes:
+        game: what can be told before it begins.
+
+    Raises:
+        ConfigError: the text is about another observation or other actions.
+    """
+
+    def __init__(self, text: Text, env: gymnasium.Env[Any, Any]) -> None:
+        self._decoder: Decoder | None = None
+        if text.decoder:
+            self._decoder = _decoder(text, env)
+        else:
+            where = f"{text.where}: observation"
+            self._tell = teller(env.observation_space, text.observation, text.decimals, where)
+        check_actions(text.actions, env.action_space, text.where)
+        goal = text.goal
+        for name, fact in ({} if self._decoder is None else self._decoder.facts).items():
+            goal = goal.replace("{" + name + "}", fact)
+        if text.success:
+            goal = f"{goal}\n{text.success}"
+        self.game = GameText(goal, pairs(text.observation), text.actions)
+
+    def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
+        """The named values as a JSON object."""
+        told = self._tell(observation) if self._decoder is None else self._decoder.tell(observation, info)
+        return json.dumps(told, ensure_ascii=False)
+
+
+def _decoder(text: Text, env: gymnasium.Env[Any, Any]) -> Decoder:
+    """The decoder that a text names, which must tell what the text describes."""
+    if text.decoder not in DECODERS:
+        raise ConfigError(f"{text.where}: decoder={text.decoder}: there are {', '.join(DECODERS)}")
+    decoder = DECODERS[text.decoder](env, text.where)
+    described = [field.name for field in text.observation]
+    if lacking := [name for name in decoder.names if name not in described]:
+        raise ConfigError(f"{text.where}: observation lacks {lacking[0]!r}, which {text.decoder} tells")
+    if unknown := [name for name in described if name not in decoder.names]:
+        tells = ", ".join(decoder.names)
+        raise ConfigError(f"{text.where}: observation has {unknown[0]!r}, and {text.decoder} tells {tells}")
+    return decoder
+
+
+def check_actions(actions: tuple[tuple[str, str], ...], space: Any, where: str) -> None:
+    """Raise ConfigError unless there is a text for each choice, or for each number of an action."""
+    from gymnasium import spaces
+
+    discrete = isinstance(space, spaces.Discrete)
+    n = int(space.n) if discrete else int(spaces.flatdim(space)) if isinstance(space, spaces.Box) else -1
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        n = int(space.shape[0]) if len(space.shape) == 1 else -1
+    if n >= 0 and len(actions) != n:
+        what = "choices" if discrete else "numbers of an action"
+        raise ConfigError(f"{where} describes {len(actions)} actions, and there are {n} {what}")

@@ -1,0 +1,193 @@
+"""The journal of episodes that are played: who did what on which grounds, step by step, and films of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl.core.pictures import beside
+from llmrl.core.protocols import VecEnv
+from llmrl.core.records import Act, Observation, State, Step
+from llmrl.loops.outcomes import add_spent
+from llmrl.run.episodes import EpisodeFiles
+
+HEIGHT, SOCIETY_HEIGHT, COLUMN = 480, 640, 520
+"""Of a frame, of one with several players, and width of the column with words beside the picture; pixels."""
+MOST_SHOWN = 4
+"""Players whose words are shown."""
+
+
+class Journal:
+    """Writes down what happens in a wave of episodes.
+
+    Args:
+        env: what is played.
+        folder: of the run.
+        state: of the run's checkpoint; None: a new run.
+        records, videos: how many of the first episodes are written down by step, and filmed.
+        fps: frames a second of films.
+
+    Attributes:
+        playing: games whose episode goes on, [n_envs] bool.
+    """
+
+    def __init__(self, env: VecEnv, folder: Path, state: State | None, records: int, videos: int, fps: float) -> None:
+        self.env, self.spec = env, env.spec
+        self.files = EpisodeFiles(folder, None if state is None else state["files"])
+        self.records, self.videos, self.fps = records, videos, fps
+        self.first = 0 if state is None else state["first"]
+        n = self.spec.n_envs
+        self.playing = np.zeros(n, dtype=bool) if state is None else np.array(state["playing"])
+        # Of each game: steps, sum of rewards, each player's last reflection, and what was spent, so far.
+        self._so_far = [{} for _ in range(n)] if state is None else [_copied(each) for each in state["so_far"]]
+        self._pictures: dict[int, np.ndarray] = {}
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One line for each episode that is over, in the order in which they ended."""
+        return self.files.finished
+
+    def begin(self, first: int, games: np.ndarray) -> None:
+        """A wave: game i of `games` [n_envs] plays episode `first` + i."""
+        self.first, self.playing = first, games.copy()
+        blank = [""] * self.spec.n_agents
+        self._so_far = [{"steps": 0, "return": 0.0, "thoughts": blank.copy()} for _ in range(self.spec.n_envs)]
+
+    def look(self) -> None:
+        """Take the pictures of the state that is decided in now."""
+        self._pictures = {g: self.env.render(g) for g in self._games() if self.first + g < self.videos}
+
+    def step(self, observation: Observation, act: Act, step: Step, over: Mapping[int, Mapping[str, Any]]) -> None:
+        """What was seen and done, what it led to, and the row of each game whose episode is over."""
+        reward = np.asarray(step.reward)
+        for game in self._games():
+            so_far, episode = self._so_far[game], self.first + game
+            notes = [{}] * self.spec.n_agents if act.notes is None else act.notes[game]
+            lines = [self._line(observation, act, reward, game, a, notes[a]) for a in range(self.spec.n_agents)]
+            for a, (line, note) in enumerate(zip(lines, notes, strict=True)):
+                self._count(so_far, note)
+                so_far["thoughts"][a] = note.get("reflection", so_far["thoughts"][a])
+                if episode < self.records:
+                    self.files.step(episode, line)
+            if game in self._pictures:
+                self._film(
+                    game,
+                    self._pictures[game],
+                    [self._words(line, thought) for line, thought in zip(lines, so_far["thoughts"], strict=True)],
+                )
+            so_far["return"] += float(reward[game].mean())
+            so_far["steps"] += 1
+            if game in over:
+                self._end(game, over[game], bool(np.asarray(step.terminated)[game]))
+
+    def state_dict(self) -> State:
+        return {
+            "files": self.files.state_dict(),
+            "first": self.first,
+            "playing": self.playing.copy(),
+            "so_far": [_copied(each) for each in self._so_far],
+        }
+
+    def _games(self) -> list[int]:
+        games: list[int] = np.flatnonzero(self.playing).tolist()
+        return games
+
+    def _line(
+        self, observation: Observation, act: Act, reward: np.ndarray, game: int, agent: int, note: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        line: dict[str, Any] = {"step": int(self._so_far[game]["steps"])}
+        if self.spec.n_agents > 1:
+            line["agent"] = agent
+        if "text" in observation:
+            line["observation"] = _unfolded(str(observation["text"][game, agent]))
+        taken = act.action[game, agent]
+        if self.spec.numbers is None:
+            line["action"] = self.spec.action_names[int(taken)]
+        else:
+            line["action"] = dict(zip(self.spec.numbers.names, taken.tolist(), strict=True))
+        return {**line, **{k: x for k, x in note.items() if k != "lesson_took"}, "reward": float(reward[game, agent])}
+
+    def _count(self, so_far: dict[str, Any], note: Mapping[str, Any]) -> None:
+        add_spent(so_far, note)
+        add_spent(so_far, note.get("lesson_took", {}))
+        if note.get("asked"):
+            so_far["decisions"] = so_far.get("decisions", 0) + 1
+            so_far["fallbacks"] = so_far.get("fallbacks", 0) + (not note["valid"])
+
+    def _end(self, game: int, row: Mapping[str, Any], terminated: bool) -> None:
+        so_far, episode = self._so_far[game], self.first + game
+        spent = {name: x for name, x in so_far.items() if name not in ("steps", "return", "thoughts")}
+        if spent:
+            told, said = spent["prompt_tokens"], spent["completion_tokens"]
+            spent["tokens"] = None if told is None or said is None else told + said
+            spent["invalid_rate"] = spent["invalid"] / max(spent["replies"], 1)
+        if game in self._pictures:
+            end = f"return {row['return']:g} after {row['length']} step{'s' * (row['length'] != 1)}"
+            if "success" in row:
+                end += ", a success" if row["success"] else ", no success"
+            self._film(game, self.env.render(game), [[("the end", end)]])
+        line = {"episode": episode, **row, "end": "terminated" if terminated else "truncated", **spent}
+        self.files.end(episode, line, self.fps)
+        self.playing[game] = False
+
+    def _words(self, line: Mapping[str, Any], thought: str) -> list[tuple[str, str]]:
+        action = line["action"] if isinstance(line["action"], str) else json.dumps(line["action"])
+        if line.get("asked") is False:
+            action += "  (repeated)"
+        if line.get("valid") is False:
+            action += "  (no valid reply)"
+        if "agent" in line:
+            # The picture shows them all, so a line of what else is known must do.
+            known = _in_short(line.get("observation", ""))
+            return [(f"player {line['agent'] + 1}: {action}", f"{known}\n{thought}".strip() or "-")]
+        return [
+            ("observation", _readable(line.get("observation", ""))),
+            ("lesson", str(line.get("lesson", ""))),
+            ("reflection", thought),
+            ("action", action),
+        ]
+
+    def _film(self, game: int, picture: np.ndarray, words: list[list[tuple[str, str]]]) -> None:
+        so_far = self._so_far[game]
+        head = ("episode", f"{self.first + game}, step {so_far['steps']}, return {so_far['return']:.4g}")
+        shown = [entry for player in words[:MOST_SHOWN] for entry in player]
+        if len(words) > MOST_SHOWN:
+            shown.append(("and", f"{len(words) - MOST_SHOWN} more players"))
+        height = HEIGHT if self.spec.n_agents == 1 else SOCIETY_HEIGHT
+        self.files.frame(self.first + game, beside(picture, [head, *shown], height, COLUMN))
+
+
+def _copied(so_far: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: list(x) if isinstance(x, list) else x for name, x in so_far.items()}
+
+
+def _unfolded(text: str) -> Any:
+    """A text that is JSON, as what it says."""
+    try:
+        return json.loads(text) if text.startswith(("{", "[")) else text
+    except ValueError:
+        return text
+
+
+def _in_short(seen: Any) -> str:
+    """What is one number or word of an observation."""
+    if not isinstance(seen, Mapping):
+        return ""
+    plain = {name: value for name, value in seen.items() if not isinstance(value, list | Mapping)}
+    return ", ".join(f"{name} {value}" for name, value in plain.items())
+
+
+def _readable(seen: Any) -> str:
+    if not isinstance(seen, Mapping):
+        return str(seen)
+    lines = []
+    for name, value in seen.items():
+        if isinstance(value, list) and all(isinstance(x, str) for x in value):
+            lines += [f"{name}:", *(f"  {x}" for x in value)]
+        else:
+            lines.append(f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines)

@@ -1,0 +1,90 @@
+"""What played episodes say: a line for each, the numbers over all of them, and the file that reports read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl.analysis.statistics import describe
+from llmrl.core.spaces import Objective
+from llmrl.learners.rollout import Episode
+from llmrl.loops.welfare import judged, measures
+from llmrl.run.content import RESULTS_NAME
+from llmrl.run.files import write_json
+
+SPENT = ("replies", "invalid", "prompt_tokens", "completion_tokens", "cost")
+"""What a player that asks a language model notes of each decision; a sum of them is unknown as soon as one is."""
+
+
+def episode_row(episode: Episode, objective: Objective, spending_cost: float) -> dict[str, Any]:
+    """An episode as plain numbers, by name: return and base_return (mean over agents), length, the environment's
+    metrics, objective; where there are several agents returns, each agent's own, and every measure of welfare as
+    `welfare/...`."""
+    found = measures([episode])
+    society: dict[str, Any] = {}
+    if len(episode.returns) > 1:
+        society = {"returns": episode.returns.tolist(), **{f"welfare/{name}": float(x[0]) for name, x in found.items()}}
+    return {
+        "return": float(episode.returns.mean()),
+        "base_return": float(episode.base_returns.mean()),
+        "length": episode.length,
+        **episode.summaries,
+        "objective": float(judged(found, objective, spending_cost)[0]),
+        **society,
+    }
+
+
+def evaluation_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means over episodes, as `evaluation/<name>` and `welfare/<name>`; what some episodes do not know is left out."""
+    means = {}
+    for name, values in columns(rows).items():
+        means[name if name.startswith("welfare/") else f"evaluation/{name}"] = float(values.mean())
+    return means
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """The numbers that all rows have, each [n_episodes]."""
+    names = [name for name, value in rows[0].items() if _number(value) and name not in _NO_RESULTS] if rows else []
+    return {
+        name: np.array([row[name] for row in rows], dtype=np.float64)
+        for name in names
+        if all(_number(row.get(name)) for row in rows)
+    }
+
+
+_NO_RESULTS = ("episode", "seed", "game")
+
+
+def write_results(folder: Path, rows: Sequence[Mapping[str, Any]], learned: bool, about: Mapping[str, Any]) -> None:
+    """Write `results.json`: mean, standard error and 95% interval of everything measured, and the episodes' values.
+
+    Args:
+        folder: the run folder.
+        rows: one an episode.
+        learned: whether the episodes share an agent that was trained in this run, so that those of one run are alike.
+        about: further entries, e.g. the model's label.
+    """
+    measured = columns(rows)
+    content = {
+        **about,
+        "episodes": len(rows),
+        "learned": learned,
+        "table": {name: describe(values) for name, values in measured.items()},
+        "per_episode": {name: values.tolist() for name, values in measured.items()},
+    }
+    write_json(folder / RESULTS_NAME, content)
+
+
+def add_spent(total: dict[str, Any], note: Mapping[str, Any]) -> None:
+    """Add what a note says was spent to the sums of an episode."""
+    for name in SPENT:
+        if name in note:
+            before, more = total.get(name, 0), note[name]
+            total[name] = None if before is None or more is None else before + more
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

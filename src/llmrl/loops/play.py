@@ -1,0 +1,227 @@
+"""Agents that do not learn: they play, and what they do is measured, written down and filmed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.core.protocols import Agent, Estimating, Meter, VecEnv
+from llmrl.core.records import CallEstimate, State
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Objective
+from llmrl.learners.rollout import Collector, Episode
+from llmrl.loops.journal import Journal
+from llmrl.loops.outcomes import episode_row, evaluation_metrics, write_results
+
+if TYPE_CHECKING:
+    from llmrl.run.run import Run
+
+
+@runtime_checkable
+class SeedsGames(Protocol):
+    """An environment each of whose games can be given a seed of its own."""
+
+    def seed_games(self, seeds: np.ndarray) -> None:
+        """Begin game i of the next reset as `seeds[i]`, [n_envs] int64, has it."""
+        ...
+
+
+class PlayLoop:
+    """`principal=none` with an agent that does not learn: play a number of episodes.
+
+    Episodes are played in waves of `env.n_envs` games at once; the last wave has as many as are missing, and nobody is
+    asked for the others. Episode k starts from a seed that depends on the run's seed and k alone, where the environment
+    takes one a game, so whoever plays, plays the same games.
+
+    Args:
+        env, agents: what plays; one agent.
+        seeds: episode k starts from `episode/k`, step i of the run draws from `step/i`.
+        device: of the policy.
+        episodes: to be played.
+        videos: the first episodes, of which films are made.
+        records: the first episodes, whose steps are written down; None: all if the player reads texts (a language
+            model), else those with a film.
+        fps: frames a second of films.
+        greedy: the likeliest action is taken where the agent knows it.
+        objective, spending_cost: what the society is judged on, as in `design`; None is the environment's own.
+        meter: totals of a language model's calls; None if none is used.
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        agents: Sequence[Agent],
+        seeds: Seeds,
+        device: str,
+        episodes: PositiveInt,
+        videos: NonNegativeInt = 0,
+        records: NonNegativeInt | None = None,
+        fps: PositiveFloat = 2.0,
+        greedy: bool = False,
+        objective: Objective | None = None,
+        spending_cost: NonNegativeFloat = 0.0,
+        meter: Meter | None = None,
+    ) -> None:
+        [self.agent] = agents
+        self.env, self.seeds, self.meter = env, seeds, meter
+        self.collector = Collector(env, self.agent.policy, device)
+        self.episodes, self.videos, self.fps, self.greedy = episodes, videos, fps, greedy
+        reads = "text" in self.agent.policy.channels
+        self.records = (episodes if reads else videos) if records is None else records
+        self.objective: Objective = objective or env.spec.objective
+        self.spending_cost = spending_cost
+        self.wave = self.steps = self.env_steps = 0
+        self._in_wave = False
+        self._anchor: tuple[int, State] | None = None
+
+    @property
+    def waves(self) -> int:
+        return -(-self.episodes // self.env.spec.n_envs)
+
+    def plan(self) -> list[tuple[str, str]]:
+        games, horizon = self.env.spec.n_envs, self.env.spec.horizon
+        rows = [("  episodes", f"{self.episodes:,}, {min(games, self.episodes)} at once")]
+        if horizon is not None:
+            rows.append(("environment steps", f"at most {self.episodes * horizon:,}"))
+        return rows
+
+    def estimate(self) -> CallEstimate | None:
+        """If every episode lasts as long as it may."""
+        horizon = self.env.spec.horizon
+        if horizon is None or not isinstance(self.agent, Estimating):
+            return None
+        return self.agent.estimate(horizon, self.episodes)
+
+    def run(self, run: Run) -> float:
+        """Play; returns what a principal would be judged on, mean over episodes (by default the base return of an
+        agent)."""
+        self._restore(run)
+        with run.progress(self.episodes, "episodes", "play", self._done) as progress:
+            while self.wave < self.waves:
+                self._begin()
+                while self._in_wave:
+                    self._step(run)
+                    progress.update(self._done)
+                    if self.env.spec.deterministic:
+                        run.safe_point(self.steps, self.state_dict)
+                    else:
+                        run.within_grace(*self._resumable_later())
+                run.metrics.log(self._done, self._metrics(), env_steps=self.env_steps)
+                self._anchor = None
+                run.safe_point(self.steps, self.state_dict)
+        run.checkpoint(self.steps, self.state_dict())
+        return self._finish(run)
+
+    def state_dict(self) -> State:
+        """Everything a resumed run needs to go on exactly (on engines that can be restored)."""
+        return {
+            "agents": [self.agent.state_dict()],
+            "collector": self.collector.state_dict(),
+            "meter": None if self.meter is None else self.meter.state_dict(),
+            "journal": self.journal.state_dict(),
+            "wave": self.wave,
+            "steps": self.steps,
+            "env_steps": self.env_steps,
+            "in_wave": self._in_wave and self.env.spec.deterministic,
+        }
+
+    @property
+    def _done(self) -> int:
+        return len(self.journal.rows)
+
+    @property
+    def _games(self) -> np.ndarray:
+        """Games of this wave that are needed, [n_envs] bool."""
+        n = self.env.spec.n_envs
+        return np.arange(n) < self.episodes - self.wave * n
+
+    def _begin(self) -> None:
+        """Start a wave, unless one goes on."""
+        if self._in_wave:
+            return
+        if not self.env.spec.deterministic:
+            self._anchor = self.steps, self.state_dict()
+        first, n = self.wave * self.env.spec.n_envs, self.env.spec.n_envs
+        episodes = self.seeds.child("episode")
+        seeds = np.array([episodes.integer(first + i) for i in range(n)], dtype=np.int64)
+        if isinstance(self.env, SeedsGames):
+            self.env.seed_games(seeds)
+        self.collector.reset(self.seeds.child("wave").integer(self.wave), self._games)
+        self.journal.begin(first, self._games)
+        self._in_wave = True
+
+    def _step(self, run: Run) -> None:
+        """One step of all games that are played."""
+        self.journal.look()
+        with self._saved(run):
+            rollout = self.collector.collect(
+                1,
+                self.seeds.child("step").torch(self.steps),
+                learn=False,
+                greedy=self.greedy,
+                restart=False,
+            )
+        assert self.collector.last is not None
+        playing = self.journal.playing
+        self.steps += 1
+        self.env_steps += int(playing.sum())
+        over: dict[int, Episode] = {episode.game: episode for episode in rollout.episodes}
+        rows = {game: episode_row(episode, self.objective, self.spending_cost) for game, episode in over.items()}
+        self.journal.step(*self.collector.last, rows)
+        if not self.journal.playing.any():
+            self._in_wave = False
+            self.wave += 1
+
+    def _metrics(self) -> dict[str, float]:
+        """Means over the episodes so far, and what the player and the model's client count."""
+        return {
+            **evaluation_metrics(self.journal.rows),
+            **self._counted(),
+            **({} if self.meter is None else self.meter.metrics()),
+        }
+
+    def _counted(self) -> dict[str, float]:
+        """What the player itself counts; most count nothing."""
+        counted: dict[str, float] = getattr(self.agent, "metrics", dict[str, float])()
+        return counted
+
+    def _finish(self, run: Run) -> float:
+        rows = sorted(self.journal.rows, key=lambda row: int(row["episode"]))
+        found = evaluation_metrics(rows)
+        about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
+        write_results(run.folder, rows, learned=False, about=about)
+        run.summary = {"episodes": len(rows), "env_steps": self.env_steps, **found, **self._counted()}
+        return found["evaluation/objective"]
+
+    def _saved(self, run: Run) -> AbstractContextManager[None]:
+        """Keeps the work so far if a language model, where one is used, cannot be reached."""
+        if self.meter is None:
+            return nullcontext()
+        iteration, state = self._resumable_later()
+        return run.saved_if_refused(iteration, state)
+
+    def _resumable_later(self) -> tuple[int, Any]:
+        """The place to go on from after an interruption now, and what makes its state."""
+        if self._anchor is None:
+            return self.steps, self.state_dict
+        iteration, state = self._anchor
+        return iteration, lambda: state
+
+    def _restore(self, run: Run) -> None:
+        state = run.restored
+        self.journal = Journal(
+            self.env, run.folder, None if state is None else state["journal"], self.records, self.videos, self.fps
+        )
+        if state is None:
+            return
+        self.agent.load_state_dict(state["agents"][0])
+        if self.meter is not None:
+            self.meter.load_state_dict(state["meter"])
+        self.wave, self.steps, self.env_steps = state["wave"], state["steps"], state["env_steps"]
+        self._in_wave = state["in_wave"]
+        if self._in_wave:
+            self.collector.load_state_dict(state["collector"])

@@ -1,0 +1,162 @@
+"""A player for a Gymnasium environment in a program of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.protocols import ChatModel
+from llmrl.core.records import Step
+from llmrl.core.spaces import Channel, EnvSpec
+from llmrl.envs.gym.spaces import action_numbers, to_actions
+from llmrl.envs.texts import describer_of
+from llmrl.llms.by_name import chat_model
+from llmrl.players.answers import AnswerWith
+from llmrl.players.conversation import Show
+from llmrl.players.llm_policy import LLMPolicy
+
+if TYPE_CHECKING:
+    import gymnasium
+
+SHOW: tuple[Show, ...] = ("step", "reward", "return", "legal_actions", "last_episode")
+
+
+class Player:
+    """A chat model that plays one Gymnasium environment; make it with `make_player`.
+
+    >>> player = make_player(env, text="taxi", llm="gpt4o", temperature=0.0)   # doctest: +SKIP
+    >>> observation, info = env.reset(seed=0)                                  # doctest: +SKIP
+    >>> player.reset()                                                         # doctest: +SKIP
+    >>> action = player.act(observation, info)                                 # doctest: +SKIP
+
+    Attributes:
+        note: what there is to say about the last action: reflection, reply, whether it was valid, tokens, cost.
+        policy: what decides, with its counters.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], text: str, policy: LLMPolicy) -> None:
+        self.env, self.policy = env, policy
+        self._describer = describer_of(text, env)
+        self.note: dict[str, Any] = {}
+        self._over = True
+
+    def reset(self) -> None:
+        """A new episode begins. What the environment is seeded with is the caller's business: the model's replies
+        depend on what is seen, and on its own stream."""
+        self.policy.started(np.array([True]))
+        self.note, self._over = {}, False
+
+    def act(self, observation: Any, info: Mapping[str, Any] | None = None) -> Any:
+        """The action for an observation, as the environment's `step` takes it; `info` may hold an `action_mask`.
+
+        Raises:
+            ValueError: the episode is over, or none has begun.
+            LLMError: the model could not be reached.
+        """
+        if self._over:
+            raise ValueError("the episode is over; call reset() first")
+        told = np.empty((1, 1), dtype=object)
+        told[0, 0] = self._describer.describe(observation, info or {})
+        seen: dict[str, Any] = {"text": told}
+        if "action_mask" in self.policy.channels:
+            n = self.policy.spec.n_actions
+            mask = (info or {}).get("action_mask")
+            seen["action_mask"] = (np.ones(n, dtype=bool) if mask is None else np.asarray(mask, dtype=bool))[None, None]
+        act = self.policy.act(seen)
+        assert act.notes is not None
+        self.note = act.notes[0][0]
+        [action] = to_actions(self.env.action_space, act.action.numpy())
+        return action
+
+    def happened(self, reward: float, terminated: bool, truncated: bool = False) -> None:
+        """What the action led to: shown with the next observation, and needed for lessons."""
+        over = terminated or truncated
+        rewards = np.array([[reward]], dtype=np.float32)
+        step = Step({}, rewards, rewards, np.array([terminated]), np.array([truncated]))
+        self.policy.happened(step, np.array([over]))
+        self._over = over
+
+
+def make_player(
+    env: gymnasium.Env[Any, Any],
+    text: str = "own",
+    llm: str | ChatModel = "scripted",
+    *,
+    history: int = 10,
+    action_every: int = 1,
+    reflection: bool = True,
+    show: Sequence[Show] = SHOW,
+    lessons: int = 0,
+    answer_with: AnswerWith = "name",
+    legal_only: bool = True,
+    decimals: int = 2,
+    repair_turns: int = 1,
+    prompts: Path | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Player:
+    """A player for `env`.
+
+    Args:
+        env: any Gymnasium environment with a Discrete, MultiDiscrete, MultiBinary or bounded Box action.
+        text: what puts it into words: a shipped text (`taxi`), a file, `own` (the environment or a wrapper around it
+            has `get_goal_description`, `get_observation_schema` and `get_action_schema`), or `auto`.
+        llm: a model, or the name of an option of conf/llm, with `settings` in place of its own.
+        history, action_every, reflection, show, lessons, answer_with, legal_only, decimals, repair_turns: as in
+            `agent=llm_player`.
+        prompts: a folder of prompts that come before the package's.
+        seed: of the model's stream.
+
+    Raises:
+        ConfigError: text and environment do not fit together, or there is no such model.
+        LLMError: the model could never answer.
+    """
+    if isinstance(llm, str):
+        model: ChatModel = chat_model(llm, seed=seed, **settings)
+    elif settings:
+        raise ConfigError(f"{next(iter(settings))}: settings are for models that are named, as in llm='gpt4o'")
+    else:
+        model = llm
+    spec = _spec(env, text)
+    policy = LLMPolicy(
+        spec,
+        model,
+        history,
+        action_every,
+        reflection,
+        show,
+        lessons,
+        answer_with,
+        legal_only,
+        decimals,
+        repair_turns,
+        prompts,
+    )
+    return Player(env, text, policy)
+
+
+def _spec(env: gymnasium.Env[Any, Any], text: str) -> EnvSpec:
+    from gymnasium import spaces
+
+    actions = env.action_space
+    name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+    n_actions = int(actions.n) if isinstance(actions, spaces.Discrete) else 0
+    spec = EnvSpec(
+        name=name,
+        n_envs=1,
+        n_agents=1,
+        observation={"text": Channel((), "object")},
+        n_actions=n_actions,
+        action_names=tuple(str(i) for i in range(n_actions)),
+        horizon=None,
+        numbers=action_numbers(actions, name),
+        text=describer_of(text, env).game,
+    )
+    # Whether an environment tells which actions are legal is seen in its first info; all are, where it does not.
+    masked = {"action_mask": Channel((n_actions,), "bool", 0, 1)} if n_actions else {}
+    return replace(spec, observation={**spec.observation, **masked})

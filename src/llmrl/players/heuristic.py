@@ -1,0 +1,72 @@
+"""`agent=heuristic`: a simple rule plays, where there is one for the environment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from llmrl.core.records import Act, State
+from llmrl.core.spaces import EnvSpec
+from llmrl.players.heuristics.rules import rule_of
+
+if TYPE_CHECKING:
+    from llmrl.learners.rollout import Rollout
+
+
+class HeuristicPolicy:
+    """Follows a rule.
+
+    Raises:
+        ConfigError: there is no rule for the environment.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.heuristic, self._rule = rule_of(spec)
+        self.channels: tuple[str, ...] = (self.heuristic.channel,)
+
+    def act(
+        self,
+        observation: dict[str, torch.Tensor],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> Act:
+        """The same action for the same observation."""
+        seen = observation[self.heuristic.channel].cpu().numpy()
+        games, agents = seen.shape[:2]
+        action = np.asarray(self._rule(seen.reshape(games * agents, *seen.shape[2:])))
+        return Act(torch.from_numpy(action.reshape(games, agents).astype(np.int64)))
+
+    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
+        """Zeros: it expects nothing."""
+        return torch.zeros(observation[self.heuristic.channel].shape[:2])
+
+
+class HeuristicAgent:
+    """Plays by a rule, never learns.
+
+    Raises:
+        ConfigError: there is no rule for the environment; the message names those that have one.
+    """
+
+    learns = False
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.policy = HeuristicPolicy(spec)
+
+    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
+        return {}
+
+    def reset(self) -> None:
+        """Nothing to reset."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"policy": f"a rule: {self.policy.heuristic.what}", "parameters": 0}
+
+    def state_dict(self) -> State:
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Nothing to load."""

@@ -1,0 +1,1 @@
+"""Simple rules that play well, as rows beside language models and learners."""

@@ -1,0 +1,145 @@
+"""What is kept of episodes that are played to be looked at: written as they happen, and cut back when a run resumes.
+
+episodes.jsonl                  one line an episode, when it is over
+episodes/<k>/replies.jsonl      one line a step and player: observation, reflection, action, reward, ...
+episodes/<k>/frames/<i>.png     pictures of a film in the making
+episodes/<k>/episode.gif, .mp4  the film
+
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl.core.errors import RunFolderError
+from llmrl.core.pictures import save_film
+from llmrl.core.records import State
+
+EPISODES = "episodes.jsonl"
+FOLDER = "episodes"
+REPLIES = "replies.jsonl"
+
+
+class EpisodeFiles:
+    """The files of a run's episodes.
+
+    Args:
+        folder: the run folder.
+        state: where they stood at the checkpoint that is resumed; what was written later is removed. None: a new run.
+
+    Attributes:
+        finished: the lines of the episodes that are over, in the order in which they ended.
+
+    Raises:
+        RunFolderError: the files cannot be written, or are shorter than they were.
+    """
+
+    def __init__(self, folder: Path, state: State | None) -> None:
+        self._list, self._folder = folder / EPISODES, folder / FOLDER
+        self._open: dict[int, dict[str, int]] = {}
+        self.finished: list[dict[str, Any]] = []
+        try:
+            self._cut_back({"bytes": 0, "open": []} if state is None else state)
+        except OSError as error:
+            raise RunFolderError(f"cannot write {self._folder}: {error.strerror or error}") from error
+
+    def step(self, episode: int, line: Mapping[str, Any]) -> None:
+        """One player's step of an episode."""
+        _append(self._folder / str(episode) / REPLIES, line)
+
+    def frame(self, episode: int, picture: np.ndarray) -> None:
+        """The next picture, [height, width, 3] uint8, of an episode's film."""
+        from PIL import Image
+
+        counts = self._open.setdefault(episode, {"frames": 0})
+        path = self._folder / str(episode) / "frames" / f"{counts['frames']:06d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Fast, and soon removed.
+        Image.fromarray(picture).save(path, compress_level=1)
+        counts["frames"] += 1
+
+    def end(self, episode: int, line: Mapping[str, Any], fps: float) -> None:
+        """An episode is over; its film, if pictures were taken, is made."""
+        frames = sorted((self._folder / str(episode) / "frames").glob("*.png"))
+        if frames:
+            save_film(frames, self._folder / str(episode), "episode", fps)
+            shutil.rmtree(frames[0].parent)
+        self._open.pop(episode, None)
+        _append(self._list, line)
+        self.finished.append(dict(line))
+
+    def state_dict(self) -> State:
+        """Where the files stand."""
+        folders = [] if not self._folder.is_dir() else sorted(int(p.name) for p in self._folder.iterdir())
+        over = {line["episode"] for line in self.finished}
+        return {
+            "bytes": _size(self._list),
+            "open": [
+                [k, _size(self._folder / str(k) / REPLIES), self._open.get(k, {}).get("frames", 0)]
+                for k in folders
+                if k not in over
+            ],
+        }
+
+    def _cut_back(self, state: State) -> None:
+        _truncate(self._list, state["bytes"])
+        lines = self._list.read_text(encoding="utf-8").splitlines() if self._list.exists() else []
+        self.finished = [json.loads(line) for line in lines]
+        over = {line["episode"] for line in self.finished}
+        standing = {int(k): (int(size), int(frames)) for k, size, frames in state["open"]}
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            k = int(path.name)
+            if k in over:
+                continue
+            if k not in standing:
+                shutil.rmtree(path)
+                continue
+            size, frames = standing[k]
+            _truncate(path / REPLIES, size)
+            for picture in (path / "frames").glob("*.png"):
+                if int(picture.stem) >= frames:
+                    picture.unlink()
+            for film in path.glob("episode.*"):
+                film.unlink()
+            self._open[k] = {"frames": frames}
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file of this module; empty if it is not there."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _truncate(path: Path, size: int) -> None:
+    if _size(path) < size:
+        raise RunFolderError(
+            f"{path} is shorter than at the checkpoint: the file has been cut or replaced. Start this run anew with "
+            "rerun=true, which moves the old content aside."
+        )
+    if path.exists():
+        os.truncate(path, size)
+
+
+def _append(path: Path, line: Mapping[str, Any]) -> None:
+    """In one write, so that a kill leaves at worst one line cut short."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = memoryview((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", errors="replace"))
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,312 @@
+"""The loop `play`: the same games for everybody, everything written down as it happens, resumable at every step."""
+
+import json
+import multiprocessing
+import time
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+
+from experiments import comparable_metrics, compose, only_run_folder, run, silent_run
+from llmrl.cli.compose import build_llm, build_loop, build_parts, options
+from llmrl.core.errors import BudgetExhausted, ConfigError
+from llmrl.core.pictures import beside
+from llmrl.loops.learn import LearnLoop
+from llmrl.loops.play import PlayLoop
+from llmrl.run.episodes import EpisodeFiles, read_lines
+
+READING = sorted(name for name, option in options("env").items() if option.get("text"))
+MUJOCO = ("hopper", "inverted_double_pendulum", "inverted_pendulum", "reacher", "swimmer", "walker2d")
+TAXI = ("env=taxi", "env.horizon=12", "env.n_envs=3", "play.episodes=4")
+
+
+def play(root, *overrides):
+    result = run(*overrides, f"output_root={root}")
+    return result, only_run_folder(root)
+
+
+def written(folder):
+    """Everything a run writes down of its episodes, by file."""
+    files = [*folder.glob("episodes/*/replies.jsonl"), folder / "episodes.jsonl"]
+    return {path.relative_to(folder).as_posix(): read_lines(path) for path in files}
+
+
+class TestARun:
+    @pytest.fixture(scope="class")
+    def folder(self, tmp_path_factory):
+        root = tmp_path_factory.mktemp("taxi")
+        return play(root, *TAXI, "agent=llm_player", "play.videos=1", "llm.malformed=0.2")[1]
+
+    def test_every_step_is_written_down(self, folder):
+        for episode in range(4):
+            lines = read_lines(folder / "episodes" / str(episode) / "replies.jsonl")
+            assert [line["step"] for line in lines] == list(range(12))
+            for line in lines:
+                assert {"observation", "reflection", "action", "reward", "valid", "reply", "prompt_tokens"} <= set(line)
+            assert {"taxi_row", "passenger"} <= set(lines[0]["observation"])
+        row = {line["episode"]: line for line in read_lines(folder / "episodes.jsonl")}[3]
+        assert row["return"] == sum(line["reward"] for line in lines) and row["end"] == "truncated"
+        assert row["replies"] == sum(line["replies"] for line in lines)
+        assert row["tokens"] == sum(line["prompt_tokens"] + line["completion_tokens"] for line in lines)
+
+    def test_results(self, folder):
+        results = json.loads((folder / "results.json").read_text())
+        assert (results["episodes"], results["learned"]) == (4, False)
+        assert results["llm"] == "scripted (not a language model)"
+        for name in ("success", "return", "length", "tokens", "cost", "invalid_rate"):
+            values = results["per_episode"][name]
+            assert len(values) == 4
+            assert results["table"][name]["mean"] == pytest.approx(np.mean(values))
+            assert results["table"][name]["standard_error"] == pytest.approx(np.std(values, ddof=1) / 2)
+
+    def test_metrics_have_the_names_of_an_evaluation(self, folder):
+        last = comparable_metrics(folder)[-1]
+        assert {"evaluation/return", "evaluation/length", "evaluation/success", "evaluation/objective"} <= set(last)
+        assert last["step"] == 4 and last["env_steps"] == 48
+        calls = last["llm/calls"]
+        assert last["player/invalid_rate"] == pytest.approx(last["llm/invalid_replies"] / calls)
+
+    def test_a_film(self, folder):
+        video = iio.imread(folder / "episodes" / "0" / "episode.mp4")
+        animation = iio.imread(folder / "episodes" / "0" / "episode.gif", index=None)
+        assert len(video) == len(animation) == 13, "each state that was decided in, and the end"
+        assert video.shape[1:] == animation.shape[1:]
+        assert not list(folder.glob("episodes/*/frames")) and not (folder / "episodes" / "1" / "episode.gif").exists()
+
+
+def test_everybody_plays_the_same_games(tmp_path):
+    """Whoever plays, and however many games there are at once."""
+    starts = {}
+    for n_envs in (2, 3):
+        for agent in ("random", "llm_player"):
+            root = tmp_path / f"{agent}{n_envs}"
+            overrides = ("env=taxi", f"env.n_envs={n_envs}", "env.horizon=2", "play.episodes=5", "play.records=5")
+            _, folder = play(root, *overrides, f"agent={agent}")
+            seen = [read_lines(folder / "episodes" / str(k) / "replies.jsonl")[0]["observation"] for k in range(5)]
+            starts[agent, n_envs] = json.dumps(seen)
+    assert len(set(starts.values())) == 1 and len(set(map(str, json.loads(starts["random", 2])))) > 1
+
+
+def test_nobody_is_asked_for_games_that_are_not_needed(tmp_path):
+    """Four episodes in games of three: the second wave has one."""
+    _, folder = play(tmp_path, *TAXI, "agent=llm_player")
+    assert comparable_metrics(folder)[-1]["llm/calls"] == 4 * 12
+
+
+def test_which_loop_it_is():
+    for agent, loop in (("random", PlayLoop), ("heuristic", PlayLoop), ("llm_player", PlayLoop), ("ppo", LearnLoop)):
+        config = compose("env=taxi", f"agent={agent}")
+        parts = build_parts(config, build_llm(config, None))
+        try:
+            assert isinstance(build_loop(config, parts), loop)
+        finally:
+            parts.close()
+
+
+def test_a_trained_agent_plays_them_too(tmp_path):
+    """With its weights frozen, it plays what everybody plays."""
+    trained = ("env=cartpole", "env.n_envs=2", "agent=ppo", "learn.env_steps=64", "learn.rollout_steps=32")
+    _, learnt = play(tmp_path / "learn", *trained, "learn.evaluate_episodes=2")
+    assert json.loads((learnt / "results.json").read_text())["learned"]
+    frozen = (*trained[:3], f"agent.init_from='{learnt}'", "agent.freeze=all", "play.episodes=3", "play.records=3")
+    _, folder = play(tmp_path / "play", *frozen)
+    _, random = play(tmp_path / "random", "env=cartpole", "env.n_envs=2", "agent=random", *frozen[-2:])
+    starts = [read_lines(f / "episodes" / "2" / "replies.jsonl")[0]["observation"] for f in (folder, random)]
+    assert starts[0] == starts[1] and not json.loads((folder / "results.json").read_text())["learned"]
+
+
+@pytest.mark.parametrize("env", READING)
+def test_the_scripted_model_plays_every_environment(tmp_path, env):
+    """Through the prompts and the parsing of a real one."""
+    if env in MUJOCO:
+        pytest.importorskip("mujoco")
+    overrides = (f"env={env}", "env.n_envs=2", "env.horizon=8", "play.episodes=2", "agent=llm_player")
+    _, folder = play(tmp_path, *overrides, "agent.lessons=1", "agent.action_every=2")
+    last = comparable_metrics(folder)[-1]
+    assert last["player/decisions"] > 0 and last["player/invalid_rate"] == 0
+    assert json.loads((folder / "status.json").read_text())["llm"] == "scripted (not a language model)"
+
+
+@pytest.mark.meltingpot
+@pytest.mark.parametrize("env", ["cleanup", "harvest"])
+def test_and_societies(tmp_path, env):
+    overrides = (f"env={env}", "env.n_envs=1", "env.n_agents=3", "env.horizon=6", "env.observe=[text]")
+    _, folder = play(tmp_path, *overrides, "env.mechanism=null", "agent=llm_player", "play.episodes=1")
+    lines = read_lines(folder / "episodes" / "0" / "replies.jsonl")
+    assert [(line["step"], line["agent"]) for line in lines] == [(t, a) for t in range(6) for a in range(3)]
+    assert all(len(line["observation"]["map"]) == 11 for line in lines)
+    systems = {json.loads(line)["messages"][0]["content"] for line in (folder / "llm_calls.jsonl").open()}
+    assert len(systems) == 3
+
+
+class TestAStorm:
+    """Half of all replies are bad, in every way: the experiment completes and every bad reply is counted."""
+
+    @pytest.mark.parametrize(
+        "shares",
+        [
+            ("llm.malformed=0.5",),
+            ("llm.malformed=0.1", "llm.empty=0.1", "llm.truncated=0.1", "llm.refusal=0.1", "llm.out_of_range=0.1"),
+            ("llm.malformed=1.0", "agent.lessons=2"),
+        ],
+    )
+    @pytest.mark.parametrize("env", ["taxi", "blackjack"])
+    def test_it_completes(self, tmp_path, env, shares):
+        overrides = (f"env={env}", "env.n_envs=3", "env.horizon=10", "play.episodes=6", "agent=llm_player", *shares)
+        _, folder = play(tmp_path, *overrides)
+        calls = [json.loads(line) for line in (folder / "llm_calls.jsonl").open()]
+        bad = sum(call["valid"] is False for call in calls)
+        last = comparable_metrics(folder)[-1]
+        assert last["llm/invalid_replies"] == bad > 0
+        assert last["player/invalid_rate"] == pytest.approx(bad / len(calls))
+        assert json.loads((folder / "results.json").read_text())["episodes"] == 6
+        assert sum(row["invalid"] for row in read_lines(folder / "episodes.jsonl")) == bad
+
+    def test_numbers_out_of_range(self, tmp_path):
+        file = tmp_path / "conf" / "env" / "pendulum_words.yaml"
+        file.parent.mkdir(parents=True)
+        node = options("env")["taxi"] | {"id": "Pendulum-v1", "name": "pendulum_words", "text": "auto"}
+        file.write_text(json.dumps(node | {"success": None, "horizon": 20, "n_envs": 2}))
+        config = f"hydra.searchpath=[file://{tmp_path}/conf]"
+        run_it = (config, "env=pendulum_words", "agent=llm_player", "play.episodes=2", "llm.out_of_range=0.5")
+        _, folder = play(tmp_path / "out", *run_it)
+        last = comparable_metrics(folder)[-1]
+        assert 0.3 < last["player/invalid_rate"] < 0.7 and last["player/decisions"] == 40
+        actions = [line["action"] for line in read_lines(folder / "episodes" / "0" / "replies.jsonl")]
+        assert all(-2 <= action["action_0"] <= 2 for action in actions)
+
+
+class TestResuming:
+    OPTIONS = (*TAXI, "agent=llm_player", "agent.lessons=1", "llm.malformed=0.3", "play.videos=1")
+
+    def test_a_budget_that_ran_out(self, tmp_path):
+        """Stopped in the middle of an episode and continued: files, numbers and films of a run that was not."""
+        _, whole = play(tmp_path / "whole", *self.OPTIONS)
+        parts = (*self.OPTIONS, f"output_root={tmp_path / 'parts'}")
+        for calls in (20, 45):
+            with pytest.raises(BudgetExhausted):
+                run(*parts, f"llm.budget.calls={calls}")
+        stopped = only_run_folder(tmp_path / "parts")
+        assert written(stopped) and len(written(stopped)) < len(written(whole)) + 1
+        run(*parts)
+        self.check(whole, stopped)
+
+    @pytest.mark.slow
+    def test_kills(self, tmp_path):
+        """With SIGKILL, wherever it is after so many lines."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "llmrl.cli.compose", "llmrl.loops.play", "experiments"])
+        overrides = (*self.OPTIONS, "play.videos=1", "play.episodes=5", "checkpoint_seconds=0")
+        killed = tmp_path / "killed"
+        for lines in (7, 30, None):
+            process = context.Process(target=silent_run, args=(*overrides, f"output_root={killed}"))
+            process.start()
+            while lines is not None and process.is_alive():
+                if sum(path.read_text().count("\n") for path in killed.rglob("replies.jsonl")) >= lines:
+                    process.kill()
+                time.sleep(0.005)
+            process.join()
+        assert json.loads((only_run_folder(killed) / "status.json").read_text())["attempt"] == 3
+        _, whole = play(tmp_path / "whole", *overrides)
+        self.check(whole, only_run_folder(killed))
+
+    def check(self, whole, other):
+        assert written(whole) == written(other)
+        names = ("results.json", "summary.json")
+        first, second = ([json.loads((folder / name).read_text()) for name in names] for folder in (whole, other))
+        for summary in (first[1], second[1]):
+            summary.pop("llm_calls_paid")  # what was paid for is not what was used
+        assert first == second
+        rows = [
+            [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in comparable_metrics(folder)]
+            for folder in (whole, other)
+        ]
+        assert rows[0] == rows[1]
+        for film in sorted(path.parent.name for path in whole.rglob("episode.gif")):
+            a, b = (iio.imread(folder / "episodes" / film / "episode.gif", index=None) for folder in (whole, other))
+            assert a.shape == b.shape and (a == b).all()
+
+
+class TestEpisodeFiles:
+    def test_cut_back_to_the_checkpoint(self, tmp_path):
+        picture = np.zeros((4, 4, 3), dtype=np.uint8)
+        files = EpisodeFiles(tmp_path, None)
+        files.step(0, {"step": 0})
+        files.end(0, {"episode": 0}, 2.0)
+        files.step(1, {"step": 0})
+        files.frame(1, picture)
+        state = json.loads(json.dumps(files.state_dict()))
+        files.step(1, {"step": 1})
+        files.frame(1, picture)
+        files.step(2, {"step": 0})
+        files.end(2, {"episode": 2}, 2.0)
+        again = EpisodeFiles(tmp_path, state)
+        assert again.finished == [{"episode": 0}] == read_lines(tmp_path / "episodes.jsonl")
+        assert read_lines(tmp_path / "episodes" / "1" / "replies.jsonl") == [{"step": 0}]
+        assert len(list((tmp_path / "episodes" / "1" / "frames").iterdir())) == 1
+        assert not (tmp_path / "episodes" / "2").exists()
+        again.frame(1, picture)
+        assert len(list((tmp_path / "episodes" / "1" / "frames").iterdir())) == 2
+        assert EpisodeFiles(tmp_path, None).finished == [] and not (tmp_path / "episodes" / "0").exists()
+
+    def test_files_that_were_cut(self, tmp_path):
+        files = EpisodeFiles(tmp_path, None)
+        files.end(0, {"episode": 0}, 2.0)
+        state = files.state_dict()
+        (tmp_path / "episodes.jsonl").write_text("")
+        with pytest.raises(Exception, match="is shorter than at the checkpoint"):
+            EpisodeFiles(tmp_path, state)
+
+
+class TestFrames:
+    def test_words_stay_in_their_column(self):
+        words = [("observation", "a rather long sentence, " * 80), ("reflection", "x" * 400), ("action", "left")]
+        frame = beside(np.zeros((30, 40, 3), dtype=np.uint8), words, 300, 200)
+        assert frame.shape == (300, 600, 3) and not frame[:, :400].any()
+        ink = (frame[:, 400:] < 128).any(2)
+        assert ink.any() and not ink[:, -4:].any() and not ink[-4:].any()
+
+    def test_the_action_is_always_there(self):
+        long, short = ([("observation", "sentence " * n), ("action", "left")] for n in (500, 5))
+        frames = [beside(np.zeros((30, 40, 3), dtype=np.uint8), words, 300, 200)[:, 400:] for words in (long, short)]
+        blue = [(frame == (31, 119, 180)).all(2).any(1).nonzero()[0] for frame in frames]
+        assert blue[0].max() > blue[1].max() > blue[1].min() == blue[0].min()
+
+
+class TestRefusals:
+    """Before anything is spent."""
+
+    @pytest.mark.parametrize(
+        ("overrides", "message"),
+        [
+            (("env=taxi", "env.id=Taxi-v77"), "Taxi-v77"),
+            (("env=taxi", "env.text=taksi"), "env.text=taksi: there are"),
+            (("env=taxi", "env.text=null"), "env=taxi has none: set env.text"),
+            (("env=escape_room",), "env=escape_room has none: set env.text"),
+            (("env=taxi", "agent.show=[mood]"), "agent.show"),
+            (("env=taxi", "agent.history=-1"), "agent.history=-1"),
+            (("env=taxi", "play.episodes=0"), "play.episodes=0"),
+        ],
+    )
+    def test_it_says_why(self, tmp_path, overrides, message):
+        with pytest.raises(ConfigError) as error:
+            run("agent=llm_player", *overrides, f"output_root={tmp_path}")
+        assert message in str(error.value)
+        assert not any(log.stat().st_size for log in tmp_path.rglob("llm_calls.jsonl"))
+
+    def test_no_pictures_no_film(self, tmp_path, monkeypatch):
+        import gymnasium
+
+        class Silent(gymnasium.Env):
+            metadata = {"render_modes": []}
+            observation_space, action_space = gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2)
+
+        monkeypatch.setitem(
+            gymnasium.registry, "Silent-v0", gymnasium.envs.registration.EnvSpec("Silent-v0", entry_point=Silent)
+        )
+        with pytest.raises(ConfigError, match="draws no pictures"):
+            run(
+                *("env=taxi", "env.id=Silent-v0", "env.text=auto", "agent=llm_player", "play.videos=1"),
+                f"output_root={tmp_path}",
+            )

@@ -1,0 +1,85 @@
+"""The presets of conf/experiment/zero_shot: every one composes, builds, and is what its name and the page say."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import llmrl.conf
+from experiments import compose
+from llmrl.cli.compose import build_llm, build_loop, build_parts, check_values
+from llmrl.loops.play import PlayLoop
+from llmrl.players.llm_player import LLMPlayer
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(llmrl.conf.__file__).parent / "experiment" / "zero_shot"
+PRESETS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+PUBLISHED = {"blackjack_published": (None, 10, 5), "lunar_lander_published": (80, 5, 5), "taxi_published": (50, 1, 25)}
+"""Steps, episodes and exchanges of the published runs."""
+
+
+@pytest.mark.meltingpot
+@pytest.mark.parametrize("preset", PRESETS)
+def test_it_composes_and_builds(preset):
+    config = compose(f"experiment=zero_shot/{preset}")
+    check_values(config)
+    parts = build_parts(config, build_llm(config, None, check=False))
+    try:
+        loop, [agent] = build_loop(config, parts), parts.agents
+        assert isinstance(loop, PlayLoop) and isinstance(agent, LLMPlayer)
+        assert parts.env.spec.name == preset.removesuffix("_published").removesuffix("_lessons")
+        assert (agent.policy.lessons > 0) == preset.endswith("_lessons")
+        if preset in PUBLISHED:
+            assert (parts.env.spec.horizon, loop.episodes, agent.policy.history) == PUBLISHED[preset]
+            assert config["llm"]["temperature"] == 0.0 and agent.policy.asker.repair_turns == 0
+            system = agent.policy.system[0].text
+            assert "legal" not in system and '"reward" is' not in system and "\n- 0: " in system
+    finally:
+        parts.close()
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_its_file_says_what_it_is(path):
+    first, second, *_ = path.read_text().splitlines()
+    assert first == "# @package _global_" and second.startswith("# ")
+    if path.parent == FOLDER:
+        assert re.search(rf"^#   llmrl-train experiment=zero_shot/{path.stem}( |$)", path.read_text(), re.MULTILINE)
+
+
+def test_the_page_names_them_all():
+    page = (ROOT / "docs" / "zero_shot.md").read_text()
+    named = {name for group in re.findall(r"experiment=zero_shot/([\w,/]+)", page) for name in group.split(",")}
+    assert {name.removeprefix("zero_shot/") for name in named} <= set(PRESETS)
+    assert not [preset for preset in PRESETS if f"`{preset}`" not in page]
+
+
+def blocks(language):
+    page = (ROOT / "docs" / "zero_shot.md").read_text()
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+
+
+def test_the_pages_program_runs(capsys):
+    [program] = blocks("python")
+    exec(compile(program, "zero_shot.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed.count("->") == 100 and "'player/lessons': 1.0" in printed
+
+
+def test_the_pages_text_fits_its_game(tmp_path):
+    from llmrl.envs.gym.games import GameMaker
+    from llmrl.envs.texts import describer
+
+    [text] = blocks("yaml")
+    (tmp_path / "pendulum.yaml").write_text(text)
+    words = describer(str(tmp_path / "pendulum.yaml"), GameMaker("Pendulum-v1"))
+    assert words.game.goal.endswith("An episode is a success if it costs less than 300.")
+
+
+@pytest.mark.parametrize("line", [line for block in blocks("bash") for line in block.splitlines()])
+def test_the_pages_commands_compose(line):
+    words = shlex.split(line.split("  #")[0])
+    if words[0] == "llmrl-train":
+        # Of what is swept, the first of each.
+        chosen = [w if "[" in w or "," not in w else w.split(",")[0] for w in words[1:] if w != "--multirun"]
+        check_values(compose(*chosen))
