@@ -6,20 +6,32 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from llmrl.cli.build import Builder
 from llmrl.core.errors import ConfigError
-from llmrl.core.protocols import Agent, ChatModel, Loop, Meter, Proposer, Scorer, Teacher, VecEnv
+from llmrl.core.protocols import Agent, ChatModel, Controller, Loop, Meter, Proposer, Scorer, Teacher, VecEnv
 from llmrl.core.seeding import Seeds
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
-from llmrl.sweeps.hardware import Hardware
+from llmrl.sweeps.hardware import Hardware, Machine
 
 Config = Mapping[str, Any]
 
 POLICIES = ("cache", "cache_dir", "share_replies", "failures", "retry", "limits", "budget")
 """Keys of the config's `llm` that say how a model is asked; the others say which it is."""
+
+
+LoopKind = Literal["design", "search", "baseline", "learn", "play"]
+
+LOOPS: Mapping[LoopKind, str] = {
+    "design": "llmrl.loops.design.DesignLoop",
+    "search": "llmrl.loops.search.SearchLoop",
+    "baseline": "llmrl.loops.baseline.BaselineLoop",
+    "learn": "llmrl.loops.learn.LearnLoop",
+    "play": "llmrl.loops.play.PlayLoop",
+}
+"""What each kind of loop is built from, with the section of the config that has its name (`section`)."""
 
 
 @dataclass
@@ -156,11 +168,14 @@ def build_parts(
     device = _device(config)
     trusted = config["trusted_modules"]
     env_node = dict(config["env"])
+    if render is None and config["play"]["videos"]:
+        render = True
     if render is not None and "render" in env_node:
         env_node["render"] = render
     env: VecEnv = Builder({"seeds": seeds.child("env")}, trusted).build(env_node, "env")
     try:
-        governed = config["principal"].get("_target_") is not None
+        kind = loop_kind(config)
+        governed = kind == "design"
         offered = {
             "spec": env.spec,
             "device": device,
@@ -172,6 +187,7 @@ def build_parts(
         }
         if governed and env.spec.mechanism is None:
             raise ConfigError(_no_mechanism(env.spec.name))
+        offered["cores"] = worker_cores(config)
         societies = config["design"]["candidates"] if governed and not play_only else 1
         if societies > 1:
             offered["spec"] = replace(env.spec, n_envs=env.spec.games_per_group(societies))
@@ -186,8 +202,12 @@ def build_parts(
         objective = config["design"]["objective"] or env.spec.objective
         offered["spec"] = replace(env.spec, objective=objective, spending_cost=config["design"]["spending_cost"])
         if governed:
-            offered["space"] = env.spec.proposals
+            offered |= {"space": env.spec.proposals, "controller": None}
+        elif kind == "search":
+            offered |= _searched(agents[0].controller, env)
         builder = Builder({**offered, "seeds": seeds.child("principal")}, trusted)
+        if kind == "search" and not _can_search(config["principal"], builder):
+            raise ConfigError(_needs_mechanism(config["principal"]["_target_"]))
         principal = None if play_only else builder.build(config["principal"], "principal")
     except BaseException:
         env.close()
@@ -195,11 +215,30 @@ def build_parts(
     return Parts(env, agents, principal, teacher, llm, device)
 
 
-def build_loop(config: Config, parts: Parts) -> Loop:
-    """`design` where there is a principal, else `learn`."""
-    from llmrl.loops.design import DesignLoop
-    from llmrl.loops.learn import LearnLoop
+def loop_kind(config: Config) -> LoopKind:
+    """The loop that follows from the parts, before any is built.
 
+    A principal governs a game's mechanism (`design`), or proposes the parameters of an agent that is a function of
+    them (`search`). Without one, agents that learn do so (`learn`), or in a loop of their own (`baseline`).
+    """
+    agent = Builder(trusted=config["trusted_modules"]).locate(config["agent"]["_target_"], "agent")
+    if config["principal"].get("_target_") is None:
+        return "baseline" if hasattr(agent, "fit") else "learn"
+    if hasattr(agent, "fit"):
+        raise ConfigError("agent=sb3 learns in a loop of its own, and nobody proposes anything to it: principal=none")
+    return "search" if hasattr(agent, "adopt") else "design"
+
+
+def section(kind: LoopKind) -> str:
+    """The section of the config that says how long a loop goes on: a baseline has the budget of the searches."""
+    return "search" if kind == "baseline" else kind
+
+
+def build_loop(config: Config, parts: Parts) -> Loop:
+    """The loop that follows from the parts (`loop_kind`); agents that do not learn only `play`."""
+    kind = loop_kind(config)
+    if kind == "learn" and not parts.agents[0].learns:
+        kind = "play"
     injected: dict[str, Any] = {
         "env": parts.env,
         "agents": parts.agents,
@@ -207,17 +246,36 @@ def build_loop(config: Config, parts: Parts) -> Loop:
         "device": parts.device,
         "meter": parts.llm if isinstance(parts.llm, Meter) else None,
         "teacher": parts.teacher,
+        "cores": worker_cores(config),
     }
     if parts.principal is not None:
         injected["principal"] = parts.principal
-        kind, loop = "design", DesignLoop
     else:
-        kind, loop = "learn", LearnLoop  # type: ignore[assignment]
-    if kind == "learn":
         injected |= {name: config["design"][name] for name in ("objective", "spending_cost")}
-    node = {"_target_": f"{loop.__module__}.{loop.__name__}", **config[kind]}
-    built: Loop = Builder(injected).build(node, kind)
+    built: Loop = Builder(injected).build({"_target_": LOOPS[kind], **config[section(kind)]}, section(kind))
     return built
+
+
+def _searched(controller: Controller, env: VecEnv) -> dict[str, Any]:
+    """What a principal is offered that searches the parameters of `controller`, which plays in `env` as it asks for."""
+    if hasattr(env, "clip_actions"):
+        env.clip_actions = bool(getattr(controller, "clip_actions", True))
+    return {"space": controller.space, "controller": controller}
+
+
+def _can_search(principal: Config, builder: Builder) -> bool:
+    """Whether a principal takes any space, and not the mechanism of an environment only."""
+    return any(builder.needs(principal, name, "principal") for name in ("space", "controller"))
+
+
+def _needs_mechanism(principal: str) -> str:
+    works = [
+        name for name, option in options("principal").items() if option["_target_"] and _can_search(option, Builder())
+    ]
+    return (
+        f"{principal.rpartition('.')[2]} looks at what happens in a society under a mechanism and cannot search the "
+        f"parameters of a policy; use principal={', '.join(works)}"
+    )
 
 
 def _no_mechanism(env: str) -> str:
@@ -240,9 +298,6 @@ def build_hardware(config: Config) -> Hardware:
 
 def check_values(config: Config) -> None:
     """Raise ConfigError for values that no run could be built with, as far as can be told without building one."""
-    from llmrl.loops.design import DesignLoop
-    from llmrl.loops.learn import LearnLoop
-
     builder = Builder(trusted=config["trusted_modules"])
     if not isinstance(config["seed"], int) or config["seed"] < 0:
         raise ConfigError(f"seed={config['seed']!r}: a whole number >= 0 is needed")
@@ -252,14 +307,25 @@ def check_values(config: Config) -> None:
         builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
         for policy in ("retry", "limits", "budget"):
             builder.check(config["llm"][policy], f"llm.{policy}")
-    kind, loop = ("learn", LearnLoop) if config["principal"].get("_target_") is None else ("design", DesignLoop)
-    builder.check({"_target_": f"{loop.__module__}.{loop.__name__}", **config[kind]}, kind)
+    kind = loop_kind(config)
+    # Whether an agent learns is known when it is built.
+    for each in ("learn", "play") if kind == "learn" else (kind,):
+        builder.check({"_target_": LOOPS[each], **config[section(each)]}, section(each))
 
 
 def game_processes(config: Config) -> int:
     """Processes beside the run's own that its games keep busy."""
     env = Builder(trusted=config["trusted_modules"]).locate(config["env"]["_target_"], "env")
     return int(config["env"].get("n_envs", 1)) if getattr(env, "game_per_process", False) else 0
+
+
+def worker_cores(config: Config) -> int:
+    """Cores for worker processes that play whole episodes: the run's, or else its share of the machine's."""
+    hardware = build_hardware(config)
+    if hardware.cores is not None:
+        return hardware.cores
+    mine = Machine.this().cores
+    return max(1, mine // (hardware.parallel or mine))
 
 
 def _device(config: Config) -> str:

@@ -9,6 +9,7 @@ from llmrl.cli.compose import Parts
 from llmrl.core.errors import LLMError
 from llmrl.core.protocols import Loop
 from llmrl.core.records import CallEstimate
+from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
 
@@ -19,7 +20,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     rows = [
         (
             "env",
-            f"{spec.name}: {spec.n_envs} games x {spec.n_agents} agents, {spec.n_actions} actions, "
+            f"{spec.name}: {spec.n_envs} games x {spec.n_agents} agents, {_actions(spec)}, "
             f"horizon {spec.horizon or 'set by the engine'}",
         ),
         *(
@@ -42,6 +43,12 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
         rows += calls(estimate, parts.llm)
     rows.append(("hardware", f"{config['hardware']['device']}, threads {config['hardware']['threads'] or 'default'}"))
     return rows
+
+
+def _actions(spec: EnvSpec) -> str:
+    if spec.numbers is None:
+        return f"{spec.n_actions} actions"
+    return f"actions of {spec.numbers.dim} {'whole ' if spec.numbers.whole else ''}numbers"
 
 
 def calls(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,25 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.limits import UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
-from llmrl.llms import scripted_particles, scripted_planner, scripted_principal, scripted_schema
+from llmrl.llms import (
+    scripted_particles,
+    scripted_planner,
+    scripted_player,
+    scripted_principal,
+    scripted_schema,
+    scripted_search,
+)
 from llmrl.llms.provider import Provider, estimate_tokens
 
 logger = logging.getLogger(__name__)
 
-Replier = Callable[[str], str | None]
-"""From the first user message to a reply in the format it asks for; None if it belongs to another task."""
+Replier = Callable[[Sequence[Mapping[str, str]]], str | None]
+"""From a conversation to a reply in the format it asks for; None if it belongs to another task."""
+
+
+def _by_first(rule: Callable[[str], str | None]) -> Replier:
+    """A replier that looks at the first user message alone."""
+    return lambda messages: rule(next(message["content"] for message in messages if message["role"] == "user"))
 
 
 def _check_reply(prompt: str) -> str | None:
@@ -29,10 +41,12 @@ def _check_reply(prompt: str) -> str | None:
 
 
 REPLIERS: dict[str, Replier] = {
-    "principal": scripted_principal.reply,
-    "teacher in particle worlds": scripted_particles.reply,
-    "teacher": scripted_planner.reply,
-    "connection test": _check_reply,
+    "player": scripted_player.reply,
+    "principal": _by_first(scripted_principal.reply),
+    "policy search": scripted_search.reply,
+    "teacher in particle worlds": _by_first(scripted_particles.reply),
+    "teacher": _by_first(scripted_planner.reply),
+    "connection test": _by_first(_check_reply),
 }
 """One per task; a structured question of any other task gets a draw from its schema (`scripted_schema`)."""
 
@@ -120,9 +134,8 @@ class ScriptedChat(Provider):
 
 
 def _answer(request: ChatRequest) -> str:
-    prompt = next(message["content"] for message in request.messages if message["role"] == "user")
     for replier in REPLIERS.values():
-        reply = replier(prompt)
+        reply = replier(request.messages)
         if reply is not None:
             return reply
     if request.schema is not None:
@@ -141,7 +154,7 @@ def _out_of_range(text: str) -> str:
 
 
 _SPOIL: dict[str, Callable[[str], str]] = {
-    "malformed": lambda text: "Sure! Here is what I would do: " + re.sub(r"[{}$\"]", "", text),
+    "malformed": lambda text: "Sure! Here is what I would do: " + re.sub(r"[{}\[\]$\"]", "", text),
     "out_of_range": _out_of_range,
     "empty": lambda text: "",
     "truncated": lambda text: text[: len(text) // 2],

@@ -14,6 +14,7 @@ from annotated_types import Ge
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
+from llmrl.principals.unit import from_unit, to_unit
 
 Population = Annotated[int, Ge(4)]
 
@@ -43,12 +44,14 @@ class _Context:
     Attributes:
         at_once: proposals of the first `ask`; 0 before it.
         asked: candidates handed out.
+        pending: those of the last `ask` as they were drawn, [n, d] in the unit cube.
         vectors, values: all that was told, in order; vectors in the unit cube.
         used: how many of them the search has been updated with.
     """
 
     at_once: int = 0
     asked: int = 0
+    pending: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     vectors: list[np.ndarray] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     used: int = 0
@@ -63,6 +66,9 @@ class EvolutionPrincipal(ABC):
     A generation is over when as many candidates were told as the population has, and what is told beyond that counts
     towards the next. A population is therefore a multiple of the number of proposals that are tried at once: all its
     candidates then come from one distribution, and none is wasted.
+
+    What a search learns of a candidate is where it was drawn, also where it was rounded before it was tried: else a
+    search of whole numbers would take the distance between two of them for its own spread.
 
     A candidate's random numbers are addressed by its place among those asked in its context, so the state is what was
     told: a restored search learns it again, generation by generation.
@@ -86,16 +92,17 @@ class EvolutionPrincipal(ABC):
         seeds = self.seeds.child(row).child("candidate")
         unit = np.stack([own.search.sample(seeds.integer(own.asked + i)) for i in range(n)])
         own.asked += n
-        low, high = self.space.low, self.space.high
-        vectors: np.ndarray = np.clip(low + unit * (high - low), low, high)
-        return vectors
+        own.pending = unit
+        return from_unit(self.space, unit)
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Metrics, of the context: generation (updates made), spread (standard deviation of the candidates of the last
         whole generation, as a share of the range, mean over numbers; from the second generation on)."""
-        low, high = self.space.low, self.space.high
         own = self.contexts[self.space.row(outcomes[0].context)]
-        own.vectors += [(outcome.vector - low) / (high - low) for outcome in outcomes]
+        told = np.array([outcome.vector for outcome in outcomes])
+        # What was not asked for last stands for itself.
+        asked = len(told) == len(own.pending) and np.array_equal(told, from_unit(self.space, own.pending))
+        own.vectors += list(own.pending if asked else to_unit(self.space, told))
         own.values += [outcome.value for outcome in outcomes]
         _learn(own)
         metrics = {"principal/generation": float(own.generations)}
@@ -107,6 +114,7 @@ class EvolutionPrincipal(ABC):
                 {
                     "at_once": own.at_once,
                     "asked": own.asked,
+                    "pending": own.pending.copy(),
                     "vectors": np.array(own.vectors).reshape(-1, self.space.dim),
                     "values": np.array(own.values),
                 }
@@ -117,7 +125,8 @@ class EvolutionPrincipal(ABC):
     def load_state_dict(self, state: State) -> None:
         self.contexts = []
         for row, saved in enumerate(state["contexts"]):
-            own = _Context(saved["at_once"], saved["asked"], list(saved["vectors"]), saved["values"].tolist())
+            pending, values = np.array(saved["pending"]), saved["values"].tolist()
+            own = _Context(saved["at_once"], saved["asked"], pending, list(saved["vectors"]), values)
             if own.at_once:
                 own.search = self._start(row, own.at_once)
                 _learn(own)

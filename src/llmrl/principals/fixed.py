@@ -20,10 +20,12 @@ class FixedPrincipal:
         contexts: a list like `values` for each context, in the order of `space.contexts`; instead of `values`.
 
     Raises:
-        ConfigError: a wrong count of numbers or lists, a number out of bounds, or both `values` and `contexts` given.
+        ConfigError: a wrong count of numbers or lists, a number out of bounds or with more decimals than it may have,
+            or both `values` and `contexts` given.
     """
 
     parallel = True
+    learns_from_others = True
 
     def __init__(
         self, space: ParameterSpace, values: list[float] | None = None, contexts: list[list[float]] | None = None
@@ -41,6 +43,13 @@ class FixedPrincipal:
         else:
             vector = space.low if values is None else space.check(values)
             self.table = np.tile(vector, (space.n_rows, 1))
+        off = np.argwhere(np.abs(space.rounded(self.table) - self.table) > 1e-9)
+        if len(off):
+            row, i = off[0].tolist()
+            raise ConfigError(
+                f"principal.values: {space.names[i]}={self.table[row, i]:g} has more decimals than "
+                f"{space.parameters[i].decimals}; round it, or let numbers have more (agent.decimals=null)"
+            )
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         return np.tile(self.table[self.space.row(context)], (n, 1))

@@ -13,6 +13,7 @@ from llmrl.core.limits import PositiveFloat, PositiveInt
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
+from llmrl.principals.unit import from_unit, to_unit
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +57,7 @@ class GaussianProcessPrincipal:
     """
 
     parallel = True
+    learns_from_others = True
 
     def __init__(
         self,
@@ -85,17 +87,14 @@ class GaussianProcessPrincipal:
         else:
             unit, self.facts = self._promising(row, n)
         self.asked[row] += n
-        low, high = self.space.low, self.space.high
-        vectors: np.ndarray = np.clip(low + unit * (high - low), low, high)
-        return vectors
+        return from_unit(self.space, unit)
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Metrics, once there is a model: predicted (its mean for the vectors, before they were tried), noise (its
         standard deviation of an outcome), both in units of the objective."""
-        low, high = self.space.low, self.space.high
         for outcome in outcomes:
             self.rows.append(self.space.row(outcome.context))
-            self.vectors.append((outcome.vector - low) / (high - low))
+            self.vectors.append(to_unit(self.space, outcome.vector))
             self.values.append(outcome.value)
         return {f"principal/{name}": value for name, value in self.facts.items()}
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import ParameterSpace
+from llmrl.principals.unit import counts
 
 FINE = {3: 21, 5: 6}
 """Points a number by dimension in the published epsilon-greedy principal: 9261 and 7776 arms."""
@@ -22,10 +23,10 @@ class ActionGrid:
     """Arms 0 .. points^d - 1 of an evenly spaced grid over the box of a space, both bounds included.
 
     An arm's digits in base `points` are its coordinates, the first the most significant: arm 1 differs from arm 0 in
-    the last coordinate. The grid itself is never held in memory.
+    the last coordinate. The grid itself is never held in memory. Numbers are rounded as the space asks.
 
     Raises:
-        ConfigError: fewer than 2 points, or more arms than a table can hold.
+        ConfigError: fewer than 2 points, more than a number has values, or more arms than a table can hold.
     """
 
     def __init__(self, space: ParameterSpace, points: int) -> None:
@@ -35,10 +36,17 @@ class ActionGrid:
         if points < 2:
             raise ConfigError(f"principal.points must be at least 2 (both bounds), got {points}")
         if self.n_arms > MOST_ARMS:
+            most = largest_points(space.dim, MOST_ARMS)
+            fewer = f"set principal.points to {most} or less, or " if most >= 2 else ""
             raise ConfigError(
-                f"principal.points={points} gives {self.n_arms:,} arms for the {space.dim} numbers of "
-                f"{space.name}; at most {MOST_ARMS:,} fit a table: set principal.points to "
-                f"{largest_points(space.dim, MOST_ARMS)} or less, or choose a principal without a grid (llm)"
+                f"principal.points={points} gives {self.n_arms:,} arms for the {space.dim} numbers of {space.name}; at "
+                f"most {MOST_ARMS:,} fit a table: {fewer}choose a principal without a grid (cem, cmaes, gp, llm)"
+            )
+        fewest = counts(space).min()
+        if points > fewest:
+            raise ConfigError(
+                f"principal.points={points}: a number of {space.name} has only {fewest:g} values; set principal.points "
+                f"to {fewest:g} or less"
             )
 
     def vector(self, arm: int) -> np.ndarray:
@@ -47,7 +55,7 @@ class ActionGrid:
         low, high = self.space.low, self.space.high
         # Weighted so that the last point is the upper bound itself, not a rounding error beside it.
         weight = digits / (self.points - 1)
-        return low * (1.0 - weight) + high * weight
+        return self.space.rounded(low * (1.0 - weight) + high * weight)
 
     def arm(self, vector: np.ndarray) -> int:
         """The arm at `vector`.
@@ -57,17 +65,22 @@ class ActionGrid:
         """
         low, high = self.space.low, self.space.high
         exact = (np.asarray(vector, dtype=np.float64) - low) / (high - low) * (self.points - 1)
-        digits = np.rint(exact)
-        if np.any(np.abs(exact - digits) > 1e-6) or np.any((digits < 0) | (digits >= self.points)):
+        digits = np.clip(np.rint(exact), 0, self.points - 1).astype(np.int64)
+        arm = int(np.ravel_multi_index(tuple(digits), self.shape))
+        if np.any(np.abs(self.vector(arm) - vector) > 1e-6 * (high - low)):
             raise ValueError(f"{np.asarray(vector).tolist()} is not on the grid of {self.points} points a number")
-        return int(np.ravel_multi_index(tuple(digits.astype(np.int64)), self.shape))
+        return arm
 
 
 def default_points(space: ParameterSpace, published: Mapping[int, int]) -> int:
     """The published number of points for the space's dimension.
 
     For a dimension that was not published: as many as give no more arms than the largest published grid, at most 101.
+    Of whole numbers that have k values each: k, as what is between two of them says nothing of either.
     """
+    values = counts(space)
+    if all(p.decimals == 0 for p in space.parameters) and (values == values[0]).all():
+        return int(values[0])
     if space.dim in published:
         return published[space.dim]
     arms = max(points**dim for dim, points in published.items())

@@ -11,7 +11,7 @@ import numpy as np
 from llmrl.core.records import Outcome, State
 from llmrl.core.spaces import EnvSpec
 
-Policy = Literal["all", "last", "best", "chain"]
+Policy = Literal["all", "last", "best", "chain", "best_and_last"]
 Contexts = Literal["all", "own"]
 Record = dict[str, Any]
 
@@ -51,26 +51,30 @@ class History:
             self.records.append(identity | self._record(outcome))
 
     def select(
-        self, policy: Policy, window: int, contexts: Contexts = "all", present: str | None = None
+        self,
+        policy: Policy,
+        window: int,
+        contexts: Contexts = "all",
+        present: str | None = None,
+        newest: int = 0,
     ) -> list[Record]:
         """The records to show, oldest first, of all contexts or only of the `present` one.
 
-        Of each context `all`, the `last` `window` or the `window` with the highest payoffs (`best`), or the `chain` of
-        the best so far: what beat every proposal of the generations before it, and the whole newest generation.
+        Of each context `all`, the `last` `window` or the `window` with the highest payoffs (`best`), these and the
+        `newest` last ones (`best_and_last`), or the `chain` of the best so far: what beat every proposal of the
+        generations before it, and the whole newest generation.
         """
         named = [present] if contexts == "own" else list({record["context"] for record in self.records})
-        shown = [record for context in named for record in self._of_context(policy, window, context)]
+        shown = [record for context in named for record in self._of_context(policy, window, newest, context)]
         return sorted(shown, key=_index)
 
     def trim(self, records: list[Record], policy: Policy, n: int) -> list[Record]:
         """The `n` records worth most to a reader who cannot take all, oldest first.
 
-        The newest ones for `last` and the best for `best`; for `all` and `chain` the best half of them, and the newest
-        of the rest. Of a chain that leaves its newest links, as each is better than the one before, and the newest
-        generation.
+        The newest ones for `last` and the best for `best`; else the best half of them, and the newest of the rest. Of a
+        chain that leaves its newest links, as each is better than the one before, and the newest generation.
         """
-        half = -(-n // 2)
-        n_best = {"all": half, "chain": half, "best": n, "last": 0}[policy]
+        n_best = {"best": n, "last": 0}.get(policy, -(-n // 2))
         # The sort is stable: of equal payoffs the earlier ones stay.
         kept = {record["index"] for record in sorted(records, key=_falling)[:n_best]}
         rest = [record["index"] for record in records if record["index"] not in kept]
@@ -100,10 +104,13 @@ class History:
     def load_state_dict(self, state: State) -> None:
         self.records = [dict(record) for record in state["records"]]
 
-    def _of_context(self, policy: Policy, window: int, context: str | None) -> list[Record]:
+    def _of_context(self, policy: Policy, window: int, newest: int, context: str | None) -> list[Record]:
         own = self.in_context(context)
         if policy == "best":
             return sorted(own, key=_falling)[:window]
+        if policy == "best_and_last":
+            cut = max(len(own) - newest, 0)
+            return sorted(own[:cut], key=_falling)[:window] + own[cut:]
         if policy == "last":
             return own[-window:]
         return _chain(own) if policy == "chain" else own

@@ -2,48 +2,54 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeInt, PositiveInt
-from llmrl.core.protocols import ChatModel
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
+from llmrl.core.protocols import ChatModel, Controller
 from llmrl.core.records import CallEstimate, Outcome, State
-from llmrl.core.spaces import EnvSpec, ParameterSpace
+from llmrl.core.spaces import EnvSpec
 from llmrl.llms.asking import Asker
-from llmrl.llms.prompts import Prompt, Prompts
+from llmrl.llms.prompts import Prompt
 from llmrl.llms.provider import estimate_tokens
-from llmrl.llms.structured import InvalidReply, json_schema, parse_dollar, parse_json
+from llmrl.llms.structured import InvalidReply
 from llmrl.principals.history import Contexts, History, Policy, Record
+from llmrl.principals.mechanism_questions import FAMILY, FOLDER, MechanismQuestions
+from llmrl.principals.policy_questions import PolicyQuestions, Reply, Rows
+from llmrl.principals.questions import Asked, Hints, Questions, first_faults, refuse_for_mechanism
+from llmrl.principals.reading import Reading
+
+__all__ = ["FAMILY", "FOLDER", "LLMPrincipal"]
 
 logger = logging.getLogger(__name__)
 
-FAMILY = "principal"
-FOLDER = Path(__file__).with_name("prompts")
-
 REPLY_TOKENS = 150
-"""Tokens of a typical reply, three sentences and a few numbers, that estimates of cost count with."""
+"""Tokens of a typical reply, three sentences and a few numbers, that estimates of cost count with, and"""
+NUMBER_TOKENS = 4
+"""of each number beyond the first ten."""
 PAYOFF_SHOWN = 123.456
 """What estimates put where a history will hold a number that is not known yet."""
 
 
 class LLMPrincipal:
-    """Asks a chat model for the next vector: the game, the numbers, the payoff and what was tried so far, in words.
+    """Asks a chat model for the next vector, telling it what is to be set, what for, and what was tried so far.
 
-    After the LLM principal of "Large Legislative Models" (arXiv 2410.08345), whose prompts were not released: these
-    are our own.
+    It sets the numbers of a mechanism (after the LLM principal of "Large Legislative Models", arXiv 2410.08345, whose
+    prompts were not released), or the parameters of a policy (after "Prompted Policy Search", arXiv 2511.21928). The
+    prompts are our own.
 
-    Each generation is one conversation. A reply must hold the numbers as JSON or, failing that, between dollar signs.
-    An invalid or out-of-bounds reply is shown back with what is wrong, up to `repair_turns` times; then the best vector
-    of this context so far is proposed again (the middle of the bounds if there is none), and counted.
+    Each step is one conversation. A reply must hold all numbers; in which forms, `MechanismQuestions` and
+    `read_numbers` tell. An invalid one is shown back with what is wrong, up to `repair_turns` times; then `fallback`
+    decides, and it is counted.
 
-    Several proposals of a generation are asked for in as many questions at once, each of which says which of them it is
-    for; with one proposal the question says nothing of that.
+    Several proposals of a step are asked for in as many questions at once, each of which says which of them it is for;
+    or, `together`, in one question whose reply holds all of them.
 
     If the whole history does not fit into the model's context window, the question holds the records that
     `History.trim` keeps, and says so.
@@ -52,107 +58,201 @@ class LLMPrincipal:
         spec: the environment.
         llm: the chat model.
         prompt_folder: a user's own prompts; None: there are none.
-        prompt: name of the prompt, one of `prompts/`; None takes the environment's own, or `generic`.
-        history: which proposals are shown of each context: `all`, the `last` or `best` ones, or the `chain` of the best
-            so far (see `History.select`).
-        window: how many, for `last` and `best`.
+        controller: the policy whose parameters are searched; None: a mechanism's numbers are set.
+        prompt: name of the prompt. Of a mechanism one of `prompts/`, None takes the environment's own or `generic`; of
+            a policy `numeric` or `described`, None is `described`.
+        history: which proposals are shown of each context: `all`, the `last` or `best` ones, the `best_and_last`, or
+            the `chain` of the best so far (see `History.select`).
+        window: how many, for `last`, `best` and the best of `best_and_last`.
+        newest: how many of the last ones, for `best_and_last`.
         contexts: show the proposals of `all` contexts, or only those of the present one (`own`).
-        observations: show what happened in the game beside each payoff.
+        observations: show what happened in the game beside each payoff; None: of a mechanism, yes, of a policy, no.
         repair_turns: chances to correct an invalid reply.
+        fallback: where none is valid, propose the `best` vector of this context so far or the `last` one again (the
+            middle of the bounds if there is none), or `stop` the run.
+        out_of_range: a number out of bounds makes a reply invalid (`reask`), is put inside them (`clamp`), or is tried
+            as it is (`accept`; of a policy only, and published).
+        duplicates: a proposal made before makes a reply invalid (`reask`) or is tried once more (`accept`); None: of a
+            mechanism, accept, of a policy, reask.
+        together: ask for all proposals of a step in one question. Of a policy only, like the next four.
+        rows: see `PolicyQuestions`; None is compact.
+        reply: see `PolicyQuestions`; None is json.
+        count_from: number of the first iteration in the prompt, 0 or 1; None is 1.
+        told_iterations: how many there are to be, in the prompt; None: as many as there are.
+        step_size, optimum: see `Hints`.
+
+    Attributes:
+        reasons: why the vectors of the last `ask` were proposed, in the model's words; "" where it gave no reason.
 
     Raises:
-        ConfigError: no chat model, no mechanism, or no such prompt.
-        LLMError: (from `ask`) the model could not be reached.
+        ConfigError: no chat model, no mechanism, no such prompt, or a setting of the other kind of search.
+        LLMError: (from `ask`) the model could not be reached; no reply was valid and `fallback` is `stop`.
     """
 
     parallel = True
+    learns_from_others = True
 
     def __init__(
         self,
         spec: EnvSpec,
         llm: ChatModel | None,
         prompt_folder: Path | None = None,
+        controller: Controller | None = None,
         prompt: str | None = None,
         history: Policy = "all",
         window: PositiveInt = 50,
+        newest: NonNegativeInt = 10,
         contexts: Contexts = "all",
-        observations: bool = True,
+        observations: bool | None = None,
         repair_turns: NonNegativeInt = 1,
+        fallback: Literal["best", "last", "stop"] = "best",
+        out_of_range: Literal["reask", "clamp", "accept"] = "reask",
+        duplicates: Literal["reask", "accept"] | None = None,
+        together: bool = False,
+        rows: Rows | None = None,
+        reply: Reply | None = None,
+        count_from: NonNegativeInt | None = None,
+        told_iterations: PositiveInt | None = None,
+        step_size: NonNegativeFloat | None = None,
+        optimum: float | None = None,
     ) -> None:
-        self.mechanism = spec.proposals
         if llm is None:
             raise ConfigError(
                 "principal=llm needs a chat model, and llm=none is none: choose llm=gpt4o, gpt4o_mini, claude, gemini "
                 "(each with a key in the environment), ollama, openai_compatible, or scripted (offline, fixed rules)."
             )
-        self.spec, self.llm = spec, llm
-        self.prompts = Prompts(FAMILY, FOLDER, prompt_folder)
-        self.prompt = self._prompt_name(prompt)
-        self.policy, self.window, self.contexts = history, window, contexts
-        self.observations, self.repair_turns = observations, repair_turns
+        hints = Hints(step_size, optimum)
+        self.reask_duplicates = (duplicates or ("accept" if controller is None else "reask")) == "reask"
+        if controller is None:
+            only: dict[str, Any] = {
+                "together": together or None,
+                "rows": rows,
+                "reply": reply,
+                "count_from": count_from,
+            }
+            only |= {"told_iterations": told_iterations, "out_of_range": "accept" if out_of_range == "accept" else None}
+            refuse_for_mechanism(only)
+            shown = True if observations is None else observations
+            self.questions: Questions = MechanismQuestions(spec, prompt, prompt_folder, shown, hints)
+        else:
+            self.questions = PolicyQuestions(
+                spec,
+                controller,
+                prompt,
+                prompt_folder,
+                bool(observations),
+                hints,
+                rows or "compact",
+                reply or "json",
+                1 if count_from is None else count_from,
+                told_iterations,
+                self.reask_duplicates,
+            )
+        self.spec, self.llm, self.space = spec, llm, self.questions.space
+        self.policy, self.window, self.newest, self.contexts = history, window, newest, contexts
+        self.repair_turns, self.fallback, self.out_of_range = repair_turns, fallback, out_of_range
+        self.together = together
         self.history = History(spec)
-        self.reply_model = _reply_model(self.mechanism)
-        schema = json_schema(self.reply_model)
-        self.asker = Asker(llm, FAMILY, self.parse, self._repair, schema, repair_turns)
+        self.tried: set[tuple[float, ...]] = set()
+        self.iteration = 0  # questions answered
+        self.counters = {"moved_numbers": 0, "repeated_proposals": 0}
+        self.reasons: list[str] = []
+        self.in_reply = 1  # vectors that the replies asked for last were to hold
+        self.asker = self._new_asker()
+
+    def expect(self, iterations: int, episodes: int) -> None:
+        """What the loop is going to do: so many iterations, with so many episodes a proposal."""
+        if isinstance(self.questions, PolicyQuestions):
+            self.questions.iterations, self.questions.episodes = iterations, episodes
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        row = self.mechanism.row(context)
+        row = self.space.row(context)
         name = self.spec.contexts[row] if self.spec.contexts else None
-        replies = self.asker.ask([self.question(name, k, n) for k in range(1, n + 1)])
-        return np.stack([self._valid(vector, name, k) for k, vector in enumerate(replies, 1)])
+        self.in_reply = n if self.together else 1
+        self.asker.schema = self.questions.schema(self.in_reply)
+        readings = self.asker.ask([self.question(name, k, n) for k in range(1, n // self.in_reply + 1)])
+        answers = [self._valid(reading, name, k) for k, reading in enumerate(readings, 1)]
+        vectors = np.concatenate([answer.vectors for answer in answers])
+        self.reasons = [answer.reasoning for answer in answers for _ in answer.vectors]
+        self.counters["moved_numbers"] += sum(answer.moved for answer in answers)
+        self.counters["repeated_proposals"] += sum(_key(vector) in self.tried for vector in vectors)
+        self.iteration += 1
+        return vectors
 
-    def _valid(self, vector: np.ndarray | None, context: str | None, proposal: int) -> np.ndarray:
-        """`vector`, or what is proposed where no reply was valid."""
-        if vector is not None:
-            return vector
-        best = self.history.best(context)
-        vector = (self.mechanism.low + self.mechanism.high) / 2 if best is None else best
-        place = (self.history.generations + 1, proposal)
+    def _valid(self, reading: Reading | None, context: str | None, question: int) -> Reading:
+        """`reading`, or what is proposed where no reply was valid."""
+        if reading is not None:
+            return reading
+        place = (self.history.generations + 1, question)
+        if self.fallback == "stop":
+            raise LLMError(
+                f"no valid reply for step {place[0]}, question {question}, in {self.repair_turns + 1} turns, and "
+                "principal.fallback=stop ends the run; set principal.fallback=best to go on"
+            )
+        own = self.history.in_context(context)
+        best = self.history.best(context) if self.fallback == "best" or not own else np.array(own[-1]["vector"])
+        vector = self.space.rounded((self.space.low + self.space.high) / 2) if best is None else best
         logger.warning("no valid reply for generation %d, proposal %d; proposing %s", *place, vector.tolist())
-        return vector
+        return Reading(np.tile(vector, (self.in_reply, 1)))
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Metrics: those of `Asker`, counted since the start of the run."""
-        self.history.add(outcomes)
-        return self.asker.metrics()
+        """Learn outcomes, of its own proposals or of others'.
 
-    def estimate(self, steps: int, n: int) -> CallEstimate:
-        """What `steps` generations of `n` proposals may take, from the prompts they would be asked with."""
-        future = LLMPrincipal(
-            self.spec,
-            self.llm,
-            None,
-            None,
-            self.policy,
-            self.window,
-            self.contexts,
-            self.observations,
-            self.repair_turns,
-        )
-        future.prompts, future.prompt = self.prompts, self.prompt
+        Metrics, counted since the start of the run: those of `Asker`, and llm/moved_numbers (put inside the bounds),
+        llm/repeated_proposals (made before).
+        """
+        self.history.add(outcomes)
+        self.tried |= {_key(outcome.vector) for outcome in outcomes}
+        return self.asker.metrics() | {f"llm/{name}": float(count) for name, count in self.counters.items()}
+
+    def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
+        """What `steps` steps of `n` proposals may take, from the prompts they would be asked with; `known` outcomes are
+        told before the first."""
+        future = copy.copy(self)
+        future.history, future.tried, future.iteration = History(self.spec), set(), 0
+        future.asker = self._new_asker()
+        if known:
+            future.history.add([self._typical_outcome(0)] * known)
         # The prompt grows about evenly between these moments.
         moments = sorted({0, 1, *(steps * i // 8 for i in range(9))} & set(range(steps)))
         context = self.spec.contexts[0] if self.spec.contexts else None
         tokens = []
         for moment in moments:
-            while future.history.generations < moment:
-                future.history.add([self._typical_outcome(future.history.generations)] * n)
+            while future.iteration < moment:
+                future.history.add([self._typical_outcome(future.iteration)] * n)
+                future.iteration += 1
             tokens.append(estimate_tokens(future.question(context, n, n).text))
-        calls = steps * n
-        prompt_tokens = n * int(np.interp(np.arange(steps), moments, tokens).sum())
-        return CallEstimate(calls, calls * (1 + self.repair_turns), prompt_tokens, calls * REPLY_TOKENS)
+        calls = steps if self.together else steps * n
+        prompt_tokens = calls // steps * int(np.interp(np.arange(steps), moments, tokens).sum())
+        reply = REPLY_TOKENS + NUMBER_TOKENS * (max(0, self.space.dim - 10) + (steps * n // calls - 1) * self.space.dim)
+        return CallEstimate(calls, calls * (1 + self.repair_turns), prompt_tokens, calls * reply)
 
     def state_dict(self) -> State:
-        return {"history": self.history.state_dict(), "asker": self.asker.state_dict()}
+        return {
+            "history": self.history.state_dict(),
+            "asker": self.asker.state_dict(),
+            "iteration": self.iteration,
+            "counters": dict(self.counters),
+        }
 
     def load_state_dict(self, state: State) -> None:
         self.history.load_state_dict(state["history"])
         self.asker.load_state_dict(state["asker"])
+        self.iteration, self.counters = state["iteration"], dict(state["counters"])
+        self.tried = {_key(record["vector"]) for record in self.history.records}
 
     def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt:
-        """The question for one of the next generation's proposals, number `proposal` from 1."""
-        selected = self.history.select(self.policy, self.window, self.contexts, context)
+        """The question for one of the next step's proposals, number `proposal` from 1."""
+        selected = self.history.select(self.policy, self.window, self.contexts, context, self.newest)
         return self.asker.fit(lambda n: self._render(context, selected, n, proposal, proposals), len(selected))
+
+    def _render(
+        self, context: str | None, selected: list[Record], n: int, proposal: int = 1, proposals: int = 1
+    ) -> Prompt:
+        """With `n` of the `selected` records."""
+        asked = Asked(context, proposal, proposals, proposals if self.together else 1, self.iteration)
+        shown = self.history.trim(selected, self.policy, n)
+        return self.questions.render(asked, self.history, shown, self._selection(context, selected, n))
 
     def _selection(self, context: str | None, selected: list[Record], n: int) -> str | None:
         """What is left out of the history that shows `n` of the `selected` records, in words; None: nothing is."""
@@ -167,37 +267,12 @@ class LLMPrincipal:
             each = here or (" of each context" if self.spec.contexts else "")
             if self.policy == "chain":
                 return f"Shown are the proposals{each} that were better than all before them, and the newest."
+            if self.policy == "best_and_last":
+                return f"Shown are the {self.newest} newest proposals{each} and the {self.window} best of the others."
             return f"Shown are the {self.window} {'newest' if self.policy == 'last' else 'best'} proposals{each}."
         if not available and made:
             return "None of them was made in this context, so none is shown."
         return f"Shown are the proposals{here}." if available < made else None
-
-    def _render(
-        self, context: str | None, selected: list[Record], n: int, proposal: int = 1, proposals: int = 1
-    ) -> Prompt:
-        """With `n` of the `selected` records."""
-        return self.prompts.render(
-            self.prompt,
-            name=self.spec.name,
-            n_agents=self.spec.n_agents,
-            horizon=self.spec.horizon,
-            actions=self.spec.action_names,
-            objective=self.spec.objective,
-            spending_cost=self.spec.spending_cost,
-            mechanism=self.mechanism.name,
-            parameters=self.mechanism.parameters,
-            contexts=self.spec.contexts,
-            context=context,
-            numbers_seen="mechanism" in self.spec.observation,
-            generation=self.history.generations + 1,
-            proposal=proposal,
-            proposals=proposals,
-            made=len(self.history.records),
-            made_here=len(self.history.in_context(context)),
-            history=[self._line(record) for record in self.history.trim(selected, self.policy, n)],
-            measures=self.history.measures() if self.observations else [],
-            selection=self._selection(context, selected, n),
-        )
 
     def parse(self, text: str) -> np.ndarray:
         """The vector in a reply, [d], inside the bounds.
@@ -205,44 +280,43 @@ class LLMPrincipal:
         Raises:
             InvalidReply: there is none, or a number is out of bounds.
         """
-        try:
-            reply = parse_json(text, self.reply_model)
-        except InvalidReply as fault:
-            if "{" in text and "$" not in text:
-                raise
+        vector: np.ndarray = self.read(text).vectors[0]
+        return vector
+
+    def read(self, text: str) -> Reading:
+        """The vectors in a reply (`in_reply` of them) as they will be tried.
+
+        Raises:
+            InvalidReply: there are none, a number is out of bounds, or a vector was tried before.
+        """
+        reading = self.questions.read(text, self.in_reply)
+        vectors = reading.vectors
+        outside = int(((vectors < self.space.low) | (vectors > self.space.high)).sum())
+        if self.out_of_range == "reask":
             try:
-                values = parse_dollar(text, self.mechanism.dim)
-            except InvalidReply as other:
-                raise InvalidReply(f"{fault}; {other}") from None
-        else:
-            values = np.array([getattr(reply, _field(i)) for i in range(self.mechanism.dim)])
-        try:
-            return self.mechanism.check(values)
-        except ConfigError as error:
-            raise InvalidReply(str(error)) from None
+                self.space.check(vectors)
+            except ConfigError as error:
+                raise InvalidReply(first_faults(str(error))) from None
+        vectors = self.space.rounded(vectors, clip=self.out_of_range != "accept")
+        if self.reask_duplicates:
+            self._check_fresh(vectors)
+        return Reading(vectors, reading.reasoning, outside if self.out_of_range == "clamp" else 0)
+
+    def _check_fresh(self, vectors: np.ndarray) -> None:
+        seen = set(self.tried)
+        for i, vector in enumerate(vectors):
+            if _key(vector) in seen:
+                which = "these numbers were" if len(vectors) == 1 else f"list {i + 1} was"
+                raise InvalidReply(f"{which} proposed already: propose something that was not tried")
+            seen.add(_key(vector))
 
     def _repair(self, fault: str) -> Prompt:
-        return self.prompts.render("_repair", fault=fault, parameters=self.mechanism.parameters)
+        return self.questions.repair(fault, self.in_reply)
 
-    def _line(self, record: Record) -> Record:
-        """A record as the history template takes it."""
-        line = {
-            **record,
-            "values": list(zip(self.mechanism.names, record["vector"], strict=True)),
-            "curves": list(record["curves"].items()),
-            "summaries": list(record["summaries"].items()),
-        }
-        return line if self.observations else {**line, "curves": [], "summaries": [], "returns": []}
-
-    def _prompt_name(self, prompt: str | None) -> str:
-        known = self.prompts.names
-        if prompt is None:
-            return self.spec.name if self.spec.name in known else "generic"
-        if prompt not in known:
-            raise ConfigError(
-                f"principal.prompt={prompt} does not exist; there are {', '.join(known)}, or null for env's own"
-            )
-        return prompt
+    def _new_asker(self) -> Asker[Reading]:
+        return Asker(
+            self.llm, self.questions.purpose, self.read, self._repair, self.questions.schema(1), self.repair_turns
+        )
 
     def _typical_outcome(self, generation: int) -> Outcome:
         """An outcome with as many numbers as a real one, for estimates; a new best of its context now and then."""
@@ -250,8 +324,9 @@ class LLMPrincipal:
         contexts = max(len(self.spec.contexts), 1)
         # Of t random payoffs about log t are the highest so far.
         payoff = PAYOFF_SHOWN + (generation // contexts + 1).bit_length()
+        low, high = self.space.low, self.space.high
         return Outcome(
-            vector=self.mechanism.low + (self.mechanism.high - self.mechanism.low) * 0.12345,
+            vector=self.space.rounded(low + (high - low) * 0.12345),
             value=payoff,
             values=np.full(2, payoff),
             standard_error=PAYOFF_SHOWN,
@@ -263,25 +338,5 @@ class LLMPrincipal:
         )
 
 
-def _field(i: int) -> str:
-    """Attribute of the i-th number: its name may be no Python identifier, so that is an alias."""
-    return f"number_{i}"
-
-
-def _reply_model(mechanism: ParameterSpace) -> type[BaseModel]:
-    """Reasoning first, so that a model thinks before it decides; then the numbers under their names.
-
-    Bounds are not in the schema, as not every provider accepts them there; the mechanism checks them.
-    """
-    if "reasoning" in mechanism.names:
-        raise ConfigError(
-            f"{mechanism.name}: principal=llm keeps the name 'reasoning' for itself; rename that parameter"
-        )
-    numbers: dict[str, Any] = {
-        _field(i): (float, Field(alias=p.name, strict=True, allow_inf_nan=False, description=p.description))
-        for i, p in enumerate(mechanism.parameters)
-    }
-    model: type[BaseModel] = create_model(
-        "Proposal", __config__=ConfigDict(extra="ignore"), reasoning=(str, ""), **numbers
-    )
-    return model
+def _key(vector: Sequence[float] | np.ndarray) -> tuple[float, ...]:
+    return tuple(float(x) for x in vector)

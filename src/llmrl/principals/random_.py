@@ -11,6 +11,7 @@ from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.principals.grid import ActionGrid
+from llmrl.principals.unit import from_unit
 
 
 class RandomPrincipal:
@@ -22,6 +23,7 @@ class RandomPrincipal:
     """
 
     parallel = True
+    learns_from_others = True
 
     def __init__(self, space: ParameterSpace, seeds: Seeds, points: PositiveInt | None = None) -> None:
         self.space = space
@@ -31,7 +33,7 @@ class RandomPrincipal:
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         if self.grid is not None:
             return np.stack([self.grid.vector(int(self.rng.integers(self.grid.n_arms))) for _ in range(n)])
-        return self.rng.uniform(self.space.low, self.space.high, (n, self.space.dim))
+        return from_unit(self.space, self.rng.random((n, self.space.dim)))
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         return {}

@@ -1,0 +1,91 @@
+"""What finished policy searches found, beside the published numbers of ProPS.
+
+    llmrl-train --multirun name=policy_search seed=0,1,2,3,4 principal=cmaes,cem \
+        experiment=search/cartpole,search/mountain_car_continuous,search/inverted_pendulum,search/swimmer
+    python benchmarks/policy_search_table.py outputs/policy_search
+
+Prints a Markdown table with a row for each task and method: on unseen seeds, the mean return of the best proposal of a
+run (mean and standard deviation over runs); beside it the mean return that made it the best, which luck has helped; the
+mean over the last tenth of the iterations; the mean over all of them (area under the curve); and what is published for
+the task, 10 runs of GPT-4o with the authors' environments and, most likely, the mean of each run's best iteration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from llmrl.analysis.runs import find_runs
+
+PUBLISHED = {
+    "mountain_car_continuous": ("SAC 86.65 ± 0.84", "87.21 ± 29.28", "89.16 ± 29.72"),
+    "inverted_pendulum": ("TRPO 571.31 ± 358.88", "1000 ± 0", "1000 ± 0"),
+    "inverted_double_pendulum": ("TRPO 3609.37 ± 4000.04", "128.17 ± 24.52", "148.39 ± 48.65"),
+    "reacher": ("PPO -7.32 ± 0.38", "-11.32 ± 1.37", "-18.15 ± 22.06"),
+    "swimmer": ("TRPO 52.96 ± 18.86", "218.83 ± 58.45", "227.30 ± 56.23"),
+    "hopper": ("TRPO 716.90 ± 385.20", "284.16 ± 165.62", "356.22 ± 292.35"),
+    "walker2d": ("TRPO 519.38 ± 73.15", "147.17 ± 81.20", "126.75 ± 136.44"),
+    "frozen_lake": ("TRPO 0.22 ± 0.05", "0.57 ± 0.17", "0.19 ± 0.05"),
+    "cliff_walking": ("TRPO -66.60 ± 13.61", "-100.00 ± 0.00", "-96.40 ± 22.90"),
+    "maze": ("A2C 0.97 ± 0.00", "0.55 ± 0.00", "0.97 ± 0.00"),
+    "nim": ("A2C 0.58 ± 0.10", "0.33 ± 0.29", "0.97 ± 0.09"),
+    "mountain_car": ("DQN -194.36 ± 1.47", "-126.11 ± 21.67", "-116.71 ± 15.20"),
+    "navigation": ("TRPO 4223.51 ± 19.70", "2587.30 ± 707.55", "2779.55 ± 270.65"),
+    "pong": ("PPO 2.29 ± 0.91", "2.80 ± 0.26", "2.99 ± 0.03"),
+    "cartpole": ("TRPO 465.34 ± 62.32", "478.27 ± 65.17", "500 ± 0"),
+}
+"""By environment: the best of the published RL algorithms, ProPS and ProPS+ (project page of arXiv 2511.21928)."""
+
+COLUMNS = ("incumbent_return", "best_return", "final_return", "area")
+
+
+def method(config: dict[str, dict[str, object]]) -> str:
+    """How a run searched, in a few words."""
+    target = config["principal"].get("_target_")
+    if target is None:
+        return f"{config['agent'].get('algorithm', 'none')} (Stable-Baselines3)"
+    name = str(target).split(".")[-2].rstrip("_")
+    policy = str(config["agent"]["_target_"]).rpartition(".")[2].removesuffix("Agent").lower()
+    raw = ", actions not clipped" if config["agent"].get("clip_actions") is False else ""
+    return f"{name}, {policy}{raw}"
+
+
+def main() -> None:
+    import yaml
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of runs, e.g. outputs/policy_search")
+    args = parser.parse_args()
+    found: dict[tuple[str, str, str], list[dict[str, float]]] = defaultdict(list)
+    for run in find_runs(args.folder):
+        if not (run / "summary.json").is_file():
+            continue
+        summary = json.loads((run / "summary.json").read_text())
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        if "incumbent_return" in summary:
+            budget = (
+                f"{config['search']['iterations']} x {config['search']['candidates'] * config['search']['episodes']}"
+            )
+            found[config["env"]["name"], method(config), budget].append(summary)
+    own = "best proposal, unseen seeds | as it was chosen | last tenth | all iterations"
+    print(f"| task | method | iterations x episodes | runs | {own} | best RL, published | ProPS | ProPS+ |")
+    print("|---" * 11 + "|")
+    for (task, how, budget), summaries in sorted(found.items()):
+        cells = [cell([summary[name] for summary in summaries]) for name in COLUMNS]
+        published = PUBLISHED.get(task, ("-", "-", "-"))
+        print(f"| {' | '.join([task, how, budget, str(len(summaries)), *cells, *published])} |")
+
+
+def cell(values: list[float]) -> str:
+    """Mean and standard deviation over runs."""
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
+    return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
+
+
+if __name__ == "__main__":
+    main()

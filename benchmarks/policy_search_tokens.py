@@ -1,0 +1,85 @@
+"""Input tokens of a policy search by a language model, with the whole history in every prompt and with a part of it.
+
+    python benchmarks/policy_search_tokens.py [--iterations 400] [--warmup 20] [--episodes 20] [--only published ...]
+
+A linear policy of CartPole (10 numbers) is searched with replies of the scripted model, real returns and the prompts of
+`principal=llm`. For each way of telling the history it prints the estimated input tokens of all questions together, of
+the first and of the last, and the share of what the published way takes: all rows, each number under its name, after 20
+random vectors (ProPS, arXiv 2511.21928). What a provider's cache of prompts saves is not counted: with the whole
+history nearly all of a prompt is the beginning of the next one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from llmrl.agents.search_agent import LinearAgent
+from llmrl.core.records import Outcome
+from llmrl.core.seeding import Seeds
+from llmrl.envs.gym.vec_env import GymnasiumEnv
+from llmrl.llms.client import ChatClient
+from llmrl.llms.provider import estimate_tokens
+from llmrl.llms.scripted import ScriptedChat
+from llmrl.principals.llm import LLMPrincipal
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "published": {"prompt": "numeric", "rows": "named", "reply": "lines", "history": "all"},
+    "compact rows": {"prompt": "numeric", "history": "all"},
+    "best 20 and last 10": {"prompt": "numeric", "history": "best_and_last", "window": 20, "newest": 10},
+    "best 20 and last 10, described": {"history": "best_and_last", "window": 20, "newest": 10},
+    "chain": {"prompt": "numeric", "history": "chain"},
+}
+
+
+def questions(settings: dict[str, Any], iterations: int, warmup: int, episodes: int, seed: int = 0) -> list[int]:
+    """Estimated tokens of each question of a search."""
+    env = GymnasiumEnv(Seeds(seed), "CartPole-v1", "cartpole", n_envs=1, engine="batched", text="cartpole")
+    agent = LinearAgent(env.spec)
+    seeds = Seeds(seed).child("benchmark")
+    principal = LLMPrincipal(env.spec, ChatClient(ScriptedChat(seeds)), controller=agent.controller, **settings)
+    principal.expect(iterations, episodes)
+    tokens = []
+    with env.evaluator(True, 1) as plays:
+
+        def told(vectors: np.ndarray, i: int) -> list[Outcome]:
+            found = plays.evaluate(agent.controller, vectors, np.arange(episodes) + i * episodes)
+            return [Outcome(v, float(r.mean()), r) for v, r in zip(vectors, found.returns, strict=True)]
+
+        if warmup:
+            first = seeds.numpy("warmup").normal(0.0, 3.0, (warmup, agent.controller.space.dim)).round(1)
+            principal.tell(told(first, 0))
+        for i in range(iterations):
+            tokens.append(estimate_tokens(principal.question(None).text))
+            principal.tell(told(principal.ask(), i + 1))
+    env.close()
+    return tokens
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--iterations", type=int, default=400)
+    parser.add_argument("--warmup", type=int, default=20)
+    parser.add_argument("--episodes", type=int, default=20)
+    parser.add_argument("--only", nargs="*", choices=VARIANTS, default=list(VARIANTS))
+    args = parser.parse_args()
+    logging.getLogger("llmrl").setLevel(logging.ERROR)
+    print(f"CartPole, linear policy of 10 numbers, {args.iterations} iterations, {args.warmup} random vectors first\n")
+    print("| history | input tokens | first question | last question | share of published |")
+    print("|---|---|---|---|---|")
+    published = 0
+    for name in dict.fromkeys(["published", *args.only]):
+        tokens = questions(VARIANTS[name], args.iterations, args.warmup, args.episodes)
+        total = sum(tokens)
+        published = published or total
+        print(f"| {name} | {total:,} | {tokens[0]:,} | {tokens[-1]:,} | {total / published:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

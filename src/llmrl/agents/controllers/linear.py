@@ -1,0 +1,136 @@
+"""Policies that weigh their observation: linear ones, and small networks of such layers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from llmrl.agents.controllers.decide import Decision, Output, leaky_relu
+from llmrl.agents.controllers.words import indices, input_names, listed, n_inputs
+from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
+
+Activation = Literal["tanh", "leaky_relu"]
+
+WRITTEN_OUT = 40
+"""Inputs of a layer that are described one by one; of larger layers the rule alone is told."""
+
+
+class LayeredController:
+    """A linear policy, or a multilayer perceptron: x -> act(x W + b) -> ... -> x W + b -> decision.
+
+    The flat order of the numbers is layer by layer; in a layer of k inputs and m outputs row by row of W, so that
+    number i is the weight of input i div m on output i mod m, and then the m biases. For a linear policy that is the
+    published order (ProPS, arXiv 2511.21928).
+
+    Every game has weights of its own. Sums are formed input by input, so that a game's actions are, bit for bit, the
+    same whatever games are played beside it.
+
+    Args:
+        spec: of the environment.
+        name: what the policy is called, e.g. `linear policy`.
+        hidden: units of each hidden layer; none for a linear policy.
+        bias: layers have biases.
+        activation: of hidden layers.
+        output: see `Decision`.
+        bound: every number lies between -bound and bound.
+        decimals: digits after the point of every number; None: all.
+        clip_actions: see `Decision`.
+
+    Raises:
+        ConfigError: the environment shows no vector.
+    """
+
+    channel = "vector"
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        name: str,
+        hidden: Sequence[int],
+        bias: bool,
+        activation: Activation,
+        output: Output,
+        bound: float,
+        decimals: int | None,
+        clip_actions: bool,
+    ) -> None:
+        self.name, self.bias, self.activation = name, bias, activation
+        self.decision, self.clip_actions = Decision(spec, clip_actions, output), clip_actions
+        widths = [n_inputs(spec, f"a {name}"), *hidden, self.decision.size]
+        self.layers = tuple(itertools.pairwise(widths))
+        self.input_names = input_names(spec)
+        self.space = ParameterSpace(name, tuple(self._parameters(bound, decimals)))
+
+    def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
+        """Actions [n] or [n, a] for observations [n, k] under parameters [n, d]."""
+        return self.prepared(parameters)(observation)
+
+    def prepared(self, parameters: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        """`act` with these parameters, [n, d], for many steps: what it needs of them is laid out once."""
+        # Games are the last axis here: NumPy's inner loop is then over the longest one.
+        n, columns, at = len(parameters), np.ascontiguousarray(parameters.T, dtype=np.float64), 0
+        layers = []
+        for k, m in self.layers:
+            # Biases, then the products of each input, to be added up in this order.
+            terms = np.zeros((1 + k, m, n))
+            if self.bias:
+                terms[0] = columns[at + k * m : at + (k + 1) * m]
+            layers.append((columns[at : at + k * m].reshape(k, m, n), terms, terms[1:]))
+            at += (k + self.bias) * m
+
+        def act(observation: np.ndarray) -> np.ndarray:
+            x = observation.T
+            for number, (weights, terms, products) in enumerate(layers):
+                if number:
+                    x = np.tanh(x) if self.activation == "tanh" else leaky_relu(x)
+                np.multiply(x[:, None], weights, products)
+                # Of a single column NumPy would add up pairs instead.
+                x = np.add.reduce(terms, axis=0) if terms[0].size > 1 else np.cumsum(terms, axis=0)[-1]
+            return self.decision(x.T)
+
+        return act
+
+    @property
+    def layout(self) -> str:
+        """What the numbers are, in words, by their index."""
+        told, at = [], 0
+        for number, (k, m) in enumerate(self.layers):
+            told += self._layer(number, at, k, m)
+            at += (k + self.bias) * m
+        return "\n".join([*told, self.decision.told])
+
+    def _layer(self, number: int, at: int, k: int, m: int) -> list[str]:
+        last = number == len(self.layers) - 1
+        source = f"hidden{number}" if number else "observation"
+        target = "output" if last else f"hidden{number + 1}"
+        shift = f" + params[{at + k * m} + j]" if self.bias else ""
+        start = f"{at} + " if at else ""
+        sum_ = f"the sum over i of {source}[i] * params[{start}{m} * i + j]{shift}"
+        how = "" if last else f"{'tanh' if self.activation == 'tanh' else 'leaky ReLU (slope 0.2 below 0)'} of "
+        told = [f"{target}[j], for j from 0 to {m - 1}, is {how}{sum_}, with i from 0 to {k - 1}."]
+        if number == 0 and k <= WRITTEN_OUT:
+            for i, name in enumerate(self.input_names):
+                own = "" if name == f"observation[{i}]" else f" ({name})"
+                told.append(f"- {indices(i * m, i * m + m - 1)}: weights of observation[{i}]{own}")
+            if self.bias:
+                told.append(f"- {indices(k * m, k * m + m - 1)}: biases")
+        elif number == 0:
+            told.append(f"The entries of the observation are: {listed(self.input_names)}.")
+        return told
+
+    def _parameters(self, bound: float, decimals: int | None) -> list[Parameter]:
+        made: list[Parameter] = []
+        for number, (k, m) in enumerate(self.layers):
+            last = number == len(self.layers) - 1
+            targets = self.decision.names if last else [f"hidden {number + 1}.{j}" for j in range(m)]
+            sources = self.input_names if number == 0 else [f"hidden {number}.{i}" for i in range(k)]
+            meanings = [f"weight of {source} on {target}" for source in sources for target in targets]
+            meanings += [f"bias of {target}" for target in targets] if self.bias else []
+            made += [
+                Parameter(f"params[{len(made) + i}]", -bound, bound, "weight", meaning, decimals)
+                for i, meaning in enumerate(meanings)
+            ]
+        return made

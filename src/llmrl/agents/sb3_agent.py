@@ -1,0 +1,239 @@
+"""Stable-Baselines3 as an agent: the algorithms that policy search is measured against."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.limits import PositiveInt
+from llmrl.core.records import Act, State
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import EnvSpec, ParameterSpace
+from llmrl.learners.rollout import Rollout
+
+if TYPE_CHECKING:
+    import gymnasium
+    from stable_baselines3.common.base_class import BaseAlgorithm
+    from stable_baselines3.common.policies import BasePolicy
+
+Algorithm = Literal["ppo", "a2c", "dqn", "sac"]
+
+ENDLESS = 2**62
+"""Steps that a training is begun with; episodes are what ends it."""
+
+
+class SB3Agent:
+    """`agent=sb3`: an algorithm of Stable-Baselines3 with networks and a loop of its own, and with its default
+    hyperparameters unless told otherwise. Training ends after a number of episodes.
+
+    Args:
+        spec: of the environment; one agent, with the channel `vector` or `state`.
+        seeds: of weights, exploration and games.
+        device: of the networks.
+        algorithm: `ppo`, `a2c` (any actions), `dqn` (a choice), `sac` (real numbers).
+        games: environments it trains on side by side.
+        arguments: of the algorithm's class, in place of its defaults.
+
+    Raises:
+        ConfigError: the package is missing, the actions are not of its kind, or there is nothing it can read.
+    """
+
+    learns = True
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        seeds: Seeds,
+        device: str,
+        algorithm: Algorithm = "ppo",
+        games: PositiveInt = 1,
+        arguments: dict[str, Any] | None = None,
+    ) -> None:
+        try:
+            import stable_baselines3  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise ConfigError("agent=sb3 needs Stable-Baselines3: pip install 'llmrl[sb3]'") from error
+        _check_actions(spec, algorithm)
+        if spec.n_agents != 1:
+            raise ConfigError(f"agent=sb3 is one agent, and env={spec.name} has {spec.n_agents}; use agent=ppo")
+        self.channel = next((name for name in ("state", "vector") if name in spec.observation), "")
+        if not self.channel:
+            raise ConfigError(
+                f"agent=sb3 reads an observation of numbers, and env={spec.name} shows {', '.join(spec.observation)}"
+            )
+        self.spec, self.device, self.algorithm, self.games = spec, device, algorithm, games
+        self.arguments = dict(arguments or {})
+        self.seed = seeds.integer("sb3")
+        with _own_randomness():
+            self.network: BasePolicy = self._model([_blank_env(spec, self.channel)]).policy
+        self.policy = SB3Policy(self)
+
+    def fit(self, make: Callable[[], gymnasium.Env[Any, Any]], episode_over: Callable[[float, int], bool]) -> None:
+        """Train until `episode_over`, called with the return and length of every episode, says that it is enough.
+
+        `make` makes one more environment. Torch, NumPy and Python draw from their global streams meanwhile, which are
+        put back.
+        """
+        from gymnasium.wrappers import FlattenObservation
+        from stable_baselines3.common.callbacks import BaseCallback
+        from stable_baselines3.common.monitor import Monitor
+
+        class Episodes(BaseCallback):
+            def _on_step(self) -> bool:
+                ended = [info["episode"] for info in self.locals["infos"] if "episode" in info]
+                return all(episode_over(float(episode["r"]), int(episode["l"])) for episode in ended)
+
+        def prepared() -> gymnasium.Env[Any, Any]:
+            env = make()
+            flat = self.channel == "state" or len(env.observation_space.shape or ()) == 1
+            return Monitor(env if flat else FlattenObservation(env))
+
+        with _own_randomness():
+            model = self._model([prepared() for _ in range(self.games)])
+            try:
+                self.network = model.policy
+                model.learn(ENDLESS, callback=Episodes())
+            finally:
+                assert model.env is not None
+                model.env.close()
+
+    @property
+    def controller(self) -> SB3Controller:
+        """What it has learnt so far, acting deterministically."""
+        return SB3Controller(self)
+
+    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
+        """Never asked: it learns in its own loop."""
+        raise NotImplementedError("agent=sb3 learns by `fit`")
+
+    def reset(self) -> None:
+        """Never asked, as `update`."""
+        raise NotImplementedError("agent=sb3 learns by `fit`")
+
+    def describe(self) -> dict[str, Any]:
+        parameters = sum(p.numel() for p in self.network.parameters())
+        return {"policy": f"{self.algorithm.upper()} of Stable-Baselines3", "parameters": parameters}
+
+    def state_dict(self) -> State:
+        return {"network": dict(self.network.state_dict())}
+
+    def load_state_dict(self, state: State) -> None:
+        self.network.load_state_dict(state["network"])
+
+    def actions(self, observation: np.ndarray, deterministic: bool) -> np.ndarray:
+        """Actions [n] or [n, a] for observations [n, ...]; not deterministic, from torch's global stream."""
+        chosen, _ = self.network.predict(observation, deterministic=deterministic)
+        return np.asarray(chosen)
+
+    def _model(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> BaseAlgorithm:
+        import stable_baselines3
+        from stable_baselines3.common.vec_env import DummyVecEnv
+
+        build: Any = getattr(stable_baselines3, self.algorithm.upper())
+        made = iter(envs)
+        games = DummyVecEnv([lambda: next(made) for _ in envs])
+        arguments = {"seed": self.seed, "device": self.device, **self.arguments}
+        try:
+            model: BaseAlgorithm = build("MlpPolicy", games, **arguments)
+        except (TypeError, ValueError, AssertionError) as error:
+            games.close()
+            raise ConfigError(f"agent.arguments={self.arguments} of {self.algorithm.upper()}: {error}") from error
+        return model
+
+
+class SB3Policy:
+    """What an `SB3Agent` has learnt, as a policy."""
+
+    def __init__(self, agent: SB3Agent) -> None:
+        self.agent, self.channels = agent, (agent.channel,)
+
+    def act(
+        self,
+        observation: dict[str, torch.Tensor],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> Act:
+        seen = observation[self.agent.channel][:, 0].cpu().numpy()
+        with _own_randomness():
+            if not greedy and generator is not None:
+                torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+            chosen = self.agent.actions(seen, greedy)
+        dtype = torch.int64 if self.agent.spec.numbers is None else torch.float32
+        return Act(torch.as_tensor(chosen, dtype=dtype)[:, None])
+
+    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
+        """Zeros: what it expects stays its own business."""
+        return torch.zeros(next(iter(observation.values())).shape[:2])
+
+
+class SB3Controller:
+    """What an `SB3Agent` has learnt, acting deterministically, as a controller without parameters."""
+
+    space = ParameterSpace("nothing", ())
+
+    def __init__(self, agent: SB3Agent) -> None:
+        self.agent, self.channel = agent, agent.channel
+
+    def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
+        return self.agent.actions(observation, deterministic=True)
+
+
+def _check_actions(spec: EnvSpec, algorithm: Algorithm) -> None:
+    numbers = spec.numbers
+    if algorithm == "dqn" and numbers is not None:
+        raise ConfigError(
+            f"agent.algorithm=dqn chooses one of several actions, and an action of env={spec.name} is {numbers.dim} "
+            f"number{'s' * (numbers.dim != 1)}; use {'ppo or a2c' if numbers.whole else 'sac, ppo or a2c'}"
+        )
+    if algorithm == "sac" and (numbers is None or numbers.whole):
+        kind = f"{numbers.dim} whole numbers" if numbers is not None else f"one of {spec.n_actions}"
+        works = "dqn, ppo or a2c" if numbers is None else "ppo or a2c"
+        raise ConfigError(
+            f"agent.algorithm=sac chooses real numbers, and an action of env={spec.name} is {kind}; use {works}"
+        )
+
+
+def _blank_env(spec: EnvSpec, channel: str) -> gymnasium.Env[Any, Any]:
+    """An environment with the right spaces that is never played: networks are made for it."""
+    import gymnasium
+    from gymnasium import spaces
+
+    class Blank(gymnasium.Env[Any, Any]):
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return self.observation_space.sample(), {}
+
+        def step(self, action: Any) -> Any:
+            raise NotImplementedError
+
+    blank, shown = Blank(), spec.observation[channel]
+    blank.observation_space = (
+        spaces.Discrete(int(shown.high) + 1) if channel == "state" else spaces.Box(-np.inf, np.inf, shown.shape)
+    )
+    numbers = spec.numbers
+    if numbers is None:
+        blank.action_space = spaces.Discrete(spec.n_actions)
+    elif numbers.whole:
+        low, high = np.array(numbers.low, dtype=np.int64), np.array(numbers.high, dtype=np.int64)
+        blank.action_space = spaces.MultiDiscrete(high - low + 1, start=low)
+    else:
+        blank.action_space = spaces.Box(np.array(numbers.low, np.float32), np.array(numbers.high, np.float32))
+    return blank
+
+
+@contextmanager
+def _own_randomness() -> Iterator[None]:
+    """Global streams of torch, NumPy and Python as they were before, afterwards."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)

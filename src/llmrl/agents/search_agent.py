@@ -1,0 +1,227 @@
+"""Agents whose policy is a function of a few numbers that a proposer searches (`loop=search`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from llmrl.agents.controllers.decide import Output
+from llmrl.agents.controllers.linear import Activation, LayeredController
+from llmrl.agents.controllers.projection import Basis, ProjectedController
+from llmrl.agents.controllers.tabular import QTableController, TabularController
+from llmrl.core.errors import ConfigError
+from llmrl.core.limits import NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.core.protocols import Controller
+from llmrl.core.records import Act, State
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import EnvSpec
+from llmrl.learners.rollout import Rollout
+
+VALUE_BOUND = 1.0
+"""Largest magnitude of a table's values where none is given: only their order matters."""
+
+
+class ControllerPolicy:
+    """A `Controller` under one vector of parameters, [d], as a policy; all agents of a game play by it."""
+
+    def __init__(self, controller: Controller, spec: EnvSpec) -> None:
+        self.controller, self.n_agents = controller, spec.n_agents
+        self.channels = (controller.channel,)
+        self.parameters = controller.space.rounded(np.zeros(controller.space.dim))
+
+    def act(
+        self,
+        observation: dict[str, torch.Tensor],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> Act:
+        """The same action for the same observation, `greedy` or not."""
+        seen = observation[self.controller.channel].cpu().numpy()
+        flat = seen.reshape(-1, *seen.shape[2:])
+        flat = flat.astype(np.int64 if self.controller.channel == "state" else np.float64)
+        chosen = self.controller.act(flat, np.tile(self.parameters, (len(flat), 1)))
+        dtype = torch.int64 if chosen.ndim == 1 else torch.float32
+        return Act(torch.as_tensor(chosen, dtype=dtype).reshape(len(seen), self.n_agents, *chosen.shape[1:]))
+
+    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
+        """Zeros: it expects nothing."""
+        return torch.zeros(next(iter(observation.values())).shape[:2])
+
+
+class SearchAgent:
+    """Plays a `Controller` with the parameters it was last given; what improves them is a principal.
+
+    Before it is given any they are all 0, or as near to it as the bounds allow.
+    """
+
+    learns = False
+
+    def __init__(self, spec: EnvSpec, controller: Controller) -> None:
+        self.controller = controller
+        self.policy = ControllerPolicy(controller, spec)
+
+    def adopt(self, parameters: np.ndarray) -> None:
+        """Play with these parameters, [d], from now on."""
+        self.policy.parameters = np.array(parameters, dtype=np.float64)
+
+    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
+        return {}
+
+    def reset(self) -> None:
+        """Nothing to reset: parameters are adopted, not learnt."""
+
+    def describe(self) -> dict[str, Any]:
+        space = self.controller.space
+        low, high = space.low, space.high
+        bounds = f"{low.min():g} to {high.max():g}"
+        digits = {p.decimals for p in space.parameters}
+        told = "any" if digits == {None} else "/".join(sorted(str(digit) for digit in digits))
+        return {"policy": space.name, "parameters": space.dim, "bounds": bounds, "decimals": told}
+
+    def state_dict(self) -> State:
+        return {"parameters": self.policy.parameters.copy()}
+
+    def load_state_dict(self, state: State) -> None:
+        self.adopt(state["parameters"])
+
+
+class LinearAgent(SearchAgent):
+    """`agent=linear`: the weighted sums of the observation decide (ProPS, arXiv 2511.21928).
+
+    Args:
+        spec: of the environment.
+        bias: a constant is added to each sum.
+        bound: every weight lies between -bound and bound.
+        decimals: digits after the point of every weight; None: all.
+        output, clip_actions: what sums decide, see `Decision`.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        bias: bool = True,
+        bound: PositiveFloat = 6.0,
+        decimals: NonNegativeInt | None = 1,
+        output: Output = "raw",
+        clip_actions: bool = True,
+    ) -> None:
+        super().__init__(spec, _layered(spec, (), bias, "tanh", output, bound, decimals, clip_actions))
+
+
+class MLPAgent(SearchAgent):
+    """`agent=mlp_policy`: a small multilayer perceptron decides.
+
+    Args:
+        spec: of the environment.
+        hidden: units of each hidden layer.
+        activation: of hidden layers; `leaky_relu` has slope 0.2 below zero.
+        bias, bound, decimals, output, clip_actions: as in `LinearAgent`.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        hidden: Sequence[PositiveInt] = (11,),
+        activation: Activation = "tanh",
+        bias: bool = True,
+        bound: PositiveFloat = 6.0,
+        decimals: NonNegativeInt | None = 1,
+        output: Output = "raw",
+        clip_actions: bool = True,
+    ) -> None:
+        super().__init__(spec, _layered(spec, hidden, bias, activation, output, bound, decimals, clip_actions))
+
+
+class TabularAgent(SearchAgent):
+    """`agent=tabular`: a table with a row for every state of a game whose observation is the number of a state.
+
+    Args:
+        spec: of the environment.
+        entries: `actions`, one whole number a state, the action taken in it; or `values`, one number a state and
+            action, of which the largest decides.
+        actions: numbers of the actions that may be entered, without gaps; None: all. Of `actions` only.
+        bound, decimals: of `values`, as in `LinearAgent`.
+
+    Raises:
+        ConfigError: the environment shows no number of a state.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        entries: Literal["actions", "values"] = "actions",
+        actions: list[NonNegativeInt] | None = None,
+        bound: PositiveFloat | None = None,
+        decimals: NonNegativeInt | None = None,
+    ) -> None:
+        if entries == "actions":
+            if bound is not None or decimals is not None:
+                raise ConfigError(
+                    f"agent.bound={bound}, agent.decimals={decimals}: a table of actions holds whole numbers; leave "
+                    "both null, or choose agent.entries=values"
+                )
+            controller: Controller = TabularController(spec, actions)
+        else:
+            if actions is not None:
+                raise ConfigError(
+                    f"agent.actions={actions}: a table of values has one for every action; leave it null, or choose "
+                    "agent.entries=actions"
+                )
+            controller = QTableController(spec, VALUE_BOUND if bound is None else bound, decimals)
+        super().__init__(spec, controller)
+
+
+class ProjectionAgent(SearchAgent):
+    """`agent=projection`: a policy with many numbers that is searched along a few random directions.
+
+    Args:
+        spec: of the environment.
+        seeds: of the directions.
+        rank: how many, at most as many as the policy has numbers.
+        basis: see `ProjectedController`.
+        hidden: units of each hidden layer of the policy; none: it is linear.
+        activation, bias, bound, decimals, output, clip_actions: as in `MLPAgent`; bounds and decimals are those of the
+            amounts of the directions.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        seeds: Seeds,
+        rank: PositiveInt = 5,
+        basis: Basis = "orthonormal",
+        hidden: Sequence[PositiveInt] = (),
+        activation: Activation = "tanh",
+        bias: bool = True,
+        bound: PositiveFloat = 6.0,
+        decimals: NonNegativeInt | None = 1,
+        output: Output = "raw",
+        clip_actions: bool = True,
+    ) -> None:
+        inner = _layered(spec, hidden, bias, activation, output, bound, None, clip_actions)
+        super().__init__(spec, ProjectedController(inner, seeds, rank, basis, bound, decimals))
+
+
+def _layered(
+    spec: EnvSpec,
+    hidden: Sequence[int],
+    bias: bool,
+    activation: Activation,
+    output: Output,
+    bound: float,
+    decimals: int | None,
+    clip_actions: bool,
+) -> LayeredController:
+    if decimals is not None and round(bound, decimals) != bound:
+        raise ConfigError(
+            f"agent.bound={bound:g} has more digits than agent.decimals={decimals} leaves; set a bound with fewer, or "
+            "agent.decimals=null"
+        )
+    if spec.numbers is None and output == "tanh":
+        raise ConfigError(f"agent.output=tanh is for actions that are numbers; env={spec.name} has a choice: use raw")
+    name = "multilayer perceptron" if hidden else "linear policy"
+    return LayeredController(spec, name, hidden, bias, activation, output, bound, decimals, clip_actions)

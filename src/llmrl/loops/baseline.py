@@ -1,0 +1,194 @@
+"""Algorithms that learn in a loop of their own, under the budget of a policy search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.limits import NonNegativeInt, PositiveInt
+from llmrl.core.protocols import Agent, Controller, VecEnv
+from llmrl.core.records import State
+from llmrl.core.seeding import Seeds
+from llmrl.loops.episodes import PlaysControllers, evaluation_metrics, evaluation_seeds
+from llmrl.loops.search import LATE
+
+if TYPE_CHECKING:
+    from llmrl.run.run import Run
+
+EpisodeOver = Callable[[float, int], bool]
+"""Told the return and length of an episode; whether to go on."""
+
+
+@runtime_checkable
+class SelfTaught(Protocol):
+    """An agent that learns in a loop of its own."""
+
+    def fit(self, make: Callable[[], Any], episode_over: EpisodeOver) -> None:
+        """Train in environments of Gymnasium that `make` makes, until `episode_over` says that it is enough."""
+        ...
+
+    @property
+    def controller(self) -> Controller:
+        """What it has learnt so far, acting deterministically, as a controller without parameters."""
+        ...
+
+
+@runtime_checkable
+class MadeByGymnasium(Protocol):
+    """An environment that can be had as Gymnasium's own."""
+
+    def single(self) -> Any:
+        """One more `gymnasium.Env` of this game."""
+        ...
+
+
+class BaselineLoop:
+    """Train for as many episodes as a policy search would have played; then measure as it is measured.
+
+    What is logged are blocks of as many episodes as an iteration of the search has, by the mean of what the policy
+    returned while it explored. Its evaluation is without exploration, on the very episodes that the best proposal of a
+    search of the same seed is evaluated on.
+
+    Such an algorithm cannot be saved half-way. A run that was stopped begins anew, with the same numbers.
+
+    Args:
+        env, agents: the parts; one agent.
+        seeds: root of the loop's random numbers.
+        iterations, candidates, episodes: the budget is their product; a block is `candidates` x `episodes`.
+        episode_seeds, warmup, warmup_episodes, warmup_draw, extra_rollout: of searches only.
+        evaluate_every: blocks between evaluations; 0: only at the end.
+        evaluate_episodes: episodes of an evaluation.
+
+    Raises:
+        ConfigError: parts that cannot work together, or a setting of searches only.
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        agents: Sequence[Agent],
+        seeds: Seeds,
+        iterations: PositiveInt,
+        candidates: PositiveInt,
+        episodes: PositiveInt,
+        episode_seeds: Literal["fresh", "common"] = "fresh",
+        warmup: NonNegativeInt = 0,
+        warmup_episodes: PositiveInt | None = None,
+        warmup_draw: str = "uniform",
+        extra_rollout: bool = False,
+        evaluate_every: NonNegativeInt = 0,
+        evaluate_episodes: PositiveInt = 100,
+    ) -> None:
+        [agent] = agents
+        assert isinstance(agent, SelfTaught)
+        if not isinstance(env, MadeByGymnasium) or not isinstance(env, PlaysControllers):
+            raise ConfigError(f"agent=sb3 trains on environments of Gymnasium, and env={env.spec.name} is none")
+        for name, asked in {
+            "episode_seeds": episode_seeds != "fresh",
+            "warmup": warmup > 0,
+            "extra_rollout": extra_rollout,
+        }.items():
+            if asked:
+                raise ConfigError(
+                    f"search.{name} is for principals; with agent=sb3 leave it as it is in conf/train.yaml"
+                )
+        self.env, self.agent, self.seeds = env, agent, seeds
+        self.blocks, self.block = iterations, candidates * episodes
+        self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
+        self.returns: list[float] = []  # mean of each block
+        self.env_steps = 0
+        self.trained = False
+
+    def plan(self) -> list[tuple[str, str]]:
+        return [
+            ("  training", f"{self.blocks:,} blocks of {self.block:,} episodes"),
+            ("  evaluation", f"{self.evaluate_episodes:,} episodes on unseen seeds"),
+            ("episodes", f"{self.blocks * self.block:,}"),
+        ]
+
+    def estimate(self) -> None:
+        """It asks nobody."""
+
+    def run(self, run: Run) -> float:
+        """Returns the mean return of the trained policy on unseen seeds."""
+        assert isinstance(self.env, PlaysControllers)
+        if run.restored is not None:
+            self._restore(run.restored)
+        plays = self.env.evaluator(True, 1)
+        try:
+            if not self.trained:
+                self._train(run, lambda: self._measure(plays))
+                self.trained = True
+            run.checkpoint(self.blocks, self._state())
+            final = self._measure(plays)
+        finally:
+            plays.close()
+        run.metrics.log(self.blocks, final, env_steps=self.env_steps)
+        run.summary = {
+            **{name.removeprefix("search/"): value for name, value in final.items()},
+            "best_return": max(self.returns),
+            "final_return": float(np.mean(self.returns[-max(1, round(LATE * self.blocks)) :])),
+            "area": float(np.mean(self.returns)),
+            "episodes": self.blocks * self.block,
+            "env_steps": self.env_steps,
+        }
+        return final["search/incumbent_return"]
+
+    def _train(self, run: Run, measure: Callable[[], dict[str, float]]) -> None:
+        # Where a run that is stopped goes on from: the very beginning.
+        beginning = {**self._state(), **run.mark()}
+        returns: list[float] = []
+        lengths: list[int] = []
+
+        def over(value: float, length: int) -> bool:
+            if len(self.returns) == self.blocks:
+                return False
+            returns.append(value)
+            lengths.append(length)
+            self.env_steps += length
+            progress.update(progress.numbers.done + 1)
+            if len(returns) == self.block:
+                self._log(run, returns, lengths, measure)
+                run.safe_point(0, lambda: beginning)
+            return len(self.returns) < self.blocks
+
+        with run.progress(self.blocks * self.block, "episodes", "baseline") as progress:
+            assert isinstance(self.env, MadeByGymnasium)
+            self.agent.fit(self.env.single, over)
+
+    def _log(self, run: Run, returns: list[float], lengths: list[int], measure: Callable[[], dict[str, float]]) -> None:
+        self.returns.append(float(np.mean(returns)))
+        metrics = {
+            "search/return": self.returns[-1],
+            "search/best_return": max(self.returns),
+            "search/length": float(np.mean(lengths)),
+            "search/episodes": float(len(self.returns) * self.block),
+        }
+        done = len(self.returns)
+        if self.evaluate_every and done % self.evaluate_every == 0 and done < self.blocks:
+            metrics |= measure()
+        run.metrics.log(done, metrics, env_steps=self.env_steps)
+        returns.clear()
+        lengths.clear()
+
+    def _measure(self, plays: Any) -> dict[str, float]:
+        seeds = evaluation_seeds(self.seeds, self.evaluate_episodes)
+        return evaluation_metrics(plays.evaluate(self.agent.controller, np.zeros((1, 0)), seeds))
+
+    def _state(self) -> State:
+        assert isinstance(self.agent, Agent)
+        return {
+            "trained": self.trained,
+            "returns": list(self.returns),
+            "env_steps": self.env_steps,
+            "agents": [self.agent.state_dict()],
+        }
+
+    def _restore(self, state: State) -> None:
+        assert isinstance(self.agent, Agent)
+        self.trained, self.returns = state["trained"], list(state["returns"])
+        self.env_steps = state["env_steps"]
+        self.agent.load_state_dict(state["agents"][0])

@@ -1,0 +1,321 @@
+"""Policy search: propose parameters of a policy, play episodes with them, tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from llmrl.analysis.statistics import standard_error_of_mean
+from llmrl.core.errors import ConfigError
+from llmrl.core.limits import NonNegativeInt, PositiveInt
+from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, SearchableAgent, VecEnv
+from llmrl.core.records import CallEstimate, Outcome, State
+from llmrl.core.seeding import Seeds
+from llmrl.loops.episodes import Played, Plays, PlaysControllers, drawn, evaluation_metrics, evaluation_seeds
+from llmrl.loops.proposals import ProposalLog
+from llmrl.loops.warmup import Draw, warmup_vectors
+
+if TYPE_CHECKING:
+    from llmrl.run.progress import Progress
+    from llmrl.run.run import Run
+
+LATE = 0.1
+"""Share of the iterations, from the end, that `final_return` averages."""
+
+
+@runtime_checkable
+class Expecting(Protocol):
+    """A proposer that wants to know what the loop is going to do."""
+
+    def expect(self, iterations: int, episodes: int) -> None: ...
+
+
+class SearchLoop:
+    """Ask for some vectors, play `episodes` with each, all of them at once, tell what they returned.
+
+    The best proposal so far is the one with the highest mean return, which luck has helped: the more are compared, the
+    more. It is therefore played again, on seeds that no search ever sees, and both numbers are reported. The agent
+    keeps it, to be played and filmed.
+
+    An iteration draws random numbers only from the seed sub-tree of its index, so a run that was killed continues bit
+    for bit.
+
+    Args:
+        env, agents, principal: the parts; one agent, which plays a controller.
+        seeds: root of the loop's random numbers.
+        cores: processes that episodes are played in, where the game has no batched engine.
+        iterations: times the principal is asked.
+        candidates: vectors proposed in each of them.
+        episodes: episodes each is judged by. Vectors of one iteration are played under the same seeds.
+        episode_seeds: seeds of the episodes: `fresh` ones in every iteration, or the same in all (`common`).
+        warmup: random vectors that are tried and told first.
+        warmup_episodes: episodes of each of these; None: as many as of the others.
+        warmup_draw: see `warmup_vectors`.
+        extra_rollout: play one more episode of the last vector in each iteration, which is counted and used for nothing
+            (as one of the published codes does).
+        evaluate_every: iterations between evaluations of the best proposal so far on unseen seeds; 0: only at the end.
+        evaluate_episodes: episodes of such an evaluation.
+        meter: totals of a language model's calls, logged with every iteration; None if none is used.
+
+    Raises:
+        ConfigError: parts that cannot work together.
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        agents: Sequence[Agent],
+        principal: Proposer,
+        seeds: Seeds,
+        iterations: PositiveInt,
+        candidates: PositiveInt,
+        episodes: PositiveInt,
+        episode_seeds: Literal["fresh", "common"] = "fresh",
+        warmup: NonNegativeInt = 0,
+        warmup_episodes: PositiveInt | None = None,
+        warmup_draw: Draw = "uniform",
+        extra_rollout: bool = False,
+        evaluate_every: NonNegativeInt = 0,
+        evaluate_episodes: PositiveInt = 100,
+        cores: int | None = None,
+        meter: Meter | None = None,
+    ) -> None:
+        [agent] = agents
+        assert isinstance(agent, SearchableAgent)
+        if not isinstance(env, PlaysControllers):
+            raise ConfigError(
+                f"policy search plays whole episodes of environments of Gymnasium, and env={env.spec.name} is none; "
+                "choose another env, or agent=ppo"
+            )
+        if candidates > 1 and not principal.parallel:
+            raise ConfigError(
+                f"search.candidates={candidates}: {type(principal).__name__} proposes one vector at a time; set "
+                "search.candidates=1"
+            )
+        if warmup and not getattr(principal, "learns_from_others", False):
+            raise ConfigError(
+                f"search.warmup={warmup}: {type(principal).__name__} can only learn from its own proposals; set "
+                "search.warmup=0, or use principal=llm, gp or random"
+            )
+        self.env, self.agent, self.principal, self.seeds = env, agent, principal, seeds
+        self.space = agent.controller.space
+        self.cores, self.meter = cores, meter
+        self.iterations, self.candidates, self.episodes = iterations, candidates, episodes
+        self.episode_seeds, self.extra_rollout = episode_seeds, extra_rollout
+        self.warmup, self.warmup_episodes = warmup, warmup_episodes or episodes
+        # Drawn at once, so that a draw that cannot be is refused before anything is played.
+        self.warmup_vectors = warmup_vectors(self.space, warmup_draw, warmup, seeds.numpy("warmup"))
+        self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
+        if isinstance(principal, Expecting):
+            principal.expect(iterations, episodes)
+        # The progress of the run, all of it in a checkpoint.
+        self.iteration = 0
+        self.warm = warmup == 0
+        self.returns: list[float] = []  # mean return of the vectors of each iteration
+        self.best: dict[str, Any] | None = None
+        self.best_returns: list[float] = []  # of the best vector after each iteration
+        self.played = {"episodes": 0, "env_steps": 0}
+
+    @property
+    def total_episodes(self) -> int:
+        """Episodes of the whole search; those that evaluate the best proposal are not among them."""
+        each = self.candidates * self.episodes + self.extra_rollout
+        return self.warmup * self.warmup_episodes + self.iterations * each
+
+    def plan(self) -> list[tuple[str, str]]:
+        several = "" if self.candidates == 1 else f" of {self.candidates:,} proposals each"
+        warm = f", after {self.warmup:,} random vectors x {self.warmup_episodes:,}" if self.warmup else ""
+        times = self.iterations // self.evaluate_every if self.evaluate_every else 0
+        times += not self.evaluate_every or self.iterations % self.evaluate_every > 0
+        longest = "" if self.env.spec.horizon is None else f", of at most {self.env.spec.horizon:,} steps each"
+        return [
+            ("  iterations", f"{self.iterations:,}{several}"),
+            ("  parameters", f"{self.space.dim:,} of a {self.space.name}"),
+            ("  episodes", f"{self.episodes:,} a proposal, {self.episode_seeds} seeds{warm}"),
+            ("  best so far", f"played {times:,} x {self.evaluate_episodes:,} episodes on unseen seeds"),
+            ("episodes", f"{self.total_episodes:,}{longest}"),
+        ]
+
+    def estimate(self) -> CallEstimate | None:
+        if not isinstance(self.principal, Estimating):
+            return None
+        return self.principal.estimate(self.iterations, self.candidates, self.warmup)
+
+    def run(self, run: Run) -> float:
+        """Returns the mean return of the best proposal on unseen seeds."""
+        lines = self._restore(run)
+        assert isinstance(self.env, PlaysControllers)
+        plays = self.env.evaluator(bool(getattr(self.agent.controller, "clip_actions", True)), self.cores)
+        log = ProposalLog(run.folder, lines)
+        try:
+            with run.progress(self.total_episodes, "episodes", "search", self.played["episodes"]) as progress:
+                if not self.warm:
+                    self._warm_up(run, plays, log, progress)
+                while self.iteration < self.iterations:
+                    self._iterate(run, plays, log, progress)
+            run.checkpoint(self.iteration, self._state(log))
+            final = self._evaluate_best(plays)
+        finally:
+            plays.close()
+            log.close()
+        run.metrics.log(self.iteration, final, env_steps=self.played["env_steps"])
+        run.summary = self._summary(final)
+        return final["search/incumbent_return"]
+
+    def _warm_up(self, run: Run, plays: Plays, log: ProposalLog, progress: Progress) -> None:
+        found = self._play(plays, self.warmup_vectors, self._seeds_of("warmup episodes", self.warmup_episodes))
+        metrics = self._tell(run, log, self.warmup_vectors, found, [""] * self.warmup)
+        # The mean of fewer episodes would be the best by luck, and stay it.
+        if self.warmup_episodes == self.episodes:
+            self._compare(self.warmup_vectors, found.returns.mean(1))
+        self.warm = True
+        run.metrics.log(0, metrics, env_steps=self.played["env_steps"])
+        progress.update(self.played["episodes"])
+        run.safe_point(0, lambda: self._state(log))
+
+    def _iterate(self, run: Run, plays: Plays, log: ProposalLog, progress: Progress) -> None:
+        keep = nullcontext() if self.meter is None else run.saved_if_refused(self.iteration, lambda: self._state(log))
+        with keep:
+            asked = self.principal.ask(None, self.candidates)
+        vectors = self.space.rounded(asked, clip=False)
+        name = "common" if self.episode_seeds == "common" else f"iteration {self.iteration}"
+        found = self._play(plays, vectors, self._seeds_of(name, self.episodes))
+        if self.extra_rollout:
+            self._play(plays, vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1))
+        self.iteration += 1
+        metrics = self._tell(run, log, vectors, found, list(getattr(self.principal, "reasons", [])))
+        means = found.returns.mean(1)
+        self._compare(vectors, means)
+        self.returns.append(float(means.mean()))
+        assert self.best is not None
+        self.best_returns.append(self.best["return"])
+        metrics["search/best_return"] = self.best["return"]
+        if self.evaluate_every and self.iteration % self.evaluate_every == 0 and self.iteration < self.iterations:
+            metrics |= self._evaluate_best(plays)
+        run.metrics.log(self.iteration, metrics, env_steps=self.played["env_steps"])
+        progress.update(self.played["episodes"])
+        run.safe_point(self.iteration, lambda: self._state(log))
+
+    def _play(self, plays: Plays, vectors: np.ndarray, seeds: np.ndarray) -> Played:
+        """Episodes that count.
+
+        Raises:
+            ConfigError: a return is no number.
+        """
+        found = plays.evaluate(self.agent.controller, vectors, seeds)
+        if not np.isfinite(found.returns).all():
+            bad = vectors[np.flatnonzero(~np.isfinite(found.returns).all(1))[0]]
+            raise ConfigError(
+                f"an episode of env={self.env.spec.name} returned no finite number under the parameters "
+                f"{bad.tolist()}; smaller ones (agent.bound) or agent.clip_actions=true may help"
+            )
+        self.played["episodes"] += found.returns.size
+        self.played["env_steps"] += int(found.lengths.sum())
+        return found
+
+    def _tell(
+        self, run: Run, log: ProposalLog, vectors: np.ndarray, found: Played, reasons: Sequence[str]
+    ) -> dict[str, float]:
+        """Tell the principal, write the proposals down; metrics of this iteration."""
+        outcomes = [self._outcome(vector, found, i) for i, vector in enumerate(vectors)]
+        metrics = self.principal.tell(outcomes) | ({} if self.meter is None else self.meter.metrics())
+        for i, outcome in enumerate(outcomes):
+            line = {
+                "iteration": self.iteration if self.warm else 0,
+                "candidate": i,
+                "return": outcome.value,
+                "standard_error": outcome.standard_error,
+                "length": outcome.summaries["length"],
+                "vector": outcome.vector.tolist(),
+                "returns": outcome.values.tolist(),
+            }
+            log.write(line | ({"reasoning": reasons[i]} if i < len(reasons) and reasons[i] else {}))
+        values = [outcome.value for outcome in outcomes]
+        metrics["search/return"] = float(np.mean(values))
+        if len(values) > 1:
+            metrics["search/best_of_iteration"] = max(values)
+        for name in outcomes[0].summaries:
+            metrics[f"search/{name}"] = float(np.mean([outcome.summaries[name] for outcome in outcomes]))
+        metrics["search/episodes"] = float(self.played["episodes"])
+        metrics["principal/proposals"] = float(self.warmup + self.iteration * self.candidates)
+        return metrics
+
+    def _outcome(self, vector: np.ndarray, found: Played, i: int) -> Outcome:
+        values = np.asarray(found.returns[i], dtype=np.float64)
+        summaries = {"length": float(found.lengths[i].mean())}
+        if found.successes is not None:
+            summaries["success"] = float(found.successes[i].mean())
+        return Outcome(
+            vector=vector,
+            value=float(values.mean()),
+            values=values,
+            standard_error=standard_error_of_mean(values),
+            returns=np.array([values.mean()]),
+            summaries=summaries,
+        )
+
+    def _compare(self, vectors: np.ndarray, means: np.ndarray) -> None:
+        """Let the agent keep the best proposal so far; the earlier one of equals."""
+        i = int(np.argmax(means))
+        if self.best is None or means[i] > self.best["return"]:
+            self.best = {"return": float(means[i]), "iteration": self.iteration, "vector": vectors[i].tolist()}
+            self.agent.adopt(vectors[i])
+
+    def _evaluate_best(self, plays: Plays) -> dict[str, float]:
+        """The best proposal so far on seeds that are used for nothing else, the same ones every time."""
+        assert self.best is not None
+        vector = np.array([self.best["vector"]])
+        found = plays.evaluate(self.agent.controller, vector, evaluation_seeds(self.seeds, self.evaluate_episodes))
+        return evaluation_metrics(found)
+
+    def _seeds_of(self, name: str, n: int) -> np.ndarray:
+        return drawn(self.seeds.child(name), n)
+
+    def _summary(self, final: dict[str, float]) -> dict[str, Any]:
+        assert self.best is not None
+        late = max(1, round(LATE * self.iterations))
+        return {
+            **{name.removeprefix("search/"): value for name, value in final.items()},
+            "best_return": self.best["return"],
+            "final_return": float(np.mean(self.returns[-late:])),
+            "area": float(np.mean(self.returns)),
+            "area_of_best": float(np.mean(self.best_returns)),
+            "iterations": self.iteration,
+            "proposals": self.warmup + self.iteration * self.candidates,
+            **self.played,
+            "best": self.best,
+        }
+
+    def _state(self, log: ProposalLog) -> State:
+        """Everything a resumed run needs to go on exactly."""
+        assert isinstance(self.agent, Agent)
+        return {
+            "iteration": self.iteration,
+            "warm": self.warm,
+            "returns": list(self.returns),
+            "best": None if self.best is None else dict(self.best),
+            "best_returns": list(self.best_returns),
+            "played": dict(self.played),
+            "lines": log.position(),
+            "agents": [self.agent.state_dict()],
+            "principal": self.principal.state_dict(),
+            "meter": None if self.meter is None else self.meter.state_dict(),
+        }
+
+    def _restore(self, run: Run) -> int:
+        """Go back to where `run` stands; lines that `proposals.jsonl` had then."""
+        state = run.restored
+        if state is None:
+            return 0
+        assert isinstance(self.agent, Agent)
+        self.iteration, self.warm, self.best = state["iteration"], state["warm"], state["best"]
+        self.returns, self.best_returns = list(state["returns"]), list(state["best_returns"])
+        self.played = dict(state["played"])
+        self.agent.load_state_dict(state["agents"][0])
+        self.principal.load_state_dict(state["principal"])
+        if self.meter is not None:
+            self.meter.load_state_dict(state["meter"])
+        return int(state["lines"])
