@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
-EXTRAS := llm,local-llm,plots,search,slurm,tuning,dev
+EXTRAS := llm,local-llm,finetune,plots,search,slurm,tuning,dev
 
 .PHONY: install demo test test-fast lint format bench docs clean
 install: $(VENV)/.installed
@@ -45,6 +45,7 @@ bench: install  ## prints ratios measured side by side
 	$(BIN)/python benchmarks/launchers.py --rounds 1
 	$(BIN)/python benchmarks/sweep_report.py
 	$(BIN)/python benchmarks/principals.py --seeds 5
+	$(BIN)/python benchmarks/policy_search_tokens.py
 	$(BIN)/python benchmarks/principal_step.py
 	$(BIN)/python benchmarks/candidates.py --rounds 1
 	$(BIN)/python benchmarks/rooms.py

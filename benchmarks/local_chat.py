@@ -36,7 +36,7 @@ def questions() -> list[ChatRequest]:
 @torch.no_grad()
 def score_difference(chat: LocalChat) -> tuple[float, float]:
     """Largest difference between next-token scores in a batch and alone, and the scores' standard deviation."""
-    model, prompts = chat._load_model(), [chat._encode(request.messages) for request in questions()]
+    model, prompts = chat._load_model(), [chat.encode(request.messages) for request in questions()]
     ids, mask = pad_left(prompts, 0)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     together = model(ids, attention_mask=mask, position_ids=positions).logits[:, -1].float()

@@ -7,15 +7,15 @@ import os
 from pathlib import Path
 
 
-def compose(*overrides: str) -> dict:
-    """The resolved config of `llmrl-train <overrides>`."""
+def compose(*overrides: str, primary: str = "train") -> dict:
+    """The resolved config of `llmrl-<primary> <overrides>`."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
     with initialize_config_module("llmrl.conf", version_base="1.3"):
-        config = hydra_compose("train", overrides=list(overrides), return_hydra_config=True)
+        config = hydra_compose(primary, overrides=list(overrides), return_hydra_config=True)
         HydraConfig.instance().set_config(config)
         OmegaConf.set_struct(config, False)
         config.pop("hydra")

@@ -19,6 +19,8 @@ ALLOWED = {
     "learners": {"core", "networks"},
     "principals": {"core", "llms", "networks", "learners"},
     "agents": {"core", "networks", "learners", "run"},
+    "players": {"core", "envs", "llms"},
+    "finetuning": {"core", "llms", "run", "analysis", "principals", "loops"},
     "sweeps": {"core", "run", "analysis"},
     "loops": {"core", "learners", "run", "analysis"},
 }
@@ -28,22 +30,28 @@ HEAVY = {
     "meltingpot",
     "dmlab2d",
     "transformers",
+    "trl",
+    "peft",
+    "datasets",
     "matplotlib",
     "imageio",
     "gymnasium",
     "pettingzoo",
     "optuna",
+    "stable_baselines3",
     "botorch",
     "gpytorch",
     "scipy",
     "sklearn",
     "cmaes",
 }
-TORCH_LAYERS = {"networks", "learners", "agents", "teachers"}
+TORCH_LAYERS = {"networks", "learners", "agents", "teachers", "players"}
 # Nobody imports these at module level but who wants the libraries they are about.
 ABOUT_THEM = {
     "envs/pettingzoo_adapter.py",
+    "envs/gym/tasks/gymnasium_envs.py",
     "envs/rooms/gymnasium_envs.py",
+    "finetuning/keeper.py",
     "llms/local/tree.py",
     "llms/local/scorer.py",
     "llms/local/seq2seq_scorer.py",

@@ -18,12 +18,14 @@ SMALL = {
     "cleanup": ["env.n_envs=1", "env.horizon=6", "design.validate_episodes=1"],
     "harvest": ["env.n_envs=1", "env.horizon=6", "design.validate_episodes=1"],
 }
+SMALL["taxi"] = ["env.n_envs=1", "env.horizon=6"]
 SMALL |= {
     env: ["env.n_envs=2", "learn.rollout_steps=4"] for env in ("simple_doorkey", "unlock_pickup", "simple_spread")
 }
 TAUGHT = {"simple": "simple_doorkey", "spread": "simple_spread"}
 """What the presets of `experiment=teacher/` start with, and the environment it stands for."""
 BUDGET = ["design.steps=2", "design.adapt_rounds=1", "learn.env_steps=6", "learn.evaluate_episodes=1"]
+BUDGET += ["play.episodes=1"]
 
 
 def commands() -> list[str]:

@@ -234,7 +234,7 @@ class TestThePlanOfATaughtRun:
 
 
 def test_the_teacher_plays_itself(tmp_path):
-    overrides = ("env=simple_doorkey", "agent=teacher", "env.n_envs=8", "learn.evaluate_episodes=16")
+    overrides = ("env=simple_doorkey", "agent=teacher", "env.n_envs=8", "play.episodes=16")
     result = run(*overrides, "teacher=offline", f"output_root={tmp_path}")
     assert result > 0.8
     with pytest.raises(ConfigError, match="agent=teacher plays a teacher; choose one"):

@@ -14,6 +14,7 @@ from llmrl.agents.ppo_agent import PPOAgent
 from llmrl.agents.teacher_agent import TeacherAgent
 from llmrl.cli.compose import build_llm, build_loop, build_parts, check_values
 from llmrl.loops.learn import LearnLoop
+from llmrl.loops.play import PlayLoop
 from llmrl.teachers.debate import Debate
 from llmrl.teachers.llm_planner import LLMPlanner
 from llmrl.teachers.offline import OfflinePlanner
@@ -64,11 +65,12 @@ def test_it_composes_and_builds(preset):
     parts = build_parts(config, build_llm(config, None, check=False))
     try:
         loop = build_loop(config, parts)
-        assert isinstance(loop, LearnLoop) and parts.env.spec.name == TASKS[task]
+        assert parts.env.spec.name == TASKS[task]
         agent, teacher = parts.agents[0], parts.teacher
         if what == "teacher":
-            assert isinstance(agent, TeacherAgent) and loop.updates == 0 and loop.evaluate_episodes == 1000
+            assert isinstance(agent, TeacherAgent) and isinstance(loop, PlayLoop) and loop.episodes == 1000
             return
+        assert isinstance(loop, LearnLoop)
         assert isinstance(agent, PPOAgent)
         assert agent.policy.recurrent == ("lstm" in what)
         assert agent.policy.groups()[0][0].central == ("mappo" in what)
@@ -188,11 +190,18 @@ def test_commands_in_the_documentation_compose(page):
 )
 def test_it_runs(preset, logged, tmp_path):
     """Two updates, an evaluation, and the numbers that the documentation promises."""
-    small = ("env.n_envs=4", "learn.rollout_steps=10", "learn.env_steps=80", "learn.evaluate_episodes=4")
+    small = (
+        "env.n_envs=4",
+        "learn.rollout_steps=10",
+        "learn.env_steps=80",
+        "learn.evaluate_episodes=4",
+        "play.episodes=6",
+    )
     run(f"experiment=teacher/{preset}", *small, f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert json.loads((folder / "summary.json").read_text())["updates"] == (0 if preset.endswith("teacher") else 2)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["episodes"] == 6 if preset.endswith("teacher") else summary["updates"] == 2
     names = set().union(*rows)
     assert logged <= names and ("teacher/weight" in names) == bool(logged)
     page = (ROOT / "docs" / "policy_teacher.md").read_text()

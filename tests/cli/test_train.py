@@ -160,7 +160,7 @@ def test_third_party_parts_through_config_dir(tmp_path):
 def test_a_part_that_asks_for_scores(tmp_path):
     """It gets a local scorer, and whatever only chats is refused before anything is loaded or reached."""
     config_dir = ("--config-dir", str(THIRD_PARTY / "conf"), "env=signal_game", "trusted_modules=[signal_game]")
-    reader = (*config_dir, "agent=reader", "learn.evaluate_episodes=1")
+    reader = (*config_dir, "agent=reader", "play.episodes=1")
     for model in ("gpt4o", "scripted", "local_chat"):
         refused = train(*reader, f"llm={model}", "name=refused", cwd=tmp_path)
         text = " ".join(refused.stderr.split())

@@ -1,4 +1,4 @@
-"""The launcher and the sweeper of `llmrl-train --multirun`. Hydra imports this at every start: nothing heavy here."""
+"""The launcher and the sweeper of `--multirun`. Hydra imports this at every start: nothing heavy here."""
 
 from __future__ import annotations
 
@@ -63,12 +63,14 @@ class LlmrlLauncher(Launcher):
         self.config, self.hydra_context = config, hydra_context
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from llmrl.cli.apps import app_of, compute
         from llmrl.cli.report import print_sweep
-        from llmrl.cli.train import EXIT_FAILED, run_experiment, run_reporting
+        from llmrl.cli.train import EXIT_FAILED
         from llmrl.core.errors import ConfigError, LlmrlError
         from llmrl.sweeps.launch import launch
 
         assert self.config is not None
+        app = app_of(self.config)
         setup_globals()
         configure_log(self.config.hydra.job_logging, self.config.hydra.verbose)
         logging.getLogger("llmrl").setLevel(logging.INFO)
@@ -78,12 +80,12 @@ class LlmrlLauncher(Launcher):
                 raise ConfigError("dry_run is for all runs of a sweep or for none")
             if dry == {True}:
                 for job in jobs:
-                    run_experiment(job.config, job.overrides)
+                    app.run_experiment(job.config, job.overrides)
                 return [_ended(list(overrides), None, 0) for overrides in job_overrides]
             sweep_folder = Path(self.config.hydra.sweep.dir).expanduser().absolute()
-            outcomes, code = launch(jobs, run_reporting, sweep_folder, self.wait)
+            outcomes, code = launch(jobs, compute, sweep_folder, self.wait)
         except LlmrlError as error:
-            sys.stderr.write(f"\nllmrl-train: {error}\n")
+            sys.stderr.write(f"\n{app.name}: {error}\n")
             raise SystemExit(EXIT_FAILED) from error
         print_sweep(outcomes)
         return [_ended(list(o), outcome, code) for o, outcome in zip(job_overrides, outcomes, strict=True)]
@@ -94,11 +96,12 @@ class LlmrlLauncher(Launcher):
         Raises:
             ConfigError: a composed config makes no sense.
         """
-        from llmrl.cli.compose import build_hardware, check_values, game_processes
-        from llmrl.cli.train import resolve
+        from llmrl.cli.apps import app_of
+        from llmrl.cli.compose import build_hardware
         from llmrl.sweeps.jobs import Job, differing_keys, named_by
 
         assert self.config is not None and self.hydra_context is not None
+        app = app_of(self.config)
         resolved = []
         own = HydraConfig.instance().cfg
         try:
@@ -111,16 +114,16 @@ class LlmrlLauncher(Launcher):
                 environment = {str(name): str(value) for name, value in composed.hydra.job.env_set.items()}
                 with read_write(composed), open_dict(composed):
                     del composed["hydra"]
-                resolved.append((*resolve(composed), environment))
+                resolved.append((*app.resolve(composed), environment))
         finally:
             HydraConfig.instance().cfg = own
         swept = differing_keys([overrides for _, overrides, _ in resolved]) if self.swept is None else self.swept
         jobs = []
         for config, overrides, environment in resolved:
-            check_values(config)
+            app.check_values(config)
             config["output_root"] = str(Path(config["output_root"]).expanduser().absolute())
             hardware = build_hardware(config)
-            cores = hardware.cores_for(game_processes(config))
+            cores = hardware.cores_for(app.game_processes(config))
             jobs.append(Job(config, overrides, hardware, cores, named_by(overrides, swept), environment))
         return jobs
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from importlib import resources
 
 
-def missing_field(arguments: Sequence[str]) -> str | None:
+def missing_field(arguments: Sequence[str], primary: str = "train") -> str | None:
     """A sentence about the first `part.field=value` among command-line arguments whose field does not exist.
 
-    None if all fields exist, or if the parts themselves cannot be composed (Hydra has said why).
+    `primary` is the config that the command composes. None if all fields exist, or if the parts themselves cannot be
+    composed (Hydra has said why).
     """
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
@@ -25,7 +26,7 @@ def missing_field(arguments: Sequence[str]) -> str | None:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("llmrl.conf", version_base="1.3"):
-            config = compose("train", [*choices, f"hydra.searchpath=[{','.join(f'file://{p}' for p in searchpath)}]"])
+            config = compose(primary, [*choices, f"hydra.searchpath=[{','.join(f'file://{p}' for p in searchpath)}]"])
     except HydraException:
         return None
     for key, _ in pairs:
@@ -35,5 +36,6 @@ def missing_field(arguments: Sequence[str]) -> str | None:
             valid = [str(name) for name in node if name != "_target_"]
             close = difflib.get_close_matches(field, valid, n=1)
             guess = f" Did you mean {close[0]}?" if close else ""
-            return f"{'.'.join(parents) or 'llmrl-train'} has no option '{field}'; it has: {', '.join(valid)}.{guess}"
+            where = ".".join(parents) or f"llmrl-{primary}"
+            return f"{where} has no option '{field}'; it has: {', '.join(valid)}.{guess}"
     return None

@@ -16,8 +16,8 @@ _WITH_TABLE = "llmrl.teachers.options.offline_teacher"
 
 
 def with_digests(config: dict[str, Any]) -> dict[str, Any]:
-    """The resolved config with `prompts_digest` (own prompts) and `table_digest` (a plan table that is a file), each
-    only where there is one.
+    """The resolved config with `prompts_digest` (own prompts), `adapter_digest` (of a local model) and `table_digest`
+    (a plan table that is a file), each only where there is one.
 
     Raises:
         ConfigError: there is no such file, or it does not say what it said when the run was submitted.
@@ -43,9 +43,24 @@ def _prompts(config: dict[str, Any]) -> str | None:
 def _table(config: dict[str, Any]) -> str | None:
     from llmrl.teachers.offline import CORRECTED, PUBLISHED
 
-    teacher = config["teacher"]
+    teacher = config.get("teacher", {})
     table = teacher.get("table") if teacher.get("_target_") == _WITH_TABLE else None
     return table if isinstance(table, str) and table not in (PUBLISHED, CORRECTED) else None
+
+
+def _adapter(config: dict[str, Any]) -> str | None:
+    adapter: str | None = config["llm"].get("adapter")
+    return adapter
+
+
+def _adapter_digest(path: Path) -> str:
+    from llmrl.core.errors import LLMError
+    from llmrl.llms.local.adapter import adapter_fingerprint
+
+    try:
+        return adapter_fingerprint(str(path))[:12]
+    except LLMError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _folder_digest(path: Path) -> str:
@@ -63,6 +78,7 @@ def _table_digest(path: Path) -> str:
 
 _OUTSIDE: dict[str, tuple[str, Callable[[dict[str, Any]], str | None], Callable[[Path], str]]] = {
     "prompts_digest": ("the prompts in {} have", _prompts, _folder_digest),
+    "adapter_digest": ("the adapter in {} has", _adapter, _adapter_digest),
     "table_digest": ("the plan table {} has", _table, _table_digest),
 }
 """Key in the config -> what it is, where it is (None: there is none), and its digest, 12 hexadecimal digits."""

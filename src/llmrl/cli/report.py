@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import Counter
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from llmrl.core.protocols import ChatModel, Meter, Scorer
+from llmrl.run.content import RESULTS_NAME
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
@@ -54,13 +56,37 @@ def print_summary(run: Run) -> None:
             cells += [f"{row['objective']:.3f}", "-" if error is None else f"{error:.3f}"]
             table.add_row(*cells, style="bold" if row["step"] == best else None)
         console.print(table)
+    measured = _measured(run.folder)
+    if measured:
+        table = Table(title=f"{measured['episodes']} final episodes")
+        for column in ("", *_ESTIMATES):
+            table.add_column(column, justify="right" if column else "left")
+        for name, row in measured["table"].items():
+            table.add_row(name.replace("_", " "), *_numbers(row))
+        console.print(table)
     table = Table(title=str(run.folder), show_header=False, min_width=70)
     for name, value in run.summary.items():
-        if isinstance(value, int | float | str):
+        if isinstance(value, int | float | str) and not (measured and name.startswith(("evaluation/", "welfare/"))):
             table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else f"{value}")
     console.print(table)
     console.print(f"Curves: tensorboard --logdir {run.folder.parent.parent}", soft_wrap=True)
     console.print(f"Video and table of episodes: llmrl-evaluate '{run.folder}' --video", soft_wrap=True)
+
+
+_ESTIMATES = ("mean", "s.e.", "95% interval", "min", "max")
+
+
+def _measured(folder: Path) -> dict[str, Any]:
+    """What the final episodes of a run measured; empty where it has none."""
+    path = folder / RESULTS_NAME
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return content
+
+
+def _numbers(row: dict[str, float | None]) -> list[str]:
+    """A row of `analysis.statistics.describe`, as text."""
+    number = {key: "-" if value is None else f"{value:,.3f}" for key, value in row.items()}
+    return [number["mean"], number["standard_error"], _interval(row), number["min"], number["max"]]
 
 
 def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:
@@ -107,11 +133,10 @@ def print_evaluation(results: dict[str, Any]) -> None:
     if len(results["players"]) > 1:
         _compare_players(table, results["players"])
     else:
-        for column in ("", "mean", "s.e.", "95% interval", "min", "max"):
+        for column in ("", *_ESTIMATES):
             table.add_column(column, justify="left" if not column else "right")
         for name, row in results["table"].items():
-            number = {key: "-" if value is None else f"{value:.3f}" for key, value in row.items()}
-            table.add_row(name, number["mean"], number["standard_error"], _interval(row), number["min"], number["max"])
+            table.add_row(name, *_numbers(row))
     console.print(table)
     console.print(f"Saved in {results['out']}: results.json, episodes.csv" + (", videos/" if results["videos"] else ""))
 

@@ -146,9 +146,9 @@ def as_json(record: RunRecord) -> dict[str, Any]:
 def retry(args: argparse.Namespace) -> int:
     """Launch unfinished runs again, each as its folder's config says."""
     from llmrl.analysis.runs import UNFINISHED
-    from llmrl.cli.compose import build_hardware, game_processes
+    from llmrl.cli.apps import app_of, compute
+    from llmrl.cli.compose import build_hardware
     from llmrl.cli.report import print_sweep
-    from llmrl.cli.train import run_reporting
     from llmrl.core.errors import ConfigError
     from llmrl.sweeps.jobs import Job
     from llmrl.sweeps.launch import launch
@@ -170,14 +170,15 @@ def retry(args: argparse.Namespace) -> int:
         # Where the folder is now, which may be a copy; and what was begun is to be gone on with.
         config |= {"output_root": str(run.folder.parents[2]), "name": run.name, "rerun": False, "resume": True}
         hardware = build_hardware(config)
-        jobs.append(Job(config, overrides, hardware, hardware.cores_for(game_processes(config)), overrides))
+        cores = hardware.cores_for(app_of(config).game_processes(config))
+        jobs.append(Job(config, overrides, hardware, cores, overrides))
         if jobs[-1].folder != run.folder:
             raise ConfigError(
                 f"{run.folder} was made by another version of llmrl, to which its config meant something else; start "
                 "this run by its command"
             )
     folder = Path(jobs[0].config["output_root"]) / ".sweeps" / time.strftime("retry_%Y-%m-%d_%H-%M-%S")
-    outcomes, code = launch(jobs, run_reporting, folder, wait=not args.no_wait)
+    outcomes, code = launch(jobs, compute, folder, wait=not args.no_wait)
     print_sweep(outcomes)
     return code
 

@@ -74,10 +74,16 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
 
 def print_numbers(numbers: Report, page: Path) -> None:
     """The tables of scores, what is not in them, and where the rest is."""
+    from llmrl.analysis.played import players_table
     from llmrl.analysis.tables import not_counted, scores
     from llmrl.analysis.write import counted
     from llmrl.cli.report import print_table
 
+    if numbers.players:
+        table = players_table(numbers.players)
+        print_table(table.caption, table.columns, table.rows, table.sides)
+        for note in table.notes:
+            print(note)
     for section in numbers.sections:
         table = scores(section, "")
         kept = [i for i, column in enumerate(table.columns) if column in _IN_TERMINAL]

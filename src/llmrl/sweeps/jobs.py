@@ -56,6 +56,11 @@ class Job:
         c = self.config
         return find_folder(Path(c["output_root"]), c["name"], c, self.naming, c["seed"])
 
+    @property
+    def command(self) -> str:
+        """The command it was composed by: only llmrl-finetune knows methods of training."""
+        return "llmrl-finetune" if "method" in self.config else "llmrl-train"
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -187,7 +192,7 @@ def take_on(
 
 def write_log_header(log: Path, job: Job) -> None:
     """Begin the file that gets what a job prints."""
-    write_atomic(log, f"llmrl-train {' '.join(job.overrides)}\n{job.folder}\n\n")
+    write_atomic(log, f"{job.command} {' '.join(job.overrides)}\n{job.folder}\n\n")
 
 
 def describe(outcome: Outcome) -> str:

@@ -11,6 +11,7 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.limits import NonNegativeFloat, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
+from llmrl.llms.local.adapter import adapter_fingerprint, check_adapter, check_base, load_adapter
 from llmrl.llms.local.fingerprint import folder_fingerprint
 from llmrl.llms.local.loading import Dtype, check_model, load_config, load_model, load_tokenizer
 from llmrl.llms.local.sampling import GumbelNoise, RefuseNan
@@ -34,6 +35,7 @@ class LocalChat(Provider):
     Args:
         model: folder written by `save_pretrained`, or name on huggingface.co.
         revision: branch, tag or commit on the hub; None is its default branch.
+        adapter: folder of a LoRA adapter to use the model with, as llmrl-finetune writes them; None: the model alone.
         dtype: type of the weights, and so of the computation.
         chat_template: file with the Jinja template that turns messages into a prompt; None: the tokenizer's own.
         temperature: of sampling; 0 is the likeliest token every time.
@@ -47,6 +49,7 @@ class LocalChat(Provider):
     Raises:
         ConfigError: the chat template cannot be read; at the first question: the model's window is smaller than
             `context_window`.
+        LLMError: a file of the adapter cannot be read.
     """
 
     parallel = False
@@ -57,6 +60,7 @@ class LocalChat(Provider):
         device: str,
         seeds: Seeds,
         revision: str | None = None,
+        adapter: str | None = None,
         dtype: Dtype = "float32",
         chat_template: str | None = None,
         temperature: NonNegativeFloat = 1.0,
@@ -67,11 +71,15 @@ class LocalChat(Provider):
     ) -> None:
         # Nobody sends a bill for one's own machine, so money is no unknown here: it is zero.
         super().__init__(max_tokens=max_tokens, context_window=context_window, input_price=0.0, output_price=0.0)
-        self.model, self.revision, self.dtype = model, revision, dtype
+        self.model, self.revision, self.dtype, self.adapter = model, revision, dtype, adapter
         self.temperature, self.top_p = temperature, top_p
         self.reply_tokens, self.batch_tokens = max_tokens, batch_tokens
         self.device, self._seeds = device, seeds.child("local_chat")
+        # By content, so that results of one training are never taken for another's; `check` says if it is not there.
+        self._adapter_files = None if adapter is None or not _is_folder(adapter) else adapter_fingerprint(adapter)
         self.label = f"{model} (local chat)"
+        if adapter is not None:
+            self.label = f"{model} + adapter {(self._adapter_files or 'missing')[:8]} (local chat)"
         self._template = None if chat_template is None else _read(chat_template)
         self._identity: dict[str, Any] | None = None
         self._tokenizer: Any = None
@@ -93,15 +101,21 @@ class LocalChat(Provider):
                 "top_p": self.top_p,
                 "max_tokens": self.max_tokens,
             }
+            if self.adapter is not None:  # no key without one: replies kept before there were adapters stay found
+                self._identity["adapter"] = self._adapter_files or adapter_fingerprint(self.adapter)
         return self._identity
 
     def check(self) -> None:
-        """Raises LLMError if transformers is missing or the folder holds no model; hub names are not looked up."""
+        """Raises LLMError if a package is missing, a folder holds no model or no adapter, or the adapter belongs to
+        other weights; hub names are not looked up."""
         check_model(self.model)
+        if self.adapter is not None:
+            check_adapter(self.adapter)
+            check_base(self.adapter, self.model, self.identity["files"])
 
     def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
         """Exactly the tokens the model reads, those of the template included."""
-        return len(self._encode(messages))
+        return len(self.encode(messages))
 
     def fits(self, messages: Sequence[Mapping[str, str]]) -> bool:
         self._load_tokenizer()
@@ -114,7 +128,7 @@ class LocalChat(Provider):
             LLMError: the model cannot be loaded or has no chat template, a prompt and the longest reply exceed the
                 context window, or memory runs out.
         """
-        prompts = [self._encode(request.messages) for request in requests]
+        prompts = [self.encode(request.messages) for request in requests]
         for prompt, request in zip(prompts, requests, strict=True):
             self._refuse_too_long(len(prompt), request)
         replies: dict[int, ChatReply] = {}
@@ -178,21 +192,53 @@ class LocalChat(Provider):
             finish="length" if end is None else "stop",
         )
 
-    def _encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, with the chat template that is used."""
+        return self._load_tokenizer()
+
+    def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The tokens that the model reads, up to where its reply begins.
+
+        Raises:
+            LLMError: there is no chat template, or it does not take these messages.
+        """
+        return self._tokens(self._render(messages, ask=True))
+
+    def encode_reply(self, messages: Sequence[Mapping[str, str]], reply: str) -> list[int]:
+        """The tokens that the model would have to give for `reply`, the one that ends it included.
+
+        Raises:
+            LLMError: as `encode`; or nothing ends a reply.
+        """
+        prompt = self._render(messages, ask=True)
+        whole = self._render([*messages, {"role": "assistant", "content": reply}], ask=False)
+        # Some templates put more before a reply than the question ends with; others leave something of it out.
+        text = whole[len(prompt) :] if whole.startswith(prompt) else reply
+        end = self.tokenizer.eos_token_id
+        if end is None:
+            raise LLMError(f"{self.model}: its tokenizer does not say which token ends a reply")
+        ids = self._tokens(text)
+        return [*ids[: ids.index(end)], int(end)] if end in ids else [*ids, int(end)]
+
+    def _render(self, messages: Sequence[Mapping[str, str]], ask: bool) -> str:
         from jinja2 import TemplateError
 
         tokenizer = self._load_tokenizer()
         try:
-            text = tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            text: str = tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=ask
             )
+            return text
         except TemplateError as error:
             raise LLMError(
                 f"{self.model}: its chat template does not take these messages "
                 f"({', '.join(message['role'] for message in messages)}): {error}. Another template: llm.chat_template"
             ) from error
-        # The template has written the special tokens already.
-        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _tokens(self, text: str) -> list[int]:
+        """The template has written the special tokens already."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
     def _refuse_too_long(self, prompt_tokens: int, request: ChatRequest) -> None:
@@ -234,6 +280,8 @@ class LocalChat(Provider):
         if self._model is None:
             tokenizer = self._load_tokenizer()
             model: Any = load_model("causal", self.model, self.revision, self.device, self.dtype)
+            if self.adapter is not None:
+                model = load_adapter(model, self.adapter, self.device)
             self._end_tokens = _token_set(model.generation_config.eos_token_id) | _token_set(tokenizer.eos_token_id)
             if not self._end_tokens:
                 raise LLMError(f"{self.model}: neither model nor tokenizer says which token ends a reply")
@@ -273,6 +321,10 @@ def pad_left(prompts: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, 
     ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     return ids, mask
+
+
+def _is_folder(path: str) -> bool:
+    return Path(path).expanduser().is_dir()
 
 
 def _token_set(value: int | Sequence[int] | None) -> set[int]:

@@ -72,6 +72,25 @@ def load_config(model: str, revision: str | None) -> Any:
     return _load(AutoConfig.from_pretrained, "config", model, revision)
 
 
+def empty_model(model: str, revision: str | None) -> torch.nn.Module:
+    """A causal model's layers without their weights: what it is made of, at the price of its `config.json`.
+
+    Raises:
+        LLMError: there is no such config, or it is not of a causal model.
+    """
+    config = load_config(model, revision)
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            module: torch.nn.Module = auto.from_config(config, trust_remote_code=False)
+    except ValueError as error:
+        raise LLMError(f"{model} is no causal language model: {_one_line(error)}") from error
+    return module
+
+
 def load_model(kind: Kind, model: str, revision: str | None, device: str, dtype: Dtype) -> torch.nn.Module:
     """The model with its weights, in eval mode (no dropout), on `device`. Code from the hub is never run.
 

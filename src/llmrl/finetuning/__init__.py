@@ -1,0 +1,1 @@
+"""Fine-tuning of the language model that proposes policy parameters: data, rewards, methods, held-out evaluation."""

@@ -1,0 +1,126 @@
+"""From trials to examples: a history to be shown, and better parameters that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.seeding import Seeds
+from llmrl.finetuning.trials import Series, Trial
+
+Target = Literal["better", "nearest", "best"]
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A question to a proposer.
+
+    Attributes:
+        index: its number, which its random streams are addressed by.
+        history: trials to be shown, in the order in which they are shown, at least one.
+        target: a trial that was better than all of the history; None where none is known.
+    """
+
+    index: int
+    history: tuple[Trial, ...]
+    target: Trial | None
+
+    @property
+    def best(self) -> float:
+        """The highest value of the history."""
+        return max(trial.value for trial in self.history)
+
+
+def split(series: Sequence[Series], share: float, seeds: Seeds) -> tuple[list[Series], list[Series]]:
+    """`series` in two, (to train on, held out): no trial of the one is shown, or is a target, in the other.
+
+    Of several search runs whole ones are held out; of a single one, and of random trials, single trials. At least one
+    of either is.
+
+    Args:
+        series: of one task.
+        share: of trials or runs to hold out, in (0, 1).
+        seeds: which.
+    """
+    runs = [one for one in series if one.ordered]
+    train: list[Series] = []
+    held_out: list[Series] = []
+    if len(runs) > 1:
+        chosen = _chosen(len(runs), share, seeds.numpy("runs"))
+        for i, run in enumerate(runs):
+            (held_out if i in chosen else train).append(run)
+    for i, one in enumerate(series):
+        if one.ordered and len(runs) > 1:
+            continue
+        chosen = _chosen(len(one.trials), share, seeds.numpy(f"trials {i}"))
+        parts = [tuple(t for j, t in enumerate(one.trials) if (j in chosen) == out) for out in (False, True)]
+        train.append(Series(parts[0], one.ordered))
+        held_out.append(Series(parts[1], one.ordered))
+    return train, held_out
+
+
+def make_examples(
+    series: Sequence[Series], n: int, fewest: int, most: int, target: Target, seeds: Seeds, which: str
+) -> list[Example]:
+    """`n` examples, number i of which is a function of (series, seeds, i).
+
+    A history is some trials of one series. Of a search run they are all made before some moment of it, and stand in the
+    order in which they were made.
+
+    Args:
+        series: to take trials from; longer ones are taken from more often.
+        n: examples.
+        fewest, most: trials a history, any number between being as likely.
+        target: of the trials of all series that are better than all of the history, `better` takes any, `nearest` the
+            one that lies nearest to the history's best (in units of each parameter's spread), `best` the best.
+        seeds: node of the seed tree.
+        which: what these are, for messages.
+
+    Raises:
+        ConfigError: no series has as many trials.
+    """
+    usable = [one for one in series if len(one.trials) >= most]
+    if not usable:
+        longest = max((len(one.trials) for one in series), default=0)
+        raise ConfigError(
+            f"dataset.examples={most} trials are to be shown in a prompt, and there are at most {longest} {which}; "
+            "raise dataset.trials, give more dataset.runs, or lower dataset.examples"
+        )
+    sizes = np.array([len(one.trials) for one in usable], dtype=np.float64)
+    pool = [trial for one in series for trial in one.trials]
+    values = np.array([trial.value for trial in pool])
+    vectors = np.stack([trial.vector for trial in pool])
+    spread = vectors.std(axis=0)
+    scaled = vectors / np.where(spread > 0, spread, 1.0)
+    examples = []
+    for i in range(n):
+        rng = seeds.numpy(i)
+        one = usable[int(rng.choice(len(usable), p=sizes / sizes.sum()))]
+        shown = int(rng.integers(fewest, most + 1))
+        until = int(rng.integers(shown, len(one.trials) + 1)) if one.ordered else len(one.trials)
+        picked = rng.choice(until, size=shown, replace=False)
+        history = tuple(one.trials[j] for j in (np.sort(picked) if one.ordered else picked))
+        best = max(history, key=lambda trial: trial.value)
+        better = np.flatnonzero(values > best.value)
+        draw = int(rng.integers(2**31))  # drawn whether it is used or not, so that `target` changes nothing else
+        if not len(better):
+            chosen = None
+        elif target == "best":
+            chosen = int(np.argmax(values))
+        elif target == "nearest":
+            own = best.vector / np.where(spread > 0, spread, 1.0)
+            chosen = int(better[np.argmin(((scaled[better] - own) ** 2).sum(axis=1))])
+        else:
+            chosen = int(better[draw % len(better)])
+        examples.append(Example(i, history, None if chosen is None else pool[chosen]))
+    return examples
+
+
+def _chosen(n: int, share: float, rng: np.random.Generator) -> set[int]:
+    """About `share` of 0 ... n-1, but at least one and not all."""
+    size = int(np.clip(round(share * n), 1, max(n - 1, 1)))
+    return set(rng.permutation(n)[:size].tolist())

@@ -1,0 +1,98 @@
+"""From replies to what came of them: read, held to the bounds, played."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from llmrl.core.seeding import Seeds
+from llmrl.finetuning.questions import Question, Questions
+from llmrl.finetuning.rewards import Attempt
+from llmrl.finetuning.trials import Play
+from llmrl.llms.structured import InvalidReply
+from llmrl.loops.episodes import drawn
+
+
+class Judge:
+    """Tells what came of replies.
+
+    All that are judged together are played under the same seeds, so that replies to one prompt are compared under equal
+    luck. Equal parameters are played once.
+
+    Args:
+        questions: reads replies.
+        play: plays parameters.
+        rollouts: episodes of each.
+        seeds: node of the seed tree.
+    """
+
+    def __init__(self, questions: Questions, play: Play, rollouts: int, seeds: Seeds) -> None:
+        self.questions, self.play, self.rollouts, self.seeds = questions, play, rollouts, seeds
+        self._last: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], list[Attempt]] | None = None
+
+    def __call__(self, questions: Sequence[Question], replies: Sequence[str], when: str) -> list[Attempt]:
+        """What came of each reply to the question beside it; `when` addresses the episodes' seeds.
+
+        The same call again gives the same again, without playing.
+        """
+        key = (when, tuple(replies), tuple(id(question) for question in questions))
+        if self._last is None or self._last[0] != key:
+            reads = [self._read(reply) for reply in replies]
+            self._last = (key, self._attempts(questions, reads, when))
+        return self._last[1]
+
+    def of_vectors(self, questions: Sequence[Question], vectors: np.ndarray, when: str) -> list[Attempt]:
+        """The same for proposals [n, d] that are no replies."""
+        return self._attempts(questions, [(vector, "") for vector in vectors], when)
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last replies: train/valid_rate, train/inside_rate, train/repeat_rate; and of those that could be
+        played train/return."""
+        attempts = [] if self._last is None else self._last[1]
+        if not attempts:
+            return {}
+        played = [attempt.value for attempt in attempts if attempt.value is not None]
+        rates = {
+            "train/valid_rate": float(np.mean([attempt.vector is not None for attempt in attempts])),
+            "train/inside_rate": float(np.mean([attempt.inside for attempt in attempts])),
+            "train/repeat_rate": float(np.mean([attempt.repeats for attempt in attempts])),
+        }
+        return rates | ({"train/return": float(np.mean(played))} if played else {})
+
+    def _read(self, reply: str) -> tuple[np.ndarray | None, str]:
+        """The numbers in a reply, or None and what is wrong with it."""
+        try:
+            return self.questions.read(reply), ""
+        except InvalidReply as fault:
+            return None, str(fault)
+
+    def _attempts(
+        self, questions: Sequence[Question], reads: Sequence[tuple[np.ndarray | None, str]], when: str
+    ) -> list[Attempt]:
+        tried = [None if vector is None else self.questions.usable(vector) for vector, _ in reads]
+        rows: dict[bytes, int] = {}
+        for vector in tried:
+            if vector is not None:
+                rows.setdefault(_key(vector), len(rows))
+        returns = np.zeros((0, self.rollouts))
+        if rows:
+            vectors = np.stack([np.frombuffer(key, dtype=np.float64) for key in rows])
+            returns = self.play(vectors, drawn(self.seeds.child(when), self.rollouts))
+        attempts = []
+        for question, (vector, fault), played in zip(questions, reads, tried, strict=True):
+            attempts.append(
+                Attempt(
+                    vector,
+                    inside=vector is not None and self.questions.inside(vector),
+                    returns=np.zeros(0) if played is None else returns[rows[_key(played)]],
+                    history=np.array([trial.value for trial in question.shown]),
+                    repeats=played is not None and _key(played) in {_key(trial.vector) for trial in question.shown},
+                    fault=fault,
+                )
+            )
+        return attempts
+
+
+def _key(vector: np.ndarray) -> bytes:
+    return (np.asarray(vector, dtype=np.float64) + 0.0).tobytes()

@@ -1,0 +1,221 @@
+"""What is known of a task before training: parameters that were tried, and the returns they gave."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import ParameterSpace
+from llmrl.loops.episodes import drawn
+from llmrl.loops.proposals import FILE_NAME, read_proposals
+from llmrl.run.files import write_atomic
+from llmrl.run.folder import unwritable
+
+log = logging.getLogger(__name__)
+
+CHUNK = 64
+"""Random trials that are played, and kept, together: what a kill costs at most."""
+_FORMAT = 1
+_NO_MATTER = ("n_envs", "name", "render", "engine", "text", "success", "success_at")
+"""Fields of environments that change no return."""
+
+Play = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""From parameters [n, d] and seeds of episodes [k] to returns [n, k]: every vector plays under every seed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Parameters, [d], and the returns of the episodes that were played with them, [k]."""
+
+    vector: np.ndarray
+    returns: np.ndarray
+
+    @property
+    def value(self) -> float:
+        """The mean return."""
+        return float(self.returns.mean())
+
+
+@dataclass(frozen=True)
+class Series:
+    """Trials that belong together: those of a search run, in the order in which they were made, or random ones."""
+
+    trials: tuple[Trial, ...]
+    ordered: bool
+
+
+def random_vectors(
+    space: ParameterSpace, seeds: Seeds, indices: Sequence[int], low: float | None, high: float | None
+) -> np.ndarray:
+    """Uniform parameters, [len(indices), d]; number i is a function of (seeds, i).
+
+    Of parameters with so many decimals, all numbers with that many are equally likely, both bounds included.
+
+    Args:
+        space: of the policy.
+        seeds: node of the seed tree.
+        indices: which.
+        low, high: bounds of every number; None: its own in the space.
+    """
+    lowest = space.low if low is None else np.full(space.dim, low)
+    highest = space.high if high is None else np.full(space.dim, high)
+    digits = [p.decimals for p in space.parameters]
+    grid = np.array([digit is not None for digit in digits])
+    width = np.array([1.0 if digit is None else 10.0**-digit for digit in digits])
+    share = np.stack([seeds.numpy(i).random(space.dim) for i in indices])
+    points = np.round((highest - lowest) / width) + 1
+    drawn = np.where(grid, lowest + width * np.floor(share * points), lowest + share * (highest - lowest))
+    return space.rounded(drawn, clip=False)
+
+
+def random_trials(
+    play: Play,
+    space: ParameterSpace,
+    seeds: Seeds,
+    n: int,
+    episodes: int,
+    folder: Path,
+    low: float | None = None,
+    high: float | None = None,
+    before_chunk: Callable[[int], None] = lambda done: None,
+) -> Series:
+    """`n` random parameters and their returns; what `folder` holds already is not played again.
+
+    Each trial is a function of the seeds and its number, so a larger `n` adds to a smaller one; those of a chunk play
+    under the same seeds. Chunks are written in one step each, so any number of processes may work on one folder, and a
+    killed one leaves whole chunks.
+
+    Args:
+        play: plays the episodes of a chunk.
+        space: of the policy.
+        seeds: of parameters and episodes.
+        n: trials.
+        episodes: of each trial.
+        folder: content-addressed, see `trials_folder`; created if it is not there.
+        low, high: see `random_vectors`.
+        before_chunk: called with the number of trials there are, before more are played; may raise to stop here.
+
+    Raises:
+        RunFolderError: `folder` cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    trials: list[Trial] = []
+    for start in range(0, n, CHUNK):
+        path = folder / f"trials_{start:06d}.json"
+        chunk = _kept(path, space.dim, episodes)
+        if chunk is None:
+            before_chunk(start)
+            # Whole chunks whatever n is: what is asked for first must not decide what is found later.
+            vectors = random_vectors(space, seeds.child("vectors"), range(start, start + CHUNK), low, high)
+            returns = play(vectors, drawn(seeds.child("episodes").child(start), episodes))
+            chunk = [Trial(vector, row) for vector, row in zip(vectors, returns, strict=True)]
+            lines = [{"vector": t.vector.tolist(), "returns": t.returns.tolist()} for t in chunk]
+            write_atomic(path, json.dumps(lines))
+        trials += chunk
+    before_chunk(n)
+    return Series(tuple(trials[:n]), ordered=False)
+
+
+def trials_folder(root: Path, identity: Mapping[str, Any]) -> Path:
+    """Where trials are kept: a folder named by a hash over everything that decides them, `identity` (plain data)."""
+    text = json.dumps({"format": _FORMAT, **identity}, sort_keys=True, separators=(",", ":"))
+    return root / hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]) -> Series:
+    """The trials of a search run, in order; a last line that is still being written is left out.
+
+    Args:
+        folder: the run folder.
+        space: of the policy.
+        task: what the run's config must say of the task, see `task_of`.
+
+    Raises:
+        ConfigError: it is no search run, has no proposals yet, or is about another task.
+    """
+    import yaml
+
+    path = folder / FILE_NAME
+    if not path.is_file() or not (folder / "config.yaml").is_file():
+        raise ConfigError(
+            f"dataset.runs: {folder} is no folder of a search run (it has no {FILE_NAME}); give one like "
+            "outputs/cartpole/<run>/seed=0, or a folder around such ones"
+        )
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    other = task_of(config, seeded="seed" in task)
+    differs = sorted(key for key in {*task, *other} if task.get(key) != other.get(key))
+    if differs:
+        told = "; ".join(f"{key}: {other.get(key)} there, {task.get(key)} here" for key in differs)
+        raise ConfigError(f"dataset.runs: {folder} is about another task ({told}); use runs of this env and agent")
+    trials = []
+    try:
+        for line in read_proposals(folder):
+            vector = np.array(line["vector"], dtype=np.float64)
+            trials.append(Trial(vector, np.array(line["returns"], dtype=np.float64)))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}, line {len(trials) + 1} is no proposal: {error!r}") from error
+    for number, trial in enumerate(trials, start=1):
+        if trial.vector.shape != (space.dim,) or not len(trial.returns):
+            raise ConfigError(
+                f"{path}, line {number}: {space.name} takes {space.dim} numbers and at least one return, got "
+                f"{trial.vector.size} and {trial.returns.size}"
+            )
+    if not trials:
+        raise ConfigError(f"dataset.runs: {folder} has no proposals yet; let that run get on, or leave it out")
+    return Series(tuple(trials), ordered=True)
+
+
+def find_search_runs(places: Sequence[str]) -> list[Path]:
+    """The run folders with proposals in or under `places`, sorted; none of them twice.
+
+    Raises:
+        ConfigError: there is none in one of them.
+    """
+    found: set[Path] = set()
+    for place in places:
+        root = Path(place).expanduser()
+        here = {path.parent for path in root.rglob(FILE_NAME) if "backup_" not in str(path.relative_to(root))}
+        if not here:
+            raise ConfigError(
+                f"dataset.runs: there is no {FILE_NAME} in or under {root}, so there are no proposals of a search; "
+                "run one first: llmrl-train env=... agent=... principal=cmaes"
+            )
+        found |= here
+    return sorted(found)
+
+
+def task_of(config: Mapping[str, Any], seeded: bool) -> dict[str, Any]:
+    """What of a resolved config says which task it is: environment and agent, without what only changes speed or words.
+
+    `seeded`: parameters mean something else under every seed (those along random directions).
+    """
+    env = {key: value for key, value in config["env"].items() if key not in _NO_MATTER}
+    nodes = {"env": env, "agent": dict(config["agent"])}
+    task = {f"{group}.{key}": value for group, node in nodes.items() for key, value in node.items()}
+    return task | ({"seed": config["seed"]} if seeded else {})
+
+
+def _kept(path: Path, dim: int, episodes: int) -> list[Trial] | None:
+    """The trials of a chunk on disk; None where there are none that can be used."""
+    try:
+        lines = json.loads(path.read_text(encoding="utf-8"))
+        trials = [Trial(np.array(x["vector"], np.float64), np.array(x["returns"], np.float64)) for x in lines]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s cannot be read (%r); its trials are played again", path, error)
+        return None
+    whole = len(trials) == CHUNK and all(t.vector.shape == (dim,) and t.returns.shape == (episodes,) for t in trials)
+    return trials if whole else None

@@ -1,0 +1,28 @@
+"""A tiny language model that knows the form of a reply, made once."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+# For the environment and for processes that tests start.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+
+
+@pytest.fixture(scope="session")
+def proposer(tmp_path_factory):
+    """A folder with the model: it answers with two whole numbers from -6 to 6, any as likely."""
+    from tiny_proposers import make_proposer
+
+    rng = np.random.default_rng(0)
+    rows = ["[2, -3] -> -0.10", "[-6, 4] -> -15.21", "[0, 1] -> -6.03", "[5, -1] -> -5.12"]
+    ask = 'of 100. Answer: {"reasoning": "<why>", "params": [<2 numbers>]}'
+    pairs = []
+    for _ in range(200):
+        question = "\n".join([*rng.choice(rows, 3), f"3 {ask}"])
+        why = f"The best so far gave {rng.uniform(-17, 0):.2f}; this is another place to look."
+        x, y = rng.integers(-6, 7, 2)
+        pairs.append((question, f'{{"reasoning": "{why}", "params": [{x}, {y}]}}'))
+    return make_proposer(tmp_path_factory.mktemp("proposer"), pairs)

@@ -1,0 +1,215 @@
+"""Trials: drawn, kept, read; and the examples made of them."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Parameter, ParameterSpace
+from llmrl.finetuning.examples import make_examples, split
+from llmrl.finetuning.trials import (
+    CHUNK,
+    Series,
+    Trial,
+    find_search_runs,
+    random_trials,
+    random_vectors,
+    read_search_run,
+    task_of,
+    trials_folder,
+)
+
+
+def space(*bounds, decimals=None):
+    return ParameterSpace("p", tuple(Parameter(f"x{i}", a, b, "", "", decimals) for i, (a, b) in enumerate(bounds)))
+
+
+PLANE = space((-1.0, 1.0), (0.0, 10.0))
+
+
+class Plays:
+    """Returns the sum of the numbers, and a little of the seed; counts what it plays."""
+
+    def __init__(self):
+        self.played = 0
+
+    def __call__(self, vectors, seeds):
+        self.played += len(vectors) * len(seeds)
+        return vectors.sum(1)[:, None] + 1e-12 * seeds[None, :]
+
+
+def numbers(series):
+    return [(trial.vector.tolist(), trial.returns.tolist()) for trial in series.trials]
+
+
+def test_all_numbers_with_so_many_decimals_are_as_likely_the_ends_included():
+    whole = random_vectors(space((0, 3), decimals=0), Seeds(0), range(4000), None, None)
+    counts = np.bincount(whole[:, 0].astype(int), minlength=4)
+    assert np.abs(counts - 1000).max() < 5 * np.sqrt(750)
+    tenths = random_vectors(space((-0.2, 0.2), decimals=1), Seeds(1), range(500), None, None)
+    assert {round(x, 10) for x in tenths[:, 0]} == {-0.2, -0.1, 0.0, 0.1, 0.2}
+    assert not np.signbit(tenths[tenths == 0]).any()
+
+
+def test_bounds_of_ones_own_may_leave_those_of_the_policy():
+    drawn = random_vectors(PLANE, Seeds(0), range(300), -20.0, 20.0)
+    assert drawn.min() < -15 and drawn.max() > 15
+    assert np.array_equal(
+        random_vectors(PLANE, Seeds(0), [7], None, None)[0], random_vectors(PLANE, Seeds(0), range(9), None, None)[7]
+    )
+
+
+def test_a_kill_costs_a_chunk_at_most_and_more_trials_add_to_fewer(tmp_path):
+    """Killed before its second chunk, gone on with, then asked for more: each trial is played once."""
+    plays, folder = Plays(), tmp_path / "trials"
+
+    def killed(done):
+        if done >= CHUNK:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        random_trials(plays, PLANE, Seeds(0), CHUNK + 10, 3, folder, before_chunk=killed)
+    assert plays.played == 3 * CHUNK
+    resumed = random_trials(plays, PLANE, Seeds(0), CHUNK + 10, 3, folder)
+    assert plays.played == 2 * 3 * CHUNK and len(resumed.trials) == CHUNK + 10 and not resumed.ordered
+    more = random_trials(plays, PLANE, Seeds(0), 2 * CHUNK + 1, 3, folder)
+    assert plays.played == 3 * 3 * CHUNK and numbers(more)[: CHUNK + 10] == numbers(resumed)
+    anew = random_trials(Plays(), PLANE, Seeds(0), CHUNK + 10, 3, tmp_path / "other")
+    assert numbers(anew) == numbers(resumed)
+    assert numbers(random_trials(Plays(), PLANE, Seeds(1), 10, 3, tmp_path / "seed")) != numbers(resumed)[:10]
+
+
+def test_a_damaged_chunk_is_played_again(tmp_path):
+    whole = random_trials(Plays(), PLANE, Seeds(0), 10, 3, tmp_path)
+    (chunk,) = tmp_path.iterdir()
+    for content in (chunk.read_text()[:50], "[]", json.dumps([{"vector": [1.0]}])):
+        chunk.write_text(content)
+        plays = Plays()
+        assert numbers(random_trials(plays, PLANE, Seeds(0), 10, 3, tmp_path)) == numbers(whole) and plays.played
+
+
+def test_trials_are_kept_under_what_decides_them(tmp_path):
+    base = {"task": {"env.id": "A-v0"}, "episodes": 20}
+    folder = trials_folder(tmp_path, base)
+    assert folder == trials_folder(tmp_path, {"episodes": 20, "task": {"env.id": "A-v0"}})
+    assert folder != trials_folder(tmp_path, {**base, "episodes": 21})
+
+
+def search_run(root, task="A-v0", lines=((1.0, 2.0), (3.0, 4.0)), seed=0):
+    folder = root / "search" / f"seed={seed}"
+    folder.mkdir(parents=True)
+    config = {"env": {"id": task, "n_envs": 3}, "agent": {"bound": 6}, "seed": seed}
+    (folder / "config.yaml").write_text(json.dumps(config))
+    text = [
+        {"iteration": i, "candidate": 0, "vector": [x, y], "return": x, "returns": [x, x + 1]}
+        for i, (x, y) in enumerate(lines)
+    ]
+    (folder / "proposals.jsonl").write_text("".join(json.dumps(line) + "\n" for line in text))
+    return folder
+
+
+TASK = task_of({"env": {"id": "A-v0", "n_envs": 8}, "agent": {"bound": 6}}, seeded=False)
+
+
+def test_a_search_run_is_read_in_order_up_to_the_last_whole_line(tmp_path):
+    folder = search_run(tmp_path)
+    with (folder / "proposals.jsonl").open("a") as file:
+        file.write('{"iteration": 2, "vec')
+    series = read_search_run(folder, PLANE, TASK)
+    assert series.ordered and numbers(series) == [([1.0, 2.0], [1.0, 2.0]), ([3.0, 4.0], [3.0, 4.0])]
+    assert [trial.value for trial in series.trials] == [1.5, 3.5]
+
+
+def test_data_of_another_task_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"another task \(env\.id: B-v0 there, A-v0 here\)"):
+        read_search_run(search_run(tmp_path / "b", "B-v0"), PLANE, TASK)
+    three = space((0, 1), (0, 1), (0, 1))
+    with pytest.raises(ConfigError, match="line 1: p takes 3 numbers"):
+        read_search_run(search_run(tmp_path / "c"), three, TASK)
+    with pytest.raises(ConfigError, match=r"another task \(seed: 1 there, 0 here\)"):  # directions drawn from the seed
+        read_search_run(search_run(tmp_path / "d", seed=1), PLANE, {**TASK, "seed": 0})
+    assert read_search_run(tmp_path / "d" / "search" / "seed=1", PLANE, TASK).trials
+
+
+def test_folders_without_proposals_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no folder of a search run"):
+        read_search_run(tmp_path, PLANE, TASK)
+    with pytest.raises(ConfigError, match=r"there is no proposals\.jsonl in or under"):
+        find_search_runs([str(tmp_path)])
+    with pytest.raises(ConfigError, match="has no proposals yet"):
+        read_search_run(search_run(tmp_path, lines=()), PLANE, TASK)
+    (tmp_path / "search" / "seed=0" / "proposals.jsonl").write_text('{"vector": [1, 2]}\n')
+    with pytest.raises(ConfigError, match=r"line 1 is no proposal: KeyError\('returns'\)"):
+        read_search_run(tmp_path / "search" / "seed=0", PLANE, TASK)
+
+
+def test_runs_are_found_once_and_old_ones_that_were_moved_aside_are_not(tmp_path):
+    runs = [search_run(tmp_path / name) for name in ("a", "b")]
+    old = runs[0] / "backup_1"
+    old.mkdir()
+    (old / "proposals.jsonl").write_text("")
+    assert find_search_runs([str(tmp_path), str(runs[1])]) == sorted(runs)
+
+
+def series_of(n, ordered, start=0.0):
+    rng = np.random.default_rng(int(start))
+    return Series(tuple(Trial(rng.normal(size=2), np.array([start + rng.normal()])) for _ in range(n)), ordered)
+
+
+@given(n=st.integers(2, 40), share=st.floats(0.01, 0.99), runs=st.integers(1, 4), seed=st.integers(0, 5))
+def test_nothing_that_is_held_out_is_trained_on(n, share, runs, seed):
+    every = [series_of(n, ordered=True, start=i) for i in range(runs)] + [series_of(n, ordered=False, start=9)]
+    train, held_out = split(every, share, Seeds(seed))
+    sets = [{id(trial) for one in part for trial in one.trials} for part in (train, held_out)]
+    assert not sets[0] & sets[1] and len(sets[0] | sets[1]) == n * (runs + 1)
+    assert all(sets)
+    if runs > 1:  # whole runs
+        assert {len(one.trials) for part in (train, held_out) for one in part if one.ordered} == {n}
+
+
+def test_histories_of_a_search_lie_in_its_past_and_targets_beat_them():
+    every = [series_of(30, ordered=True), series_of(50, ordered=False, start=1)]
+    place = {id(trial): i for i, trial in enumerate(every[0].trials)}
+    pool = [trial.value for one in every for trial in one.trials]
+    latest = set()
+    examples = make_examples(every, 300, 2, 5, "better", Seeds(0), "here")
+    for example in examples:
+        assert 2 <= len(example.history) <= 5 and len({id(trial) for trial in example.history}) == len(example.history)
+        if id(example.history[0]) in place:
+            order = [place[id(trial)] for trial in example.history]
+            assert order == sorted(order)
+            latest.add(order[-1])
+        if example.target is None:
+            assert example.best == max(pool)
+        else:
+            assert example.target.value > example.best
+    assert {len(example.history) for example in examples} == {2, 3, 4, 5}
+    assert min(latest) < 8 and max(latest) > 25
+    again = make_examples(every, 100, 2, 5, "better", Seeds(0), "here")
+    assert [e.history for e in again] == [e.history for e in examples[:100]]
+    assert [e.target for e in again] == [e.target for e in examples[:100]]
+
+
+def test_which_target_is_learnt_changes_nothing_else():
+    every = [series_of(60, ordered=False)]
+    found = {kind: make_examples(every, 50, 3, 3, kind, Seeds(0), "here") for kind in ("better", "nearest", "best")}
+    assert [e.history for e in found["better"]] == [e.history for e in found["nearest"]]
+    trials = every[0].trials
+    spread = np.stack([trial.vector for trial in trials]).std(0)
+    top = max(trials, key=lambda trial: trial.value)
+    for nearest, best in zip(found["nearest"], found["best"], strict=True):
+        if nearest.target is None:
+            continue
+        assert best.target is top
+        own = max(nearest.history, key=lambda trial: trial.value)
+        better = [trial for trial in trials if trial.value > nearest.best]
+        assert nearest.target is min(better, key=lambda t: (((t.vector - own.vector) / spread) ** 2).sum())
+
+
+def test_too_little_data_is_refused():
+    with pytest.raises(ConfigError, match=r"dataset\.examples=5 .* at most 4 held out"):
+        make_examples([series_of(4, ordered=False)], 1, 1, 5, "better", Seeds(0), "held out")

@@ -1,0 +1,90 @@
+"""Language models small enough to be trained in a test, which know the form of a reply and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tiny_models import CHAT_TEMPLATE, SPECIAL
+
+
+def make_proposer(
+    folder: Path, pairs: Sequence[tuple[str, str]], steps: int = 100, window: int = 512, batch: int = 16, seed: int = 0
+) -> Path:
+    """A two-layer Llama of about 100 thousand weights, trained from scratch on questions and replies, with a tokenizer
+    of its own, in `folder`.
+
+    Args:
+        folder: to write.
+        pairs: of which `batch` are drawn in each of `steps` steps.
+        window: longest text, in tokens.
+        seed: of weights and draws.
+    """
+    import numpy as np
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    rng, fast = np.random.default_rng(seed), tokenizer_of(pairs)
+
+    def ids(text: str) -> list[int]:
+        return fast(text, add_special_tokens=False)["input_ids"]
+
+    def turn(question: str) -> list[int]:
+        asked = [{"role": "user", "content": question}]
+        return ids(fast.apply_chat_template(asked, tokenize=False, add_generation_prompt=True))
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=len(fast),
+                hidden_size=64,
+                intermediate_size=128,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=window,
+                pad_token_id=0,
+                bos_token_id=None,
+                eos_token_id=2,
+            )
+        )
+        optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        for _ in range(steps):
+            drawn = [pairs[int(i)] for i in rng.integers(len(pairs), size=batch)]
+            rows = [(turn(question), [*ids(reply), 2]) for question, reply in drawn]
+            longest = max(len(question) + len(answer) for question, answer in rows)
+            tokens = torch.zeros(len(rows), longest, dtype=torch.long)
+            labels = torch.full_like(tokens, -100)
+            mask = torch.zeros_like(tokens)
+            for i, (question, answer) in enumerate(rows):
+                whole = torch.tensor(question + answer)
+                tokens[i, : len(whole)], mask[i, : len(whole)] = whole, 1
+                labels[i, len(question) : len(whole)] = torch.tensor(answer)
+            model(input_ids=tokens, attention_mask=mask, labels=labels).loss.backward()
+            optimiser.step()
+            optimiser.zero_grad()
+    model.save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return folder
+
+
+def tokenizer_of(pairs: Sequence[tuple[str, str]]):
+    """Byte-level BPE in which every digit is a token, trained on some of the texts."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([question + reply for question, reply in pairs[:100]], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=SPECIAL[0], eos_token=SPECIAL[2])
+    fast.chat_template = CHAT_TEMPLATE
+    return fast

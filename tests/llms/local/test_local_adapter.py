@@ -1,0 +1,178 @@
+"""A LoRA adapter over a local chat model: used, told apart, and refused where it does not belong."""
+
+import importlib.util
+import json
+import shutil
+
+import pytest
+import torch
+
+from llmrl.core.errors import LLMError
+from llmrl.core.records import ChatRequest
+from llmrl.core.seeding import Seeds
+from llmrl.llms.local.adapter import BASE, adapter_fingerprint, write_base
+from llmrl.llms.local.chat import LocalChat
+from llmrl.llms.local.fingerprint import folder_fingerprint
+from llmrl.llms.request_key import request_key
+from tiny_models import make_tiny_causal
+
+pytest.importorskip("peft")
+
+
+def make_adapter(model, folder, seed=0, rank=4):
+    """An adapter that changes much: B is random too, where training would begin with zeros."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tuned = get_peft_model(
+            AutoModelForCausalLM.from_pretrained(model),
+            LoraConfig(r=rank, lora_alpha=8 * rank, target_modules="all-linear", task_type="CAUSAL_LM"),
+        )
+        with torch.no_grad():
+            for name, weight in tuned.named_parameters():
+                if "lora_B" in name:
+                    weight.normal_(0, 0.3)
+    tuned.save_pretrained(folder)
+    return folder, tuned
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_tiny_causal(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def tuned(base, tmp_path_factory):
+    return make_adapter(base, tmp_path_factory.mktemp("adapter"))
+
+
+def chat(model, adapter=None, **options):
+    options = {"max_tokens": 12, "temperature": 0.0} | options
+    return LocalChat(
+        str(model), device="cpu", seeds=Seeds(0), adapter=None if adapter is None else str(adapter), **options
+    )
+
+
+REQUESTS = [ChatRequest(({"role": "user", "content": text},)) for text in ("Hi", "What next?", "0.1 0.2")]
+
+
+def test_replies_are_those_of_peft_and_not_of_the_model_alone(base, tuned):
+    folder, module = tuned
+    with_it, without = chat(base, folder), chat(base)
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    replies = with_it.complete(REQUESTS)
+    assert torch.equal(torch.rand(1), expected)  # loading draws from no generator but its own
+    assert [r.text for r in replies] != [r.text for r in without.complete(REQUESTS)]
+    module.eval()
+    for request, reply in zip(REQUESTS, replies, strict=True):
+        ids = with_it.encode(request.messages)
+        told: list[int] = []
+        with torch.no_grad():
+            while len(told) < 12 and with_it.tokenizer.eos_token_id not in told:
+                told.append(int(module(torch.tensor([ids + told])).logits[0, -1].argmax()))
+        assert reply.text == with_it.tokenizer.decode(told, skip_special_tokens=True)
+    assert not any(weight.requires_grad for weight in with_it._load_model().parameters())
+
+
+def test_kept_replies_of_model_and_adapters_never_mix(base, tuned, tmp_path):
+    folder, _ = tuned
+    other, _ = make_adapter(base, tmp_path / "other", seed=1)
+    models = [chat(base), chat(base, folder), chat(base, other)]
+    assert len({request_key(model.identity, REQUESTS[0]) for model in models}) == 3
+    assert "adapter" not in models[0].identity
+    labels = [model.label for model in models]
+    assert labels[0] == f"{base} (local chat)"
+    assert labels[1] == f"{base} + adapter {adapter_fingerprint(str(folder))[:8]} (local chat)" != labels[2]
+    copied = shutil.copytree(folder, tmp_path / "copied")
+    assert chat(base, copied).identity == models[1].identity  # by what it says, not by where it lies
+    make_adapter(base, copied, seed=2)  # trained again in place
+    assert chat(base, copied).identity != models[1].identity
+
+
+def test_an_adapter_on_other_weights_is_refused_before_it_is_used(base, tuned, tmp_path):
+    folder = shutil.copytree(tuned[0], tmp_path / "adapter")
+    write_base(folder, str(base), None, folder_fingerprint(str(base)))
+    chat(base, folder).check()
+    moved = shutil.copytree(base, tmp_path / "moved")
+    chat(moved, folder).check()  # the same weights elsewhere
+    other = make_tiny_causal(tmp_path / "retrained", seed=1)
+    with pytest.raises(LLMError, match=r"was trained on .*, and llm\.model=.*retrained has other weights"):
+        chat(other, folder).check()
+    with pytest.raises(LLMError, match="has other weights"):
+        chat("Qwen/Qwen2.5-0.5B", folder).check()
+    write_base(folder, "Qwen/Qwen2.5-0.5B", None, None)
+    chat("Qwen/Qwen2.5-0.5B", folder).check()
+    (folder / BASE).write_text("{")
+    with pytest.raises(LLMError, match="cannot be read"):
+        chat(base, folder).check()
+
+
+def test_what_is_no_adapter_is_named(base, tuned, tmp_path, monkeypatch):
+    with pytest.raises(LLMError, match=r"nowhere: there is no such folder.*llmrl-finetune"):
+        chat(base, tmp_path / "nowhere").check()
+    assert "missing" in chat(base, tmp_path / "nowhere").label
+    with pytest.raises(LLMError, match=r"it has no adapter_config\.json and no adapter_model\.safetensors"):
+        chat(base, tmp_path).check()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "peft" else object())
+    with pytest.raises(LLMError, match=r"pip install 'llmrl\[finetune\]'"):
+        chat(base, tuned[0]).check()
+
+
+def test_an_adapter_of_another_architecture_does_not_load(tuned, tmp_path):
+    gpt2 = make_tiny_causal(tmp_path / "gpt2", "gpt2")
+    with pytest.raises(LLMError, match=r"llm\.adapter=.* (cannot be loaded|belongs to another model)"):
+        chat(gpt2, tuned[0]).complete(REQUESTS)
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shallow = make_tiny_causal(tmp_path / "shallow")
+    config = LlamaConfig.from_pretrained(shallow)
+    config.num_hidden_layers = 1
+    LlamaForCausalLM(config).save_pretrained(shallow)
+    with pytest.raises(LLMError, match="belongs to another model: 14 of its layers"):
+        chat(shallow, tuned[0]).complete(REQUESTS)
+    config.num_hidden_layers, config.hidden_size, config.head_dim = 2, 64, 16
+    LlamaForCausalLM(config).save_pretrained(shallow)
+    with pytest.raises(LLMError, match=r"cannot be loaded: .*size mismatch"):
+        chat(shallow, tuned[0]).complete(REQUESTS)
+
+
+def test_a_damaged_adapter_does_not_load(base, tuned, tmp_path):
+    folder = shutil.copytree(tuned[0], tmp_path / "adapter")
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:200])
+    with pytest.raises(LLMError, match="cannot be loaded"):
+        chat(base, folder).complete(REQUESTS)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "nonsense"}))
+    with pytest.raises(LLMError, match="cannot be loaded"):
+        chat(base, folder).complete(REQUESTS)
+
+
+def test_a_reply_to_learn_is_spelled_as_the_model_would_have_to_say_it(base):
+    """The prompt's tokens and the reply's are, together, those of the conversation as the template writes it."""
+    model = chat(base)
+    messages = REQUESTS[0].messages
+    whole = model.tokenizer.apply_chat_template(
+        [*messages, {"role": "assistant", "content": "0.5, 1"}], tokenize=True, return_dict=True
+    )["input_ids"]
+    together = [*model.encode(messages), *model.encode_reply(messages, "0.5, 1")]
+    assert whole[: len(together)] == together and together[-1] == model.tokenizer.eos_token_id
+    assert model.tokenizer.decode(whole[len(together) :]) == "\n"
+    prompt = model.tokenizer.apply_chat_template(
+        list(messages), tokenize=True, return_dict=True, add_generation_prompt=True
+    )["input_ids"]
+    assert model.encode(messages) == prompt
+
+
+def test_templates_that_begin_a_reply_otherwise_than_they_ask_for_it(base, tmp_path):
+    template = tmp_path / "thinking.jinja"
+    template.write_text(
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
+    )
+    model = chat(base, chat_template=str(template))
+    ids = model.encode_reply(REQUESTS[0].messages, "done")
+    assert model.tokenizer.decode(ids) == "done<|im_end|>"
