@@ -6,7 +6,7 @@ CartPole (a linear policy of eight whole numbers, prompt `numeric`), by imitatio
 `llmrl-finetune` does it, and asked about MountainCarContinuous (two whole numbers) as well. It shows that the machinery
 learns; it says nothing of language models.
 
-    python benchmarks/finetuning.py --sft-steps 150 --grpo-steps 150 --seeds 0
+    python benchmarks/finetuning.py --sft-steps 600 --grpo-steps 300 --seeds 0
 """
 
 from __future__ import annotations
@@ -79,8 +79,10 @@ def made_up(env: str, low: float, high: float, rng: np.random.Generator) -> list
 
 
 def finetune(base: Path, root: Path, method: str, steps: int, seed: int) -> tuple[dict[str, Any], float]:
-    """The results of a run, and how long it took, seconds."""
+    """The results of a run, and how long it took, seconds (next to nothing where it was finished before)."""
     from llmrl.cli.finetune import run_experiment
+    from llmrl.cli.finetune_parts import with_digests
+    from llmrl.run.folder import find_folder
 
     typed = [*COMMON, *METHODS[method], f"method.optimiser.steps={steps}", f"seed={seed}", f"llm.model={base}"]
     start = time.monotonic()
@@ -88,8 +90,8 @@ def finetune(base: Path, root: Path, method: str, steps: int, seed: int) -> tupl
     # The other task's policy is of the same kind.
     config["transfer"]["mountain_car_continuous"]["agent"] |= {"bias": False, "decimals": 0}
     run_experiment(config, typed)
-    (results,) = root.rglob("evaluation.json")
-    return json.loads(results.read_text()), time.monotonic() - start
+    run = find_folder(root, config["name"], with_digests(config), typed, seed)
+    return json.loads((run / "evaluation.json").read_text()), time.monotonic() - start
 
 
 def shown(row: dict[str, Any]) -> str:
@@ -102,12 +104,12 @@ def main() -> None:
         "--folder", type=Path, default=None, help="where the base model and the runs go (default: temporary)"
     )
     p.add_argument("--base-steps", type=int, default=300)
-    p.add_argument("--sft-steps", type=int, default=150)
-    p.add_argument("--grpo-steps", type=int, default=150)
+    p.add_argument("--sft-steps", type=int, default=600)
+    p.add_argument("--grpo-steps", type=int, default=300)
     p.add_argument("--seeds", type=int, nargs="+", default=[0])
     args = p.parse_args()
     folder = args.folder or Path(tempfile.mkdtemp())
-    base = folder / "base"
+    base = folder / f"base-{args.base_steps}"
     if not (base / "config.json").exists():
         rng, start = np.random.default_rng(0), time.monotonic()
         pairs = made_up("cartpole", 8, 200, rng) + made_up("mountain_car_continuous", -90, 90, rng)

@@ -4,7 +4,8 @@
         experiment=search/cartpole,search/mountain_car_continuous,search/inverted_pendulum,search/swimmer
     python benchmarks/policy_search_table.py outputs/policy_search
 
-Prints a Markdown table with a row for each task and method: on unseen seeds, the mean return of the best proposal of a
+Prints a Markdown table with a row for each config (runs that differ in their seed only are one row; rows that would
+look alike get the hash of their folders' names): on unseen seeds, the mean return of the best proposal of a
 run (mean and standard deviation over runs); beside it the mean return that made it the best, which luck has helped; the
 mean over the last tenth of the iterations; the mean over all of them (area under the curve); and what is published for
 the task, 10 runs of GPT-4o with the authors' environments and, most likely, the mean of each run's best iteration.
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
 
 from llmrl.analysis.runs import find_runs
+from llmrl.run.folder import config_hash
 
 PUBLISHED = {
     "mountain_car_continuous": ("SAC 86.65 ± 0.84", "87.21 ± 29.28", "89.16 ± 29.72"),
@@ -60,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="of runs, e.g. outputs/policy_search")
     args = parser.parse_args()
-    found: dict[tuple[str, str, str], list[dict[str, float]]] = defaultdict(list)
+    found: dict[tuple[str, str, str, str], list[dict[str, float]]] = defaultdict(list)
     for run in find_runs(args.folder):
         if not (run / "summary.json").is_file():
             continue
@@ -70,11 +72,14 @@ def main() -> None:
             budget = (
                 f"{config['search']['iterations']} x {config['search']['candidates'] * config['search']['episodes']}"
             )
-            found[config["env"]["name"], method(config), budget].append(summary)
+            found[config["env"]["name"], method(config), budget, config_hash(config)].append(summary)
     own = "best proposal, unseen seeds | as it was chosen | last tenth | all iterations"
     print(f"| task | method | iterations x episodes | runs | {own} | best RL, published | ProPS | ProPS+ |")
     print("|---" * 11 + "|")
-    for (task, how, budget), summaries in sorted(found.items()):
+    alike = Counter(key[:3] for key in found)
+    for (task, how, budget, digest), summaries in sorted(found.items()):
+        if alike[task, how, budget] > 1:
+            how = f"{how} ({digest})"
         cells = [cell([summary[name] for summary in summaries]) for name in COLUMNS]
         published = PUBLISHED.get(task, ("-", "-", "-"))
         print(f"| {' | '.join([task, how, budget, str(len(summaries)), *cells, *published])} |")

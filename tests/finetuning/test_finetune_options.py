@@ -8,6 +8,7 @@ from experiments import compose
 from llmrl.cli.build import Builder
 from llmrl.cli.compose import options
 from llmrl.cli.finetune_parts import check_values
+from llmrl.core.errors import ConfigError
 from llmrl.finetuning.rewards import REWARDS
 
 METHODS, DATASETS, TASKS = (sorted(options(group)) for group in ("method", "dataset", "transfer"))
@@ -30,7 +31,8 @@ def test_other_tasks_are_parts_of_the_same_names(task):
     check_values(config)
     (chosen,) = config["transfer"].values()
     assert list(config["transfer"]) == [task]
-    assert chosen["env"] == compose(f"env={task}")["env"] and set(chosen) == {"env", "agent"}
+    assert chosen["env"] == compose(f"env={task}")["env"] and set(chosen) == {"env", "agent", "low", "high"}
+    assert chosen["low"] < chosen["high"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -54,7 +56,14 @@ def test_the_published_setting_is_the_published_one():
     # 4,000 parameters, a fifth of them held out; five times through the rest.
     assert method["optimiser"]["steps"] * method["prompts"] == 5 * data["prompts"] == 5 * 0.8 * data["trials"]
     assert (data["low"], data["high"], data["examples"], data["episodes"]) == (-10, 10, 1, 20)
+    assert config["principal"]["count_from"] == 0  # after one trial: iteration 1
     assert rewards["parity"] and rewards["rollouts"] == 1 and config["llm"]["max_tokens"] == 256
     assert {name: rewards[name] for name in REWARDS} == {
         "valid": 1, "inside": 0, "scaled_return": 1, "improvement": 1, "rank": 0, "repeat": 0,
     }  # fmt: skip
+
+
+def test_limits_of_another_task_are_returns():
+    for limits in ("{low: bad}", "{low: 2, high: 1}"):
+        with pytest.raises(ConfigError, match=r"transfer\.maze\.low"):
+            check_values(composed("transfer=[maze]", f"transfer.maze={limits}"))

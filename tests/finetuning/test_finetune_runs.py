@@ -221,6 +221,21 @@ def test_a_finished_run_is_not_run_again_and_trials_are_shared(grpo, proposer, t
     assert run_experiment(config, typed) == first and "Already finished" in capsys.readouterr().out
 
 
+def test_tasks_where_random_trials_are_all_the_same_have_a_scale(proposer, tmp_path):
+    from llmrl.cli.finetune_parts import build
+    from llmrl.core.seeding import Seeds
+
+    with build(configured(tmp_path, proposer, "transfer=[maze,mountain_car]", "dataset.held_out=3"), None) as parts:
+        for task in parts.loop.transfer:
+            data = parts.loop.dataset.for_transfer(16).prepare(task, tmp_path, Seeds(0))
+            asked = parts.loop._asked(task, data, parts.loop.rewards.scaled(task.limits))
+            assert (asked.scale.low, asked.scale.high) == task.limits and len(asked.questions) == 3
+            if task.name == "mountain_car":
+                assert set(data.values) == {-200.0}
+                with pytest.raises(ConfigError, match=r"mountain_car: .*leaves no room"):
+                    parts.loop._asked(task, data, parts.loop.rewards)
+
+
 def test_a_dry_run_plays_nothing_and_loads_nothing(proposer, tmp_path, capsys):
     from llmrl.cli.finetune import run_experiment
 

@@ -88,8 +88,8 @@ def test_the_scale_is_that_of_the_data_where_none_is_given():
     values = np.array([3.0, -7.0, 5.0])
     assert Rewards().scale(values) == Scale(-7.0, 5.0)
     assert Rewards(low=-10.0, parity=True).scale(values) == Scale(-10.0, 5.0, True)
-    assert Rewards(low=-10.0, high=0.0).unscaled().scale(values) == Scale(-7.0, 5.0)
-    with pytest.raises(ConfigError, match=r"low=3 to high=3.*rewards\.high"):
+    assert Rewards(low=-10.0, high=0.0).scaled((None, 9.0)).scale(values) == Scale(-7.0, 9.0)
+    with pytest.raises(ConfigError, match=r"low=3 to high=3.*set low and high"):
         Rewards().scale(np.array([3.0, 3.0]))
 
 

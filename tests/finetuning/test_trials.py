@@ -11,6 +11,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.finetuning.examples import make_examples, split
+from llmrl.finetuning.task import Dataset
 from llmrl.finetuning.trials import (
     CHUNK,
     Series,
@@ -102,7 +103,7 @@ def test_trials_are_kept_under_what_decides_them(tmp_path):
 def search_run(root, task="A-v0", lines=((1.0, 2.0), (3.0, 4.0)), seed=0):
     folder = root / "search" / f"seed={seed}"
     folder.mkdir(parents=True)
-    config = {"env": {"id": task, "n_envs": 3}, "agent": {"bound": 6}, "seed": seed}
+    config = {"env": {"id": task, "n_envs": 3}, "agent": {"bound": 6}, "search": {"episodes": 2}, "seed": seed}
     (folder / "config.yaml").write_text(json.dumps(config))
     text = [
         {"iteration": i, "candidate": 0, "vector": [x, y], "return": x, "returns": [x, x + 1]}
@@ -120,7 +121,8 @@ def test_a_search_run_is_read_in_order_up_to_the_last_whole_line(tmp_path):
     with (folder / "proposals.jsonl").open("a") as file:
         file.write('{"iteration": 2, "vec')
     series = read_search_run(folder, PLANE, TASK)
-    assert series.ordered and numbers(series) == [([1.0, 2.0], [1.0, 2.0]), ([3.0, 4.0], [3.0, 4.0])]
+    assert series.ordered and series.episodes == 2
+    assert numbers(series) == [([1.0, 2.0], [1.0, 2.0]), ([3.0, 4.0], [3.0, 4.0])]
     assert [trial.value for trial in series.trials] == [1.5, 3.5]
 
 
@@ -171,6 +173,37 @@ def test_nothing_that_is_held_out_is_trained_on(n, share, runs, seed):
         assert {len(one.trials) for part in (train, held_out) for one in part if one.ordered} == {n}
 
 
+@given(runs=st.integers(1, 3), values=st.integers(3, 6), seed=st.integers(0, 20))
+def test_equal_parameters_are_never_on_both_sides(runs, values, seed):
+    """Whole numbers, which come again within a series and in others."""
+    rng = np.random.default_rng(seed)
+
+    def drawn(ordered):
+        vectors = rng.integers(0, values, (20, 1)).astype(float)
+        return Series(tuple(Trial(vector, rng.normal(size=1)) for vector in vectors), ordered)
+
+    train, held_out = split([*(drawn(True) for _ in range(runs)), drawn(False)], 0.3, Seeds(seed))
+    sides = [{trial.vector[0] for one in part for trial in one.trials} for part in (train, held_out)]
+    assert sides[1] and not sides[0] & sides[1]
+
+
+def test_targets_are_other_parameters_that_a_search_would_try():
+    """Tried twice with luck, between the marks, out of bounds: shown, but never the reply to learn."""
+    vectors = [0.0, 0.0, 0.25, 9.0, 1.0]
+    every = [Series(tuple(Trial(np.array([x]), np.array([float(i)])) for i, x in enumerate(vectors)), False)]
+    space_ = space((-5.0, 5.0), decimals=1)
+
+    def proposable(vector):
+        return np.array_equal(space_.rounded(vector), vector)
+
+    for target in ("better", "nearest", "best"):
+        examples = make_examples(every, 60, 1, 1, target, Seeds(0), "here", proposable)
+        found = {(e.history[0].value, None if e.target is None else e.target.vector[0]) for e in examples}
+        assert {(value, told) for value, told in found if value < 4} >= {(2.0, 1.0), (3.0, 1.0)}
+        assert {told for value, told in found if value == 0.0} == {1.0}, "not 0 again, which had a lucky trial"
+        assert (4.0, None) in found and {told for _, told in found} == {1.0, None}
+
+
 def test_histories_of_a_search_lie_in_its_past_and_targets_beat_them():
     every = [series_of(30, ordered=True), series_of(50, ordered=False, start=1)]
     place = {id(trial): i for i, trial in enumerate(every[0].trials)}
@@ -208,6 +241,17 @@ def test_which_target_is_learnt_changes_nothing_else():
         own = max(nearest.history, key=lambda trial: trial.value)
         better = [trial for trial in trials if trial.value > nearest.best]
         assert nearest.target is min(better, key=lambda t: (((t.vector - own.vector) / spread) ** 2).sum())
+
+
+def test_prompts_tell_the_episodes_of_the_search_not_of_its_first_trials():
+    def told(*episodes, trials=0):
+        return Dataset(trials, 20, runs=["x"])._episodes([Series((), True, n) for n in episodes])
+
+    assert told(5, 5) == 5 and told(20, trials=8) == 20
+    with pytest.raises(ConfigError, match=r"data of 5 and 6 episodes.*equal search\.episodes"):
+        told(5, 6)
+    with pytest.raises(ConfigError, match=r"data of 5 and 20 episodes.*dataset\.episodes=20"):
+        told(5, trials=8)
 
 
 def test_too_little_data_is_refused():

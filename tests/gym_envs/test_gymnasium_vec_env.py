@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llmrl.agents.random_agent import RandomPolicy
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import Act
 from llmrl.core.seeding import Seeds
 from llmrl.envs.gym.vec_env import GymnasiumEnv
@@ -66,11 +66,22 @@ def test_a_game_is_the_one_that_gymnasium_plays():
             assert (reward, terminated, truncated) == (step.reward[i, 0], step.terminated[i], step.truncated[i])
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "MountainCarContinuous-v0", "FrozenLake-v1", "MiniGrid-Empty-5x5-v0"])
+RESTORED = (
+    "CartPole-v1",
+    "MountainCarContinuous-v0",
+    "FrozenLake-v1",
+    "MiniGrid-Empty-5x5-v0",
+    "BipedalWalker-v3",  # keeps its physics across resets
+)
+
+
+@pytest.mark.parametrize("name", RESTORED)
 def test_a_restored_game_goes_on_exactly(name):
+    if name == "BipedalWalker-v3":
+        pytest.importorskip("Box2D")
     env, rng = games(name), np.random.default_rng(1)
     env.reset(seed=3)
-    for _ in range(30):
+    for _ in range(150 if name == "BipedalWalker-v3" else 30):
         step = env.step(actions(env.spec, rng))
         over = step.terminated | step.truncated
         if over.any() and rng.random() < 0.7:  # some games are saved while they wait
@@ -87,6 +98,70 @@ def test_a_restored_game_goes_on_exactly(name):
         over = one.terminated | one.truncated
         if over.any():
             env.reset(mask=over), again.reset(mask=over)
+
+
+def test_games_that_are_saved_twice_go_on_exactly():
+    """Begun at different times, restored, played, restored again."""
+    env, rng = games(), np.random.default_rng(4)
+    env.reset(seed=3)
+    for i in range(6):
+        env.step(actions(env.spec, rng))
+        env.reset(mask=np.arange(3) == i % 2)
+    for _ in range(2):
+        again = games()
+        again.load_state_dict(env.state_dict())
+        assert [len(acted) for acted in again.state_dict()["acted"]] == [len(a) for a in env.state_dict()["acted"]]
+        for _ in range(3):
+            action = actions(env.spec, rng)
+            one, two = (each.step(action).observation["vector"] for each in (env, again))
+            np.testing.assert_array_equal(one, two)
+        env = again
+
+
+def test_only_actions_of_episodes_in_progress_are_kept():
+    env = games(n_envs=2)
+    env.reset(seed=0)
+    for _ in range(3):
+        env.step(np.array([[0], [1]]))
+    env.reset(mask=np.array([True, False]))
+    env.step(np.array([[0], [0]]))
+    assert [acted[:, 0].tolist() for acted in env.state_dict()["acted"]] == [[0], [1, 1, 1, 0]]
+    env.reset()
+    assert not any(len(acted) for acted in env.state_dict()["acted"]) and not env._actions
+
+
+def test_a_missing_mask_is_named():
+    env = games("Taxi-v4", n_envs=1)
+    env.reset(seed=0)
+    inner = env._games.envs[0]
+    step = inner.step
+    inner.step = lambda action: (*step(action)[:4], {})
+    with pytest.raises(EngineError, match=r"Taxi-v4 told which actions are legal.*action_mask"):
+        env.step(np.array([[0]]))
+
+
+def test_a_package_of_ones_own_is_drawn():
+    env = games("llmrl.envs.gym.tasks:llmrl/Maze-v0", n_envs=1, render=True)
+    env.reset(seed=0)
+    assert env.render(0).dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("name", "endless"),
+    [
+        ("CliffWalking-v1", True),
+        ("Blackjack-v1", False),
+        ("MiniGrid-Empty-5x5-v0", False),
+        ("BabyAI-GoToRedBall-v0", False),
+        ("CartPole-v1", False),
+    ],
+)
+def test_whether_an_end_is_known(name, endless, capsys):
+    env = games(name, n_envs=1)
+    assert env.spec.endless is endless
+    assert capsys.readouterr().out == ""
+    if name.startswith("MiniGrid"):
+        assert env.spec.horizon == 100
 
 
 def test_games_of_a_pair_of_groups_start_alike():
@@ -139,6 +214,11 @@ def test_numbers_are_clipped_to_their_bounds():
         ({"name": "CartPol-v1"}, r"knows no environment 'CartPol-v1'.*CartPole-v1"),
         ({"name": "LunarLander-v2"}, r"deprecated.*LunarLander-v3"),
         ({"name": "CartPole-v1", "kwargs": {"gravitas": 3}}, r"does not take env.kwargs=\{'gravitas': 3\}"),
+        (
+            {"name": "FrozenLake-v1", "kwargs": {"map_name": None}},
+            r"map_name=4x4 or 8x8, or give a map as env.kwargs.d",
+        ),
+        ({"name": "no_such_package:Tower-v3"}, r"needs the package no_such_package"),
         ({"name": "CartPole-v1", "success": "return"}, r"need a number success_at"),
         ({"name": "CartPole-v1", "success_at": 3.0}, r"only they do"),
     ],

@@ -160,8 +160,8 @@ class TestConversations:
         asked.ask(questions("7"))
         assert (asked.asked[0].prompt_tokens, asked.asked[0].cost) == (None, None)
 
-    def test_a_failed_call_is_one_bad_reply_and_costs_nothing(self):
+    def test_a_failed_call_is_no_reply_and_costs_nothing(self):
         asked = asker(Echo(fail={"a": LLMError("down")}), failures="fall_back")
         asked.ask(questions("a"))
         took = asked.asked[0]
-        assert (took.replies, took.invalid, took.prompt_tokens, took.cost) == (1, 1, 0, 0.0)
+        assert (took.replies, took.invalid, took.failed, took.prompt_tokens, took.cost) == (0, 0, 1, 0, 0.0)

@@ -11,7 +11,6 @@ from llmrl.envs.gym.vec_env import GymnasiumEnv
 from llmrl.learners.rollout import Collector
 from llmrl.loops.playing import play_episodes
 from llmrl.players.heuristic import HeuristicAgent
-from llmrl.players.heuristics.lake import best_moves
 from llmrl.players.heuristics.rules import HEURISTICS
 
 GAMES = {
@@ -35,7 +34,7 @@ def test_every_rule_is_tested():
 def test_how_good_they_are(name):
     id, kwargs, episodes, least = GAMES[name]
     env = GymnasiumEnv(Seeds(0), id, kwargs=kwargs, n_envs=20 if episodes > 20 else 10, text=name)
-    played = play_episodes(Collector(env, HeuristicAgent(env.spec).policy, "cpu"), episodes, Seeds(1))
+    played = play_episodes(Collector(env, HeuristicAgent(env.spec, env.maker).policy, "cpu"), episodes, Seeds(1))
     assert np.mean([episode.returns[0] for episode in played]) >= least
     env.close()
 
@@ -68,17 +67,25 @@ def test_the_shortest_ways_of_the_taxi():
         assert taken == arrive[state]
 
 
-def test_the_lake():
-    """On a map that can be judged by eye; and the value of the best way over the slippery one is the known 0.82."""
-    assert best_moves(["SFF", "HHF", "FFG"], 1.0)[[0, 1, 2, 5]].tolist() == [2, 2, 1, 1]
+@pytest.mark.parametrize("text", ["frozen_lake", None])
+def test_the_lake(text):
+    """On a map that can be judged by eye, in words or without; the value of the best way over the slippery one is the
+    known 0.82."""
+    firm = {"desc": ["SFF", "HHF", "FFG"], "is_slippery": False}
+    assert lake_rule(firm, text)(np.array([0, 1, 2, 5])).tolist() == [2, 2, 1, 1]
     game = gymnasium.make("FrozenLake-v1").unwrapped
-    moves = best_moves(["SFFF", "FHFH", "FFFH", "HFFG"], 1 / 3)
+    moves = lake_rule({}, text)(np.arange(16))
     value = np.zeros(16)
     for _ in range(3000):
         value = np.array(
             [sum(p * (r + value[s] * (not over)) for p, s, r, over in game.P[k][moves[k]]) for k in game.P]
         )
     assert value[0] == pytest.approx(0.8235, abs=1e-3)
+
+
+def lake_rule(kwargs, text):
+    env = GymnasiumEnv(Seeds(0), "FrozenLake-v1", kwargs=kwargs, n_envs=1, text=text)
+    return HeuristicAgent(env.spec, env.maker).policy._rule
 
 
 class TestRefusals:
@@ -94,6 +101,6 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="reads the channel 'state', and there is only vector"):
             HeuristicAgent(self.spec("taxi"))
 
-    def test_a_lake_without_its_map(self):
-        with pytest.raises(ConfigError, match=r"use env\.text=frozen_lake"):
+    def test_a_lake_that_is_not_gymnasiums(self):
+        with pytest.raises(ConfigError, match="computed from Gymnasium's table"):
             HeuristicAgent(self.spec("frozen_lake", {"state": Channel((), "int64")}))

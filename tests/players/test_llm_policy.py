@@ -52,7 +52,8 @@ class Table:
 
     def __init__(self, model, n_envs=1, n_agents=1, mask=False, numbers=None, **options):
         self.spec, self.model = spec(n_envs, n_agents, mask, numbers), model
-        self.agent = LLMPlayer(self.spec, ChatClient(model), options.pop("prompt_folder", None), **options)
+        client = ChatClient(model, failures=options.pop("failures", "stop"))
+        self.agent = LLMPlayer(self.spec, client, options.pop("prompt_folder", None), **options)
         self.policy, self.t = self.agent.policy, 0
 
     def start(self, *games):
@@ -178,6 +179,13 @@ class TestFrameSkip:
 
 
 class TestWhoIsAsked:
+    def test_somebody_who_is_back_decides_at_once(self):
+        table = Table(Model(), action_every=4).start()
+        for text in (None, "", "", None, None, None, None, None):
+            table.step(text=text)
+        seen = [json.loads(r.messages[-1]["content"])["observation"]["x"] for r in table.model.requests]
+        assert seen == [0, 3, 7]
+
     def test_all_who_play_in_one_batch(self):
         table = Table(Model(), n_envs=3, n_agents=2).start()
         table.step(ended=[1])
@@ -252,6 +260,25 @@ class TestBadReplies:
         assert act.action.tolist() == [[[pytest.approx(0.2)]]] and not act.notes[0][0]["valid"]
         assert "speed must be from -1 to 1" in table.model.requests[-1].messages[-1]["content"]
 
+    def test_failed_calls_are_no_replies(self):
+        """The second of three calls fails for good, and what is done in its place is counted."""
+        model = Model()
+        said, model.calls = model.complete, 0
+
+        def complete(requests):
+            model.calls += 1
+            return [ChatReply("", error="down")] if model.calls == 2 else said(requests)
+
+        model.complete = complete
+        table = Table(model, failures="fall_back").start()
+        for _ in range(3):
+            act = table.step()
+            if model.calls == 2:
+                assert (act.notes[0][0]["replies"], act.notes[0][0]["invalid"], act.notes[0][0]["failed"]) == (0, 0, 1)
+        found = table.policy.metrics()
+        assert (found["player/failed_calls"], found["player/invalid_rate"]) == (1, 0)
+        assert found["player/fallback_rate"] == pytest.approx(1 / 3)
+
     def test_a_model_that_cannot_be_reached_ends_it(self):
         class Down(Model):
             def complete(self, requests):
@@ -309,6 +336,19 @@ class TestLessons:
             table.start().step(ended=[0])
         assert table.policy.seats[0][0].lessons == [] and table.agent.metrics()["player/lessons"] == 0
         assert table.agent.metrics()["llm/fallbacks"] == 1
+
+    def test_how_much_of_the_episode_is_left_out(self):
+        table = Table(
+            Model(lambda m: reply("stay") if "An episode is over" not in m[-1]["content"] else '{"lesson": "Go."}'),
+            lessons=1,
+            history=60,
+        ).start()
+        for t in range(70):
+            table.step(ended=(0,) if t == 69 else ())
+        table.start().step()
+        [asked] = [r for r in table.model.requests if "An episode is over" in r.messages[-1]["content"]]
+        told = asked.messages[-1]["content"]
+        assert "without the first 20 answers" in told and told.count('"action"') == 50
 
     def test_each_game_its_own(self):
         table = Table(self.model(), n_envs=2, lessons=1).start()
@@ -394,4 +434,9 @@ def test_the_estimate_is_an_upper_bound():
     table = Table(Model(), n_agents=2, action_every=4, repair_turns=1)
     estimate = table.agent.estimate(10, 5)
     assert (estimate.calls, estimate.most_calls) == (3 * 5 * 2, 60)
+    # An action may become illegal at any step; a lesson is drawn for each episode that follows another one.
+    table = Table(Model(), n_envs=2, mask=True, action_every=4, lessons=1, repair_turns=0)
+    estimate = table.agent.estimate(10, 5)
+    assert estimate.calls == 10 * 5 + 3
+    assert estimate.quoted == sum(range(10)) * 5 + 10 * 3
     assert table.agent.describe()["history"] == "10 turns"

@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
+from llmrl.envs.mechanisms import Incentives
 from llmrl.envs.melting_pot import install
 from llmrl.envs.melting_pot.rules import SUBSTRATES
 from llmrl.envs.melting_pot.seen import Codes, told
@@ -16,6 +18,22 @@ pytestmark = pytest.mark.meltingpot
 
 def game(substrate="cleanup", **options):
     return MeltingPotEnv(substrate, 1, Seeds(0), observe=["pixels", "text", "vector"], **options)
+
+
+def test_words_tell_the_plain_game_only():
+    with pytest.raises(ConfigError, match=r"env\.mechanism=null"):
+        game(mechanism=Incentives())
+
+
+@pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
+def test_the_example_is_as_long_as_what_is_told(substrate):
+    """Costs are estimated from it before there is a game."""
+    env = game(substrate, n_agents=7, horizon=5)
+    told = [len(text) for text in env.reset(seed=0)["text"][0]]
+    env.close()
+    example = env.spec.text.example
+    assert json.loads(example).keys() >= {"map", "apples", "players"}
+    assert max(told) <= len(example) <= 3 * np.mean(told)
 
 
 def read(observation, player):

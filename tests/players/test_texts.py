@@ -1,6 +1,7 @@
 """Environments in words: what is told fits the spaces, can be read back, and what a text lacks is named."""
 
 import json
+import re
 
 import gymnasium
 import numpy as np
@@ -108,6 +109,72 @@ class TestWhatIsTold:
     def test_slipping_as_often_as_asked_for(self):
         words = describer("frozen_lake", GameMaker("FrozenLake-v1", {"success_rate": 0.8}))
         assert "probability 0.8" in words.game.goal
+        for slippery, said in ((True, "The ground is slippery.*probability 0.33"), (False, "ground is not slippery")):
+            words = describer("cliff_walking", GameMaker("CliffWalking-v1", {"is_slippery": slippery}))
+            assert re.search(said, words.game.goal)
+
+    @pytest.mark.parametrize(
+        ("text", "game", "states"),
+        [
+            ("frozen_lake", GameMaker("FrozenLake-v1", {"map_name": "8x8"}), 64),
+            ("cliff_walking", GameMaker("CliffWalking-v1"), 48),
+            ("own", GameMaker("llmrl/Maze-v0"), 9),
+            ("own", GameMaker("llmrl/Nim-v0"), 11),
+            ("taxi", GameMaker("Taxi-v4"), 500),
+        ],
+    )
+    def test_which_state_is_which(self, text, game, states):
+        """The rule says of every state what is told of it."""
+        words = describer(text, game)
+        for s in range(states):
+            told = json.loads(words.describe(s, {}))
+            for name, over, rest, values in re.findall(
+                r"(\w+) = s(?: // (\d+))?(?: % (\d+))?(?: (\([^)]*\)))?", words.game.states
+            ):
+                value = s // int(over or 1) % int(rest or states)
+                assert told[name] == value or f'{value} "{told[name]}"' in values
+            assert words.game.states.count(" = ") == len([key for key in told if key != "neighbours"])
+
+
+class TestCircumstances:
+    """What is told of the environment as it was made, not of its kind."""
+
+    @pytest.mark.parametrize(
+        ("text", "maker", "steps"),
+        [
+            ("taxi", GameMaker("Taxi-v4"), 200),
+            ("taxi", GameMaker("Taxi-v4", horizon=50), 50),
+            ("cartpole", GameMaker("CartPole-v1", horizon=70), 70),
+            ("own", GameMaker("llmrl/Pong-v0", horizon=300), 300),
+            ("auto", GameMaker("Pendulum-v1"), 200),
+            ("minigrid", GameMaker("MiniGrid-Empty-5x5-v0", {"max_steps": 30}), 30),
+            ("minigrid", GameMaker("MiniGrid-Empty-5x5-v0", {"max_steps": 30}, horizon=20), 20),
+            ("cliff_walking", GameMaker("CliffWalking-v1"), None),
+            ("blackjack", GameMaker("Blackjack-v1"), None),
+            ("babyai", GameMaker("BabyAI-GoToRedBall-v0"), None),
+        ],
+    )
+    def test_the_limit_of_steps(self, text, maker, steps):
+        told = re.findall(r"(?:after|lasts) (\d+) steps(?! or more)", describer(text, maker).game.goal)
+        assert told == ([] if steps is None else [str(steps)])
+
+    @pytest.mark.parametrize(
+        ("text", "name", "kwargs", "said"),
+        [
+            ("taxi", "Taxi-v4", {"is_rainy": True, "rainy_probability": 0.7}, "with probability 0.7"),
+            ("taxi", "Taxi-v4", {"fickle_passenger": True}, "the passenger changes the destination"),
+            ("blackjack", "Blackjack-v1", {"natural": True, "sab": False}, "gives 1.5"),
+        ],
+    )
+    def test_arguments_that_change_the_rules(self, text, name, kwargs, said):
+        assert said in describer(text, GameMaker(name, kwargs)).game.goal
+        assert said not in describer(text, GameMaker(name)).game.goal
+
+    def test_wind(self):
+        pytest.importorskip("Box2D")
+        for enable_wind in (True, False):
+            goal = describer("lunar_lander", GameMaker("LunarLander-v3", {"enable_wind": enable_wind})).game.goal
+            assert ("There is wind" in goal) is enable_wind
 
 
 class TestGridView:
@@ -257,6 +324,30 @@ class TestFaults:
         assert message in str(error.value)
 
     @pytest.mark.parametrize(
+        ("space", "field", "message"),
+        [
+            (box(4), {"size": 3}, "names 3 numbers (x), and the observation has 4"),
+            (box(2), {"values": ["no", "yes"]}, "names 1 numbers (x), and the observation has 2"),
+            (box(2), {"values": ["no", "yes"], "size": 2}, "has values, which name one number, and 2 numbers"),
+            (spaces.Discrete(5), {"size": 4}, "tells x 4 = 4 states apart, and there are 5"),
+            (spaces.Dict({"x": box(4)}), {"size": 3}, "names 3 numbers (x), and the observation has 4"),
+        ],
+        ids=str,
+    )
+    def test_of_a_single_field(self, space, field, message):
+        text = parse_text({**TEXT, "observation": {"x": {"description": "a place", **field}}}, "t")
+        with pytest.raises(ConfigError) as error:
+            teller(space, text.observation, 3, "t: observation")
+        assert message in str(error.value)
+
+    @pytest.mark.parametrize("space", [box(1), spaces.Dict({"x": box(1)})], ids=str)
+    def test_values_of_a_single_number_are_told(self, space):
+        field = {"description": "whether it is raised", "values": ["no", "yes"]}
+        tell = teller(space, parse_text({**TEXT, "observation": {"x": field}}, "t").observation, 3, "here")
+        seen = np.ones(1)
+        assert tell({"x": seen} if isinstance(space, spaces.Dict) else seen) == {"x": "yes"}
+
+    @pytest.mark.parametrize(
         ("text", "message"),
         [
             ("taksi", "there are acrobot, "),
@@ -284,7 +375,7 @@ class TestFaults:
         with pytest.raises(ConfigError, match="is no YAML"):
             read_text(broken)
         broken.write_text("goal: x\ndecoder: crystal_ball\nobservation: {x: y}\nactions: {a: b}")
-        with pytest.raises(ConfigError, match="decoder=crystal_ball: there are frozen_lake, grid_view"):
+        with pytest.raises(ConfigError, match="decoder=crystal_ball: there are frozen_lake, cliff_walking, grid_view"):
             describer(str(broken), GameMaker("Taxi-v4"))
 
 

@@ -205,6 +205,19 @@ class TestReplies:
         metrics = principal.tell([returned(vectors[0], 1.0)])
         assert metrics["llm/repeated_proposals"] == 1 and metrics["llm/fallbacks"] == 2
 
+    def test_so_are_equal_proposals_of_one_step(self):
+        with FakeOpenAIServer(lambda messages: '{"params": [1, 2, 3, 4, 5, 6, 1, 2]}') as server:
+            principal = searcher(llm=connected(server), duplicates="accept")
+            principal.ask(n=3)
+        assert principal.counters["repeated_proposals"] == 2
+
+    def test_luck_in_one_episode_is_not_proposed_again(self):
+        with FakeOpenAIServer(lambda messages: "no") as server:
+            principal = searcher(llm=connected(server))
+            for x, value, n in ((0.1, 9.0, 1), (0.2, 3.0, 20), (0.3, 2.0, 20)):
+                principal.tell([returned(np.full(8, x), value, n)])
+            assert principal.ask().tolist() == [[0.2] * 8]
+
     @pytest.mark.parametrize(("fallback", "value"), [("best", 0.2), ("last", 0.3)])
     def test_what_is_proposed_without_a_valid_reply(self, fallback, value):
         with FakeOpenAIServer(lambda messages: "no") as server:

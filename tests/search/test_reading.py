@@ -38,6 +38,20 @@ FORMS = {
     "a channel": '<|channel|>analysis<|message|>[9, 9, 9]<|end|><|channel|>final<|message|>{"params": [1, -0.5, 2]}',
     "a reason that quotes": "params[0]: 1, params[1]: -0.5, params[2]: 2\nThe best had params[0]: 7, and params[1]: 8.",
     "full stops": "params[0]: 1.0. params[1]: -0.5. params[2]: 2.0.",
+    "a quoted row before": (
+        "params[0]: 7; params[1]: 8; params[2]: 9; f(params): 90.00\nparams[0]: 1; params[1]: -0.5; params[2]: 2\nWhy."
+    ),
+    "a quoted row after": (
+        "params[0]: 1; params[1]: -0.5; params[2]: 2\nAs params[0]: 7; params[1]: 8; params[2]: 9; f(params): 90."
+    ),
+    "a quoted row of many lines": (
+        "- params[0]: 7\n- params[1]: 8\n- params[2]: 9\n- **f(params)**: 90\nSo:\n"
+        "- params[0]: 1\n- params[1]: -0.5\n- params[2]: 2\n"
+    ),
+    "a quoted row right after": (
+        "params[0]: 1; params[1]: -0.5; params[2]: 2;\nparams[0]: 7; params[1]: 8; params[2]: 9; f(params): 90"
+    ),
+    "a value spoken of": "params[0]: 1; params[1]: -0.5; params[2]: 2\nThe best f(params): 90 can be beaten.",
     "a bare list": "I try [1.0, -0.5, 2.0].",
     "a bare list beside a quoted row": "Better than [3, 3, 3] -> 12.50 should be [1, -0.5, 2]",
     "tags": "<policy>params[0]: 1, params[1]: -0.5, params[2]: 2</policy>",
@@ -66,6 +80,7 @@ def test_forms(form, lines_first):
         ("<think>params[0]: 1, params[1]: 2, params[2]: 3", "there is no"),
         ("[1, 2], [1, 2, 3, 4]", "there is no"),
         ("[1, 2, 3] -> 14.00", "there is no"),
+        ("params[0]: 1; params[1]: 2; params[2]: 3; f(params): 14.00", "there is no"),
     ],
 )
 def test_what_is_not_accepted_and_why(text, message):

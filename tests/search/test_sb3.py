@@ -77,6 +77,36 @@ def test_algorithms(tmp_path, overrides):
     assert rows[-1]["step"] == 1 and np.isfinite(rows[-1]["search/incumbent_return"])
 
 
+@pytest.mark.parametrize("game", ["counting_game:Counting-v0", "Blackjack-v1"])
+def test_observations_of_other_kinds_are_flattened(tmp_path, game):
+    small = ("search.iterations=1", "search.episodes=2", "search.evaluate_episodes=2", "agent=sb3", "env.horizon=9")
+    run(f"output_root={tmp_path}", "env=gymnasium", f"env.id={game}", "env.n_envs=1", *small)
+    assert "incumbent_return" in json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
+
+
+@pytest.mark.parametrize(("algorithm", "rates"), [("dqn", [1, 0.81, 0.62, 0.43, 0.24, 0.05, 0.05, 0.05, 0.05, 0.05])])
+def test_schedules_go_by_episodes(algorithm, rates):
+    config = compose("env=frozen_lake", "agent=sb3")
+    parts = build_parts(config, None)
+    settings = {"learning_starts": 10**6, "exploration_fraction": 0.5}
+    learner = SB3Agent(parts.env.spec, Seeds(0), "cpu", algorithm, arguments=settings)
+    build, models, seen = learner._model, [], []
+
+    def kept(envs):
+        models.append(build(envs))
+        return models[-1]
+
+    def over(value, length):
+        seen.append(models[0].exploration_rate)
+        return len(seen) < 10
+
+    learner._model = kept
+    learner.fit(parts.env.single, over, 10)
+    parts.close()
+    # The rate that follows from the end of an episode is that of the next step.
+    assert seen == pytest.approx(rates, abs=1e-6)
+
+
 def agent(spec, **settings):
     return SB3Agent(spec, Seeds(0), "cpu", **settings)
 

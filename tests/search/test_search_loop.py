@@ -358,3 +358,15 @@ def test_a_mechanism_s_principal_is_as_before():
     vectors = RandomPrincipal(space, Seeds(3)).ask(n=4)
     drawn = Seeds(3).numpy("principal").uniform(space.low, space.high, (4, 2))
     assert np.array_equal(vectors, drawn)
+
+
+def test_reasons_may_hold_what_unicode_breaks_lines_at(tmp_path):
+    reason = "one\u2028two\x85three\x0bfour"
+    for lines in (0, 1, 2):
+        log = ProposalLog(tmp_path, lines)
+        log.write({"vector": [1.0], "reasoning": reason})
+        log.close()
+    assert read_proposals(tmp_path) == 3 * [{"vector": [1.0], "reasoning": reason}]
+    with (tmp_path / "proposals.jsonl").open("a") as file:
+        file.write('{"vector": [2')
+    assert len(read_proposals(tmp_path)) == 3

@@ -10,6 +10,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
+from llmrl.core.unit import counts, from_unit, to_unit
 from llmrl.principals.cem import CEMPrincipal
 from llmrl.principals.cmaes import CMAESPrincipal
 from llmrl.principals.egreedy import EpsilonGreedyPrincipal
@@ -17,7 +18,6 @@ from llmrl.principals.fixed import FixedPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
 from llmrl.principals.grid import ActionGrid, default_points
 from llmrl.principals.random_ import RandomPrincipal
-from llmrl.principals.unit import counts, from_unit, to_unit
 from societies import toy
 
 

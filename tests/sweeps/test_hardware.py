@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from experiments import compose
-from llmrl.cli.compose import build_hardware, game_processes, options
+from llmrl.cli.compose import build_hardware, game_processes, options, worker_cores
 from llmrl.core.errors import ConfigError
-from llmrl.sweeps.hardware import Hardware, Machine, Slurm
+from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine, Slurm
 
 CPU = Hardware("local", "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
 GPU = replace(CPU, device="cuda", gpus=1)
@@ -34,6 +34,17 @@ AUTO = replace(CPU, device="auto", gpus=1)
 )
 def test_as_many_runs_as_have_room(machine, hardware, cores, places):
     assert machine.places(hardware, cores) == places
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "local", "slurm_cpu"])
+def test_a_run_alone_plays_on_all_cores_and_runs_of_a_sweep_have_their_shares(monkeypatch, hardware):
+    monkeypatch.setattr("llmrl.sweeps.hardware._cores", lambda: 8)
+    monkeypatch.delenv(RUNS_BESIDE, raising=False)
+    chosen = f"hardware={hardware}"
+    assert worker_cores(compose(chosen)) == 8 and worker_cores(compose(chosen, "hardware.cores=3")) == 3
+    for beside, cores in ((2, 4), (3, 2), (16, 1)):
+        monkeypatch.setenv(RUNS_BESIDE, str(beside))
+        assert worker_cores(compose(chosen)) == cores
 
 
 def test_gpus_that_are_not_there_are_missed_before_anything_starts():

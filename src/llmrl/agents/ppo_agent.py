@@ -99,6 +99,7 @@ class PPOAgent:
         self._keep_optimizer = keep_optimizer
         if freeze == "core" and init_from is None:
             logger.info("the agents' core is frozen at random weights; agent.init_from=<run> would load trained ones")
+        self.shares_learning = init_from is not None
         if init_from is not None:
             self._start_from(Path(init_from), init_parts)
         self._original = copy.deepcopy(self.policy.state_dict())

@@ -74,33 +74,46 @@ class SB3Agent:
             self.network: BasePolicy = self._model([_blank_env(spec, self.channel)]).policy
         self.policy = SB3Policy(self)
 
-    def fit(self, make: Callable[[], gymnasium.Env[Any, Any]], episode_over: Callable[[float, int], bool]) -> None:
+    def fit(
+        self, make: Callable[[], gymnasium.Env[Any, Any]], episode_over: Callable[[float, int], bool], episodes: int
+    ) -> None:
         """Train until `episode_over`, called with the return and length of every episode, says that it is enough.
 
-        `make` makes one more environment. Torch, NumPy and Python draw from their global streams meanwhile, which are
-        put back.
+        `make` makes one more environment. `episodes` is how many there will be: schedules, such as that of the
+        exploration of `dqn`, go by the share of them that is over. Torch, NumPy and Python draw from their global
+        streams meanwhile, which are put back.
         """
+        from gymnasium import spaces
         from gymnasium.wrappers import FlattenObservation
         from stable_baselines3.common.callbacks import BaseCallback
         from stable_baselines3.common.monitor import Monitor
 
+        over = 0
+
         class Episodes(BaseCallback):
             def _on_step(self) -> bool:
+                nonlocal over
                 ended = [info["episode"] for info in self.locals["infos"] if "episode" in info]
+                over += len(ended)
                 return all(episode_over(float(episode["r"]), int(episode["l"])) for episode in ended)
 
         def prepared() -> gymnasium.Env[Any, Any]:
             env = make()
-            flat = self.channel == "state" or len(env.observation_space.shape or ()) == 1
-            return Monitor(env if flat else FlattenObservation(env))
+            shown = env.observation_space
+            plain = isinstance(shown, spaces.Discrete) or (isinstance(shown, spaces.Box) and len(shown.shape) == 1)
+            return Monitor(env if plain else FlattenObservation(env))
+
+        def progress(*_: int) -> None:
+            model._current_progress_remaining = max(0.0, 1.0 - over / episodes)
 
         with _own_randomness():
-            model = self._model([prepared() for _ in range(self.games)])
+            model: Any = self._model([prepared() for _ in range(self.games)])
+            # Its own goes by steps, of which nobody knows how many there will be.
+            model._update_current_progress_remaining = progress
             try:
                 self.network = model.policy
                 model.learn(ENDLESS, callback=Episodes())
             finally:
-                assert model.env is not None
                 model.env.close()
 
     @property

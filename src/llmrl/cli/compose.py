@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -14,7 +15,7 @@ from llmrl.core.protocols import Agent, ChatModel, Controller, Loop, Meter, Prop
 from llmrl.core.seeding import Seeds
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
-from llmrl.sweeps.hardware import Hardware, Machine
+from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine
 
 Config = Mapping[str, Any]
 
@@ -178,6 +179,7 @@ def build_parts(
         governed = kind == "design"
         offered = {
             "spec": env.spec,
+            "maker": getattr(env, "maker", None),
             "device": device,
             "llm": llm if isinstance(llm, ChatModel) else None,
             "scorer": llm if isinstance(llm, Scorer) else None,
@@ -320,12 +322,12 @@ def game_processes(config: Config) -> int:
 
 
 def worker_cores(config: Config) -> int:
-    """Cores for worker processes that play whole episodes: the run's, or else its share of the machine's."""
+    """Cores for worker processes that play whole episodes: the run's, or else all that this process may use, of which a
+    run of a sweep has its share."""
     hardware = build_hardware(config)
     if hardware.cores is not None:
         return hardware.cores
-    mine = Machine.this().cores
-    return max(1, mine // (hardware.parallel or mine))
+    return max(1, Machine.this().cores // int(os.environ.get(RUNS_BESIDE, "1")))
 
 
 def _device(config: Config) -> str:

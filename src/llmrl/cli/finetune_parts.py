@@ -125,6 +125,7 @@ def check_values(config: Config) -> None:
     for name, nodes in config["transfer"].items():
         for group in ("env", "agent"):
             builder.check(_unwrapped(nodes[group], group), f"transfer.{name}.{group}")
+        _limits(nodes, name)
 
 
 def game_processes(config: Config) -> int:
@@ -223,7 +224,19 @@ def _build_task(
 
     seeded = Builder(trusted=trusted).needs(nodes["agent"], "seeds", "agent")
     identity = task_of({**nodes, "seed": config["seed"]}, seeded)
-    return Task(name or env.spec.name, env.spec, identity, play, Questions(proposer), _versions())
+    limits = _limits(chosen, name) if name else (None, None)
+    return Task(name or env.spec.name, env.spec, identity, play, Questions(proposer), _versions(), limits)
+
+
+def _limits(chosen: Config, name: str) -> tuple[float | None, float | None]:
+    """`low` and `high` of another task."""
+    low, high = (chosen.get(key) for key in ("low", "high"))
+    for key, value in (("low", low), ("high", high)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ConfigError(f"transfer.{name}.{key}={value!r}: a return, a number, is needed, or null")
+    if low is not None and high is not None and not low < high:
+        raise ConfigError(f"transfer.{name}.low={low:g} must be below transfer.{name}.high={high:g}")
+    return low, high
 
 
 def _unwrapped(node: Config, group: str) -> dict[str, Any]:

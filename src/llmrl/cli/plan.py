@@ -66,7 +66,9 @@ def calls(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
     cost = f"about ${expected:,.4g}"
     if longest is not None:
         # Every reply as long as allowed, every one repaired, each repair showing the prompt and the reply again.
-        prompts = estimate.prompt_tokens * estimate.most_calls // max(estimate.calls, 1) + more * longest
+        prompts = (estimate.prompt_tokens + estimate.quoted * longest) * estimate.most_calls // max(
+            estimate.calls, 1
+        ) + more * longest
         cost += f", at most ${provider.cost(prompts, estimate.most_calls * longest) or 0.0:,.4g}"
     budget = client.budget.usd
     return [*rows, ("  cost", cost), *([] if budget is None else [("  budget", f"${budget:,.4g}")])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,17 @@ Array = Any
 
 Observation = dict[str, Array]
 """Channel name -> [n_envs, n_agents, *channel.shape]."""
+
+
+def embedded(text: str) -> Any:
+    """A text that is JSON, as what it says, to become part of other JSON; any other stays a text."""
+    if text.startswith(("{", "[")):
+        try:
+            return json.loads(text)
+        except ValueError:
+            pass
+    return text
+
 
 State = dict[str, Any]
 """What `state_dict` returns: nested dicts and lists of tensors, arrays, numbers, strings, booleans and None."""
@@ -177,9 +189,12 @@ class CallEstimate:
         calls: requests if every reply is valid; `most_calls` if every reply needs all its repair turns.
         prompt_tokens: of `calls` requests, by estimate.
         completion_tokens: of `calls` replies, by estimate.
+        quoted: earlier replies that are shown again in the prompts of `calls` requests, all together; they may be as
+            long as a reply may be.
     """
 
     calls: int
     most_calls: int
     prompt_tokens: int
     completion_tokens: int
+    quoted: int = 0

@@ -154,11 +154,17 @@ class GameText:
         observation: (name, description with unit and range) of each thing a text observation names.
         actions: (what to answer, what it does), in the order of the actions; of the numbers of an action, where there
             are several.
+        states: what a state number stands for, where that is what is observed, as a rule in terms of s:
+            `row = s // 12, column = s % 12`; empty where nobody knows.
+        example: an observation, as long as they usually are; empty where none is at hand. Nobody is told it: it serves
+            to estimate what reading costs.
     """
 
     goal: str
     observation: tuple[tuple[str, str], ...]
     actions: tuple[tuple[str, str], ...]
+    example: str = ""
+    states: str = ""
 
 
 @dataclass(frozen=True)
@@ -183,6 +189,7 @@ class EnvSpec:
         agent_names: one name per agent, where agents have roles; else empty.
         numbers: what an action consists of where it is several numbers, [n_envs, n_agents, numbers.dim]; else None.
         text: what a player that reads is told; None where nobody has put the game into words.
+        endless: nothing is known to end an episode: there is no horizon, and it may never reach an end of its own.
     """
 
     name: str
@@ -202,6 +209,7 @@ class EnvSpec:
     agent_names: tuple[str, ...] = ()
     numbers: ActionNumbers | None = None
     text: GameText | None = None
+    endless: bool = False
 
     def games_per_group(self, groups: int) -> int:
         """Games of each of `groups` equal groups.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ class Example:
     Attributes:
         index: its number, which its random streams are addressed by.
         history: trials to be shown, in the order in which they are shown, at least one.
-        target: a trial that was better than all of the history; None where none is known.
+        target: a trial of other parameters that was better than all of the history; None where none is known.
     """
 
     index: int
@@ -36,10 +36,10 @@ class Example:
 
 
 def split(series: Sequence[Series], share: float, seeds: Seeds) -> tuple[list[Series], list[Series]]:
-    """`series` in two, (to train on, held out): no trial of the one is shown, or is a target, in the other.
+    """`series` in two, (to train on, held out): no parameters of the one are shown, or are a target, in the other.
 
-    Of several search runs whole ones are held out; of a single one, and of random trials, single trials. At least one
-    of either is.
+    Of several search runs whole ones are held out; of a single one, and of random trials, parameters with all their
+    trials. At least one of either is. Trials of held-out parameters that are elsewhere, too, are left out there.
 
     Args:
         series: of one task.
@@ -56,15 +56,23 @@ def split(series: Sequence[Series], share: float, seeds: Seeds) -> tuple[list[Se
     for i, one in enumerate(series):
         if one.ordered and len(runs) > 1:
             continue
-        chosen = _chosen(len(one.trials), share, seeds.numpy(f"trials {i}"))
-        parts = [tuple(t for j, t in enumerate(one.trials) if (j in chosen) == out) for out in (False, True)]
-        train.append(Series(parts[0], one.ordered))
-        held_out.append(Series(parts[1], one.ordered))
-    return train, held_out
+        vectors = list(dict.fromkeys(key_of(trial.vector) for trial in one.trials))
+        kept = {vectors[j] for j in _chosen(len(vectors), share, seeds.numpy(f"trials {i}"))}
+        held_out.append(replace(one, trials=tuple(t for t in one.trials if key_of(t.vector) in kept)))
+        train.append(one)
+    out = {key_of(trial.vector) for one in held_out for trial in one.trials}
+    return [replace(one, trials=tuple(t for t in one.trials if key_of(t.vector) not in out)) for one in train], held_out
 
 
 def make_examples(
-    series: Sequence[Series], n: int, fewest: int, most: int, target: Target, seeds: Seeds, which: str
+    series: Sequence[Series],
+    n: int,
+    fewest: int,
+    most: int,
+    target: Target,
+    seeds: Seeds,
+    which: str,
+    proposable: Callable[[np.ndarray], bool] = lambda vector: True,
 ) -> list[Example]:
     """`n` examples, number i of which is a function of (series, seeds, i).
 
@@ -79,6 +87,7 @@ def make_examples(
             one that lies nearest to the history's best (in units of each parameter's spread), `best` the best.
         seeds: node of the seed tree.
         which: what these are, for messages.
+        proposable: whether parameters could be proposed as they are; others are shown, and are no target.
 
     Raises:
         ConfigError: no series has as many trials.
@@ -94,6 +103,8 @@ def make_examples(
     pool = [trial for one in series for trial in one.trials]
     values = np.array([trial.value for trial in pool])
     vectors = np.stack([trial.vector for trial in pool])
+    keys = [key_of(trial.vector) for trial in pool]
+    fit = np.array([proposable(trial.vector) for trial in pool])
     spread = vectors.std(axis=0)
     scaled = vectors / np.where(spread > 0, spread, 1.0)
     examples = []
@@ -105,12 +116,14 @@ def make_examples(
         picked = rng.choice(until, size=shown, replace=False)
         history = tuple(one.trials[j] for j in (np.sort(picked) if one.ordered else picked))
         best = max(history, key=lambda trial: trial.value)
-        better = np.flatnonzero(values > best.value)
+        better = np.flatnonzero(fit & (values > best.value))
+        shown_keys = {key_of(trial.vector) for trial in history}
+        better = better[[keys[j] not in shown_keys for j in better]]
         draw = int(rng.integers(2**31))  # drawn whether it is used or not, so that `target` changes nothing else
         if not len(better):
             chosen = None
         elif target == "best":
-            chosen = int(np.argmax(values))
+            chosen = int(better[np.argmax(values[better])])
         elif target == "nearest":
             own = best.vector / np.where(spread > 0, spread, 1.0)
             chosen = int(better[np.argmin(((scaled[better] - own) ** 2).sum(axis=1))])
@@ -118,6 +131,11 @@ def make_examples(
             chosen = int(better[draw % len(better)])
         examples.append(Example(i, history, None if chosen is None else pool[chosen]))
     return examples
+
+
+def key_of(vector: np.ndarray) -> tuple[float, ...]:
+    """What equal parameters have in common."""
+    return tuple(float(x) for x in vector)
 
 
 def _chosen(n: int, share: float, rng: np.random.Generator) -> set[int]:

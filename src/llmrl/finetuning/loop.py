@@ -180,13 +180,13 @@ class FinetuneLoop:
             other = prepared(
                 task, self.dataset.for_transfer(self.evaluation.transfer_trials), self.seeds.child("transfer")
             )
-            tasks[task.name] = self._asked(task, other, self.rewards.unscaled())
+            tasks[task.name] = self._asked(task, other, self.rewards.scaled(task.limits))
         return tasks, data
 
     def _asked(self, task: Task, data: Data, rewards: Rewards) -> _Asked:
         judge = Judge(task.questions, task.play, self.evaluation.rollouts, self.seeds.child(f"evaluation {task.name}"))
         try:
-            scale = rewards.scale(data.values)
+            scale = rewards.scale(data.train_values)
         except ConfigError as error:
             raise ConfigError(f"{task.name}: {error}") from error
         return _Asked(task, data.held_out, judge, rewards, scale)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import Outcome
 from llmrl.core.spaces import ParameterSpace
@@ -130,6 +131,11 @@ class Questions:
             return None
         return self.space.rounded(vector, clip=self.proposer.out_of_range != "accept")
 
+    def proposable(self, vector: np.ndarray) -> bool:
+        """Whether the search would try just these numbers, were they proposed."""
+        tried = self.usable(vector)
+        return tried is not None and np.array_equal(tried, vector)
+
     def inside(self, vector: np.ndarray) -> bool:
         """Whether all numbers are inside their bounds."""
         return bool(np.all((vector >= self.space.low) & (vector <= self.space.high)))
@@ -169,9 +175,7 @@ class _Fitted:
 
 
 def _outcome(trial: Trial) -> Outcome:
-    n = len(trial.returns)
-    error = float(trial.returns.std(ddof=1) / np.sqrt(n)) if n > 1 else None
-    return Outcome(trial.vector, trial.value, trial.returns, error)
+    return Outcome(trial.vector, trial.value, trial.returns, standard_error_of_mean(trial.returns))
 
 
 def _shortest(value: float) -> str:

@@ -54,7 +54,7 @@ class Scale:
         if not self.low < self.high:
             raise ConfigError(
                 f"rewards are scaled from low={self.low:g} to high={self.high:g}, which leaves no room: set "
-                "rewards.low and rewards.high to a bad and to a good return of this task"
+                "low and high (of rewards, or of transfer.<task>) to a bad and to a good return of this task"
             )
 
     def __call__(self, value: float) -> float:
@@ -125,7 +125,8 @@ class Rewards:
 
     Args:
         valid, inside, scaled_return, improvement, rank, repeat: their weights; 0 leaves one out.
-        low, high: returns that count as 0 and as 1; None: the lowest and the highest mean return among the data.
+        low, high: returns that count as 0 and as 1; None: the lowest and the highest mean return among the trials to
+            train on.
         rollouts: episodes a proposal is judged by.
         parity: `improvement` as published.
 
@@ -157,7 +158,7 @@ class Rewards:
         self.low, self.high, self.rollouts, self.parity = low, high, rollouts, parity
 
     def scale(self, values: np.ndarray) -> Scale:
-        """The scale, where `values` [n] are those of the data.
+        """The scale, where `values` [n] are those of the trials to train on.
 
         Raises:
             ConfigError: all are the same, and no limits are given.
@@ -166,10 +167,10 @@ class Rewards:
         high = float(values.max()) if self.high is None else self.high
         return Scale(low, high, self.parity)
 
-    def unscaled(self) -> Rewards:
-        """The same for another task, whose scale is that of its own data."""
+    def scaled(self, limits: tuple[float | None, float | None]) -> Rewards:
+        """The same for another task, whose `low` and `high` are `limits`."""
         other = copy.copy(self)
-        other.low = other.high = None
+        other.low, other.high = limits
         return other
 
     def __call__(self, attempt: Attempt, scale: Scale) -> float:

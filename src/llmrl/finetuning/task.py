@@ -38,6 +38,8 @@ class Task:
         play: plays parameters of the policy.
         questions: of the proposer about it.
         versions: packages whose version may change returns.
+        limits: a bad and a good return of it, which other tasks' scores are scaled by; None: the lowest and the highest
+            among its trials.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Task:
     play: Play
     questions: Questions
     versions: Mapping[str, str]
+    limits: tuple[float | None, float | None] = (None, None)
 
     @property
     def space(self) -> ParameterSpace:
@@ -59,11 +62,13 @@ class Data:
     Attributes:
         train, held_out: questions; no trial is in both.
         values: mean returns of all trials, [n].
+        train_values: of those to train on, [m].
     """
 
     train: Sequence[Question]
     held_out: Sequence[Question]
     values: np.ndarray
+    train_values: np.ndarray
 
     def metrics(self) -> dict[str, float]:
         """data/trials, best, mean of their values; data/prompts, held_out_prompts; data/prompts_with_target, for which
@@ -86,7 +91,7 @@ class Dataset:
 
     Args:
         trials: random parameters to be played.
-        episodes: of each; search runs have their own.
+        episodes: of each; search runs have their own, which must be the same.
         low, high: bounds of random parameters; None: those of the policy, which prompts tell.
         runs: folders of search runs, or folders around such ones, whose proposals are used.
         prompts: to train on.
@@ -139,8 +144,7 @@ class Dataset:
         Raises:
             ConfigError: it is not.
         """
-        for folder in find_search_runs(self.runs):
-            read_search_run(folder, task.space, task.identity)
+        self._episodes([read_search_run(folder, task.space, task.identity) for folder in find_search_runs(self.runs)])
 
     def prepare(
         self, task: Task, store: Path, seeds: Seeds, before_chunk: Callable[[int], None] = lambda done: None
@@ -179,14 +183,16 @@ class Dataset:
                     before_chunk,
                 )
             )
-        played = self.episodes if self.trials else len(series[0].trials[0].returns)
-        task.questions.proposer.expect(self.iterations, played)
+        task.questions.proposer.expect(self.iterations, self._episodes(series))
         train, held_out = split(series, self.share, seeds.child("split"))
-        values = np.array([trial.value for one in series for trial in one.trials])
+        values, train_values = (
+            np.array([trial.value for one in part for trial in one.trials]) for part in (series, train)
+        )
         return Data(
             self._questions(task, train, self.prompts, seeds.child("train"), "to train on"),
             self._questions(task, held_out, self.held_out, seeds.child("held out"), "held out"),
             values,
+            train_values,
         )
 
     def for_transfer(self, trials: int) -> Dataset:
@@ -196,8 +202,25 @@ class Dataset:
             self.iterations,
         )  # fmt: skip
 
+    def _episodes(self, series: Sequence[Series]) -> int:
+        """How many episodes a proposal has, which prompts tell.
+
+        Raises:
+            ConfigError: not as many everywhere.
+        """
+        found = {one.episodes or self.episodes for one in series} | ({self.episodes} if self.trials else set())
+        if len(found) > 1:
+            raise ConfigError(
+                f"there are data of {' and '.join(map(str, sorted(found)))} episodes a proposal, and prompts tell one "
+                "number; give dataset.runs with equal search.episodes"
+                + (f", and dataset.episodes={self.episodes} as they have (or dataset.trials=0)" if self.trials else "")
+            )
+        return found.pop()
+
     def _questions(self, task: Task, series: Sequence[Series], n: int, seeds: Seeds, which: str) -> list[Question]:
-        examples = make_examples(series, n, self.fewest, self.examples, self.target, seeds, which)
+        examples = make_examples(
+            series, n, self.fewest, self.examples, self.target, seeds, which, task.questions.proposable
+        )
         return [task.questions.ask(example) for example in examples]
 
 

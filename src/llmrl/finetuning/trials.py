@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
+from llmrl.core.unit import from_unit
 from llmrl.loops.episodes import drawn
 from llmrl.loops.proposals import FILE_NAME, read_proposals
 from llmrl.run.files import write_atomic
@@ -47,10 +48,17 @@ class Trial:
 
 @dataclass(frozen=True)
 class Series:
-    """Trials that belong together: those of a search run, in the order in which they were made, or random ones."""
+    """Trials that belong together.
+
+    Attributes:
+        trials: those of a search run, in the order in which they were made, or random ones.
+        ordered: they are of a search run.
+        episodes: of each proposal, as the search was told; trials before its first question may have others.
+    """
 
     trials: tuple[Trial, ...]
     ordered: bool
+    episodes: int | None = None
 
 
 def random_vectors(
@@ -66,15 +74,11 @@ def random_vectors(
         indices: which.
         low, high: bounds of every number; None: its own in the space.
     """
-    lowest = space.low if low is None else np.full(space.dim, low)
-    highest = space.high if high is None else np.full(space.dim, high)
-    digits = [p.decimals for p in space.parameters]
-    grid = np.array([digit is not None for digit in digits])
-    width = np.array([1.0 if digit is None else 10.0**-digit for digit in digits])
-    share = np.stack([seeds.numpy(i).random(space.dim) for i in indices])
-    points = np.round((highest - lowest) / width) + 1
-    drawn = np.where(grid, lowest + width * np.floor(share * points), lowest + share * (highest - lowest))
-    return space.rounded(drawn, clip=False)
+    own = tuple(
+        replace(p, low=p.low if low is None else low, high=p.high if high is None else high) for p in space.parameters
+    )
+    unit = np.stack([seeds.numpy(i).random(space.dim) for i in indices])
+    return from_unit(replace(space, parameters=own), unit)
 
 
 def random_trials(
@@ -125,7 +129,7 @@ def random_trials(
             write_atomic(path, json.dumps(lines))
         trials += chunk
     before_chunk(n)
-    return Series(tuple(trials[:n]), ordered=False)
+    return Series(tuple(trials[:n]), False, episodes)
 
 
 def trials_folder(root: Path, identity: Mapping[str, Any]) -> Path:
@@ -172,9 +176,12 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
                 f"{path}, line {number}: {space.name} takes {space.dim} numbers and at least one return, got "
                 f"{trial.vector.size} and {trial.returns.size}"
             )
+    told = config.get("search", {}).get("episodes")
+    if not isinstance(told, int):
+        raise ConfigError(f"dataset.runs: {folder / 'config.yaml'} does not say search.episodes, so it is of no search")
     if not trials:
         raise ConfigError(f"dataset.runs: {folder} has no proposals yet; let that run get on, or leave it out")
-    return Series(tuple(trials), ordered=True)
+    return Series(tuple(trials), True, told)
 
 
 def find_search_runs(places: Sequence[str]) -> list[Path]:

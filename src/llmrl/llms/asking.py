@@ -48,12 +48,14 @@ class Asked:
 
     Attributes:
         replies: that it took, repairs included; `invalid` of them were.
+        failed: calls that gave no reply.
         text: the last reply.
         prompt_tokens, completion_tokens, cost: of all its replies; None as soon as one is not known.
     """
 
     replies: int = 0
     invalid: int = 0
+    failed: int = 0
     text: str = ""
     prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
@@ -61,11 +63,12 @@ class Asked:
 
     def add(self, reply: ChatReply, valid: bool) -> None:
         """Count one more reply."""
+        if reply.error:  # nothing was said, and providers do not charge for that
+            self.failed += 1
+            return
         self.replies += 1
         self.invalid += not valid
         self.text = reply.text
-        if reply.error:  # nothing was said, and providers do not charge for that
-            return
         self.prompt_tokens = _plus(self.prompt_tokens, reply.prompt_tokens)
         self.completion_tokens = _plus(self.completion_tokens, reply.completion_tokens)
         self.cost = _plus(self.cost, reply.cost)
@@ -153,21 +156,17 @@ class Asker(Generic[T]):
         Raises:
             LLMError: not even the prompt without any history fits.
         """
-        whole = render(n)
-        if self.llm.fits([_user(whole.text)]):
-            return whole
+        most = most_that_fit(lambda k: self.llm.fits([_user(render(k).text)]), n)
+        if most == n:
+            return render(n)
         self.counters["trimmed_prompts"] += 1
-        low, high = -1, n  # render(low) fits (or is not known to), render(high) does not
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.llm.fits([_user(render(middle).text)]) else (low, middle)
-        if low < 0:
+        if most < 0:
             raise LLMError(
-                f"the prompt {whole.name} does not fit into the context window of {self.llm.label} even without any "
-                "history; choose a model with a longer one, or a smaller llm.max_tokens"
+                f"the prompt {render(0).name} does not fit into the context window of {self.llm.label} even without "
+                "any history; choose a model with a longer one, or a smaller llm.max_tokens"
             )
-        logger.warning("context window of %s: the prompt shows %d of %d records", self.llm.label, low, n)
-        return render(low)
+        logger.warning("context window of %s: the prompt shows %d of %d records", self.llm.label, most, n)
+        return render(most)
 
     def metrics(self) -> dict[str, float]:
         """llm/invalid_replies, llm/repairs, llm/fallbacks, llm/trimmed_prompts, counted since the start of the run."""
@@ -189,6 +188,17 @@ class Asker(Generic[T]):
             prompt_hash=question.hash,
             fault=lambda text: _fault(text, parse),
         )
+
+
+def most_that_fit(fits: Callable[[int], bool], n: int) -> int:
+    """The largest k <= n for which `fits(k)`, where what fits with k records fits with fewer; -1: none does."""
+    if fits(n):
+        return n
+    low, high = -1, n
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def _messages(question: Prompt | Question) -> Messages:

@@ -84,6 +84,11 @@ class Budget:
         self._settled = threading.Condition()
         self._reserved: list[Reservation] = []
 
+    @property
+    def limited(self) -> bool:
+        """Whether there is any limit."""
+        return any(limit is not None for limit in (self.calls, self.tokens, self.usd))
+
     def check(self, provider: Provider) -> None:
         """Raises ConfigError if the budget is in dollars and the model's prices are not known."""
         if self.usd is not None and None in (provider.input_price, provider.output_price):

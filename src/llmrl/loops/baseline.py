@@ -26,8 +26,9 @@ EpisodeOver = Callable[[float, int], bool]
 class SelfTaught(Protocol):
     """An agent that learns in a loop of its own."""
 
-    def fit(self, make: Callable[[], Any], episode_over: EpisodeOver) -> None:
-        """Train in environments of Gymnasium that `make` makes, until `episode_over` says that it is enough."""
+    def fit(self, make: Callable[[], Any], episode_over: EpisodeOver, episodes: int) -> None:
+        """Train in environments of Gymnasium that `make` makes, until `episode_over` says that it is enough, which it
+        does after `episodes`."""
         ...
 
     @property
@@ -157,7 +158,7 @@ class BaselineLoop:
 
         with run.progress(self.blocks * self.block, "episodes", "baseline") as progress:
             assert isinstance(self.env, MadeByGymnasium)
-            self.agent.fit(self.env.single, over)
+            self.agent.fit(self.env.single, over, self.blocks * self.block)
 
     def _log(self, run: Run, returns: list[float], lengths: list[int], measure: Callable[[], dict[str, float]]) -> None:
         self.returns.append(float(np.mean(returns)))

@@ -11,7 +11,7 @@ import numpy as np
 
 from llmrl.core.pictures import beside
 from llmrl.core.protocols import VecEnv
-from llmrl.core.records import Act, Observation, State, Step
+from llmrl.core.records import Act, Observation, State, Step, embedded
 from llmrl.loops.outcomes import add_spent
 from llmrl.run.episodes import EpisodeFiles
 
@@ -67,22 +67,21 @@ class Journal:
         for game in self._games():
             so_far, episode = self._so_far[game], self.first + game
             notes = [{}] * self.spec.n_agents if act.notes is None else act.notes[game]
-            lines = [self._line(observation, act, reward, game, a, notes[a]) for a in range(self.spec.n_agents)]
-            for a, (line, note) in enumerate(zip(lines, notes, strict=True)):
+            for a, note in enumerate(notes):
                 self._count(so_far, note)
                 so_far["thoughts"][a] = note.get("reflection", so_far["thoughts"][a])
-                if episode < self.records:
-                    self.files.step(episode, line)
-            if game in self._pictures:
-                self._film(
-                    game,
-                    self._pictures[game],
-                    [self._words(line, thought) for line, thought in zip(lines, so_far["thoughts"], strict=True)],
-                )
+            # Words cost more than a step of most games, so they are found only where they are written or shown.
+            if episode < self.records or game in self._pictures:
+                lines = [self._line(observation, act, reward, game, a, note) for a, note in enumerate(notes)]
+                self._write(game, lines)
             so_far["return"] += float(reward[game].mean())
             so_far["steps"] += 1
             if game in over:
                 self._end(game, over[game], bool(np.asarray(step.terminated)[game]))
+
+    def close(self) -> None:
+        """The run is over."""
+        self.files.close()
 
     def state_dict(self) -> State:
         return {
@@ -96,6 +95,16 @@ class Journal:
         games: list[int] = np.flatnonzero(self.playing).tolist()
         return games
 
+    def _write(self, game: int, lines: list[dict[str, Any]]) -> None:
+        """The lines of a step, into the file and beside the picture, as far as they are wanted."""
+        episode = self.first + game
+        for line in lines if episode < self.records else ():
+            self.files.step(episode, line)
+        if game in self._pictures:
+            thoughts = self._so_far[game]["thoughts"]
+            words = [self._words(line, thought) for line, thought in zip(lines, thoughts, strict=True)]
+            self._film(game, self._pictures[game], words)
+
     def _line(
         self, observation: Observation, act: Act, reward: np.ndarray, game: int, agent: int, note: Mapping[str, Any]
     ) -> dict[str, Any]:
@@ -103,7 +112,7 @@ class Journal:
         if self.spec.n_agents > 1:
             line["agent"] = agent
         if "text" in observation:
-            line["observation"] = _unfolded(str(observation["text"][game, agent]))
+            line["observation"] = embedded(str(observation["text"][game, agent]))
         taken = act.action[game, agent]
         if self.spec.numbers is None:
             line["action"] = self.spec.action_names[int(taken)]
@@ -163,14 +172,6 @@ class Journal:
 
 def _copied(so_far: Mapping[str, Any]) -> dict[str, Any]:
     return {name: list(x) if isinstance(x, list) else x for name, x in so_far.items()}
-
-
-def _unfolded(text: str) -> Any:
-    """A text that is JSON, as what it says."""
-    try:
-        return json.loads(text) if text.startswith(("{", "[")) else text
-    except ValueError:
-        return text
 
 
 def _in_short(seen: Any) -> str:

@@ -15,7 +15,7 @@ from llmrl.loops.welfare import judged, measures
 from llmrl.run.content import RESULTS_NAME
 from llmrl.run.files import write_json
 
-SPENT = ("replies", "invalid", "prompt_tokens", "completion_tokens", "cost")
+SPENT = ("replies", "invalid", "failed", "prompt_tokens", "completion_tokens", "cost")
 """What a player that asks a language model notes of each decision; a sum of them is unknown as soon as one is."""
 
 
@@ -64,7 +64,9 @@ def write_results(folder: Path, rows: Sequence[Mapping[str, Any]], learned: bool
     Args:
         folder: the run folder.
         rows: one an episode.
-        learned: whether the episodes share an agent that was trained in this run, so that those of one run are alike.
+        learned: whether the run's episodes share something that was learned and might have come out otherwise: an agent
+            trained in this run or loaded with its weights, or lessons of earlier episodes. Those of one run are alike
+            then, and reports take the run, not the episode, for the unit of a standard error.
         about: further entries, e.g. the model's label.
     """
     measured = columns(rows)

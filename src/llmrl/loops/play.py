@@ -86,7 +86,11 @@ class PlayLoop:
         games, horizon = self.env.spec.n_envs, self.env.spec.horizon
         rows = [("  episodes", f"{self.episodes:,}, {min(games, self.episodes)} at once")]
         if horizon is not None:
-            rows.append(("environment steps", f"at most {self.episodes * horizon:,}"))
+            return [*rows, ("environment steps", f"at most {self.episodes * horizon:,}")]
+        why = "nothing is known to end an episode" if self.env.spec.endless else "only the game knows when it ends"
+        rows.append(("environment steps", f"unknown, as env.horizon=null: {why}"))
+        if isinstance(self.agent, Estimating):
+            rows.append(("LLM calls", "unknown, as many as there are decisions; llm.budget limits them"))
         return rows
 
     def estimate(self) -> CallEstimate | None:
@@ -114,6 +118,7 @@ class PlayLoop:
                 self._anchor = None
                 run.safe_point(self.steps, self.state_dict)
         run.checkpoint(self.steps, self.state_dict())
+        self.journal.close()
         return self._finish(run)
 
     def state_dict(self) -> State:
@@ -184,6 +189,11 @@ class PlayLoop:
             **({} if self.meter is None else self.meter.metrics()),
         }
 
+    @property
+    def _dependent(self) -> bool:
+        """Whether the run's episodes share what was learned: trained weights, or lessons of earlier ones."""
+        return bool(getattr(self.agent, "shares_learning", False))
+
     def _counted(self) -> dict[str, float]:
         """What the player itself counts; most count nothing."""
         counted: dict[str, float] = getattr(self.agent, "metrics", dict[str, float])()
@@ -193,7 +203,7 @@ class PlayLoop:
         rows = sorted(self.journal.rows, key=lambda row: int(row["episode"]))
         found = evaluation_metrics(rows)
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
-        write_results(run.folder, rows, learned=False, about=about)
+        write_results(run.folder, rows, learned=self._dependent, about=about)
         run.summary = {"episodes": len(rows), "env_steps": self.env_steps, **found, **self._counted()}
         return found["evaluation/objective"]
 

@@ -8,7 +8,8 @@ from llmrl.core.seeding import Seeds
 from llmrl.learners.rollout import Collector, Episode
 
 UNKNOWN_HORIZON = 1000
-"""Steps played before a look at what has ended, where an engine alone knows."""
+"""Taken for the horizon where an engine alone knows when an episode ends; an eighth of it is played between two looks
+at what has ended."""
 
 
 def play_episodes(

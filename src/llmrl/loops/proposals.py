@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import RunFolderError
+from llmrl.run.files import read_lines
 
 FILE_NAME = "proposals.jsonl"
 
@@ -28,13 +29,13 @@ class ProposalLog:
         path = folder / FILE_NAME
         try:
             self._file = path.open("ab")
-            whole = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+            whole = path.read_bytes().split(b"\n")[:-1]
             if len(whole) < lines:
                 raise RunFolderError(
                     f"{path} has {len(whole)} lines but the checkpoint was written at {lines}: the file has been cut "
                     "or replaced. Start this run anew with rerun=true, which moves the old content aside."
                 )
-            self._file.truncate(sum(len(line) for line in whole[:lines]))
+            self._file.truncate(sum(len(line) + 1 for line in whole[:lines]))
         except OSError as error:
             raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from error
         self._lines = lines
@@ -57,8 +58,4 @@ class ProposalLog:
 
 def read_proposals(folder: Path) -> list[dict[str, Any]]:
     """The whole lines of a run's `proposals.jsonl`; none where there is no such file."""
-    path = folder / FILE_NAME
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return read_lines(folder / FILE_NAME)

@@ -8,6 +8,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import ParameterSpace
+from llmrl.core.unit import from_unit
 
 Draw = Literal["uniform", "normal3_round1", "uniform3.5_round4"]
 
@@ -24,16 +25,9 @@ def warmup_vectors(space: ParameterSpace, draw: Draw, n: int, rng: np.random.Gen
     """
     shape = (n, space.dim)
     if draw == "uniform":
-        return _uniform(space, rng.random(shape))
+        return from_unit(space, rng.random(shape))
     if any(p.decimals == 0 for p in space.parameters):
         raise ConfigError(f"search.warmup_draw={draw}: the numbers of a {space.name} are whole; use uniform")
     if draw == "normal3_round1":
         return rng.normal(0.0, 3.0, shape).round(1) + 0.0
     return rng.uniform(-3.5, 3.5, shape).round(4) + 0.0
-
-
-def _uniform(space: ParameterSpace, unit: np.ndarray) -> np.ndarray:
-    """Points of the unit cube as vectors. Half a step is added at both ends of what is rounded: so the bounds are as
-    likely as what lies between them."""
-    half = np.array([0.0 if p.decimals is None else 0.5 / 10.0**p.decimals for p in space.parameters])
-    return space.rounded(space.low - half + unit * (space.high - space.low + 2 * half))

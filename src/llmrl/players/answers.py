@@ -138,7 +138,8 @@ class Numbers:
         if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
             raise ConfigError(f"an action of env={name} has no bounds, so nobody can be told what may be chosen")
         self.whole, self.decimals = numbers.whole, 0 if numbers.whole else decimals
-        self.told = tuple((key, f"{said} ({self._bounds(i)})") for i, (key, said) in enumerate(told))
+        kind = "a whole number " if self.whole else ""
+        self.told = tuple((key, f"{said} ({kind}{self._bounds(i)})") for i, (key, said) in enumerate(told))
 
     def schema(self, legal: Sequence[bool] | None) -> dict[str, Any]:
         kind = "integer" if self.whole else "number"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from llmrl.core.records import State
+from llmrl.core.records import State, embedded
 from llmrl.players.answers import Action
 
 Show = Literal["step", "reward", "return", "legal_actions", "last_episode"]
@@ -34,6 +34,7 @@ class Conversation:
         decided: how many answers there have been in the episode.
         lessons: the newest lessons of earlier episodes, oldest first.
         unlearnt: there is an episode over, of which no lesson has been drawn yet.
+        before: how many answers there were in the last episode that is over.
     """
 
     turns: list[tuple[str, str]] = field(default_factory=list)
@@ -47,6 +48,7 @@ class Conversation:
     decided: int = 0
     lessons: list[str] = field(default_factory=list)
     unlearnt: bool = False
+    before: int = 0
 
     def begin(self) -> None:
         """A new episode; turns of the last one are kept until a lesson has been drawn from them."""
@@ -103,7 +105,7 @@ class Conversation:
             "steps": self.steps,
             "end": "the game was over" if terminated else "the time was up",
         }
-        self.unlearnt = learn
+        self.unlearnt, self.before = learn, self.decided
 
     def state_dict(self) -> State:
         """Plain data, copied."""
@@ -119,6 +121,7 @@ class Conversation:
             "decided": self.decided,
             "lessons": list(self.lessons),
             "unlearnt": self.unlearnt,
+            "before": self.before,
         }
 
     @classmethod
@@ -141,16 +144,6 @@ def message(role: str, content: str) -> Message:
 def said(value: Any) -> str:
     """`value` as JSON in one line."""
     return json.dumps(value, ensure_ascii=False)
-
-
-def embedded(text: str) -> Any:
-    """An observation that is JSON becomes part of the JSON around it; any other stays a text."""
-    if text.startswith(("{", "[")):
-        try:
-            return json.loads(text)
-        except ValueError:
-            pass
-    return text
 
 
 def tidy(value: float) -> int | float:

@@ -9,6 +9,7 @@ import torch
 
 from llmrl.core.records import Act, State
 from llmrl.core.spaces import EnvSpec
+from llmrl.envs.gym.games import GameMaker
 from llmrl.players.heuristics.rules import rule_of
 
 if TYPE_CHECKING:
@@ -18,12 +19,16 @@ if TYPE_CHECKING:
 class HeuristicPolicy:
     """Follows a rule.
 
+    Args:
+        spec: of the environment.
+        maker: of its games, for rules that are computed from the game's own table; None: it is none of Gymnasium's.
+
     Raises:
         ConfigError: there is no rule for the environment.
     """
 
-    def __init__(self, spec: EnvSpec) -> None:
-        self.heuristic, self._rule = rule_of(spec)
+    def __init__(self, spec: EnvSpec, maker: GameMaker | None = None) -> None:
+        self.heuristic, self._rule = rule_of(spec, maker)
         self.channels: tuple[str, ...] = (self.heuristic.channel,)
 
     def act(
@@ -45,7 +50,7 @@ class HeuristicPolicy:
 
 
 class HeuristicAgent:
-    """Plays by a rule, never learns.
+    """Plays by a rule, never learns; arguments as for `HeuristicPolicy`.
 
     Raises:
         ConfigError: there is no rule for the environment; the message names those that have one.
@@ -53,8 +58,8 @@ class HeuristicAgent:
 
     learns = False
 
-    def __init__(self, spec: EnvSpec) -> None:
-        self.policy = HeuristicPolicy(spec)
+    def __init__(self, spec: EnvSpec, maker: GameMaker | None = None) -> None:
+        self.policy = HeuristicPolicy(spec, maker)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         return {}

@@ -5,24 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.core.protocols import ChatModel
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.spaces import EnvSpec
-from llmrl.llms.provider import estimate_tokens
+from llmrl.llms.client import ChatClient
+from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 from llmrl.players.answers import AnswerWith
-from llmrl.players.conversation import Show
-from llmrl.players.llm_policy import LLMPolicy
+from llmrl.players.conversation import Conversation, Show
+from llmrl.players.llm_policy import LESSON_TURNS, LLMPolicy
 
 if TYPE_CHECKING:
     import torch
 
     from llmrl.learners.rollout import Rollout
 
-TURN_TOKENS = 90
-"""Tokens of an observation with what accompanies it, about."""
+EXAMPLE = "?" * 200
+"""Stands for an observation where none is at hand."""
 REPLY_TOKENS = 80
 """Tokens of a reply with a reflection, about."""
+LESSON_TOKENS = 80
+"""Tokens of a lesson, about."""
 
 
 class LLMPlayer:
@@ -43,7 +47,8 @@ class LLMPlayer:
         repair_turns: chances to correct an invalid reply.
 
     Raises:
-        ConfigError: the environment has not been put into words, or a prompt is wrong.
+        ConfigError: the environment has not been put into words, a prompt is wrong, or an episode might never end and
+            there is no budget.
     """
 
     learns = False
@@ -63,6 +68,14 @@ class LLMPlayer:
         decimals: NonNegativeInt = 2,
         repair_turns: NonNegativeInt = 1,
     ) -> None:
+        limited = isinstance(llm, ChatClient) and llm.budget.limited
+        if spec.endless and not limited:
+            raise ConfigError(
+                f"nothing is known to end an episode of env={spec.name}, so a player that is paid for might play for "
+                "ever: set env.horizon (steps an episode), or a budget (llm.budget.usd, llm.budget.calls or "
+                "llm.budget.tokens)"
+            )
+        self.shares_learning = lessons > 0
         shown: list[Show] = ["step", "reward", "return", "legal_actions", "last_episode"] if show is None else show
         self.policy = LLMPolicy(
             spec,
@@ -90,15 +103,36 @@ class LLMPlayer:
         return self.policy.metrics()
 
     def estimate(self, steps: int, n: int) -> CallEstimate:
-        """For `steps` steps of `n` games, without lessons."""
+        """For `n` episodes of `steps` steps, as many games of them at once as the environment has.
+
+        Where the environment tells legal actions, an action may become illegal at any step, and is asked for again: so
+        there is a call for each step. Prompts are estimated from an observation of the environment.
+        """
+        policy, spec = self.policy, self.policy.spec
+        repeated = 1 if "action_mask" in policy.channels else policy.action_every
+        decisions = -(-steps // repeated)
+        turn, reply = self._turn_tokens(steps, repeated), MESSAGE_TOKENS + (REPLY_TOKENS if policy.reflect else 10)
+        system = estimate_tokens(policy.system[0].text) + MESSAGE_TOKENS
+        told = policy.lessons * LESSON_TOKENS
+        shown = sum(min(policy.history, k) for k in range(decisions))
+        episode = decisions * (system + told + turn) + shown * (turn + reply)
+        lessons = (n - min(n, spec.n_envs)) * (policy.lessons > 0)
+        lesson = 2 * system + told + min(decisions, LESSON_TURNS) * (turn + reply)
+        players = spec.n_agents
+        calls = (decisions * n + lessons) * players
+        prompts = (episode * n + lesson * lessons) * players
+        replies = (decisions * n * reply + lessons * LESSON_TOKENS) * players
+        quoted = (shown * n + min(decisions, LESSON_TURNS) * lessons) * players
+        return CallEstimate(calls, calls * (1 + policy.asker.repair_turns), prompts, replies, quoted)
+
+    def _turn_tokens(self, steps: int, frames: int) -> int:
+        """Tokens of a question that tells so many observations, with all that can accompany them."""
         policy = self.policy
-        calls = -(-steps // policy.action_every) * n * policy.spec.n_agents
-        system = estimate_tokens(policy.system[0].text)
-        reply = REPLY_TOKENS if policy.reflect else 10
-        mean_history = min(policy.history, steps / 2)
-        prompt = system + TURN_TOKENS * policy.action_every + mean_history * (TURN_TOKENS * policy.action_every + reply)
-        most = calls * (1 + policy.asker.repair_turns)
-        return CallEstimate(calls, most, int(calls * prompt), calls * reply)
+        seat = Conversation(steps=steps, total=-float(steps) - 0.1, reward=-float(steps) - 0.1)
+        legal = [name for name, _ in policy.answers.told] if "action_mask" in policy.channels else None
+        for _ in range(frames):
+            seat.see(policy.text.example or EXAMPLE, legal, policy.show)
+        return estimate_tokens(seat.question()) + MESSAGE_TOKENS
 
     def describe(self) -> dict[str, Any]:
         policy = self.policy

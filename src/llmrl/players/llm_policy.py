@@ -14,7 +14,7 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.protocols import ChatModel
 from llmrl.core.records import Act, State, Step
 from llmrl.core.spaces import EnvSpec
-from llmrl.llms.asking import Asked, Asker, Question
+from llmrl.llms.asking import Asked, Asker, Question, most_that_fit
 from llmrl.llms.prompts import Prompt, Prompts
 from llmrl.llms.structured import InvalidReply, json_schema, parse_json
 from llmrl.players.answers import Action, Answers, AnswerWith, answers_of, read_reply, reply_schema
@@ -102,7 +102,7 @@ class LLMPolicy:
         self._keep = max(history, LESSON_TURNS if lessons else 0)
         self.seats = [[Conversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
         self.playing = np.zeros(spec.n_envs, dtype=bool)
-        self.counters = {"decisions": 0, "replies": 0, "invalid": 0, "fallbacks": 0, "lessons": 0}
+        self.counters = dict.fromkeys(("decisions", "replies", "invalid", "failed", "fallbacks", "lessons"), 0)
         # Faults in prompts are found before the first question.
         self.system = [self._system(agent, ()) for agent in range(spec.n_agents)]
         self._lesson_question(Conversation(turns=[("{}", "{}")]), 0)
@@ -145,7 +145,8 @@ class LLMPolicy:
             for agent, seat in enumerate(self.seats[game]):
                 text, mask = str(observation["text"][game, agent]), self._mask(observation, game, agent)
                 if not text:
-                    seat.action, seat.since = self.answers.instead(None, mask), 0
+                    # Asked as soon as there is something to decide again.
+                    seat.action, seat.since = self.answers.instead(None, mask), self.action_every
                     continue
                 seat.see(text, None if mask is None else self._names(mask), self.show)
                 if self._asks(seat, mask):
@@ -167,6 +168,7 @@ class LLMPolicy:
 
     def metrics(self) -> dict[str, float]:
         """player/decisions, player/lessons, counted; player/invalid_rate: invalid ones among all replies;
+        player/failed_calls: questions that got no reply, counted;
         player/fallback_rate: decisions without a valid reply. And `llm/...` of `Asker.metrics`, both kinds of questions
         together."""
         counted = {name: float(count) for name, count in self.counters.items()}
@@ -175,6 +177,7 @@ class LLMPolicy:
             **both,
             "player/decisions": counted["decisions"],
             "player/invalid_rate": counted["invalid"] / max(counted["replies"], 1.0),
+            "player/failed_calls": counted["failed"],
             "player/fallback_rate": counted["fallbacks"] / max(counted["decisions"], 1.0),
             **({"player/lessons": counted["lessons"]} if self.lessons else {}),
         }
@@ -191,7 +194,7 @@ class LLMPolicy:
     def load_state_dict(self, state: State) -> None:
         self.seats = [[Conversation.from_state(seat) for seat in row] for row in state["seats"]]
         self.playing = np.array(state["playing"])
-        self.counters = dict(state["counters"])
+        self.counters |= state["counters"]
         self.asker.load_state_dict(state["asker"])
         self.pupil.load_state_dict(state["pupil"])
 
@@ -209,15 +212,15 @@ class LLMPolicy:
 
     def _fitting(self, seat: Conversation, prompt: Prompt) -> tuple[Message, ...]:
         """The messages with as many earlier turns as the model's context window takes."""
-        for history in range(min(self.history, len(seat.turns)), -1, -1):
-            messages = seat.messages(prompt.text, history)
-            if self.llm.fits(messages):
-                self.asker.counters["trimmed_prompts"] += history < min(self.history, len(seat.turns))
-                return messages
-        raise LLMError(
-            f"the prompt {prompt.name} and one observation do not fit into the context window of {self.llm.label}; "
-            "choose a model with a longer one, or a smaller llm.max_tokens"
-        )
+        whole = min(self.history, len(seat.turns))
+        history = most_that_fit(lambda k: self.llm.fits(seat.messages(prompt.text, k)), whole)
+        if history < 0:
+            raise LLMError(
+                f"the prompt {prompt.name} and one observation do not fit into the context window of {self.llm.label}; "
+                "choose a model with a longer one, or a smaller llm.max_tokens"
+            )
+        self.asker.counters["trimmed_prompts"] += history < whole
+        return seat.messages(prompt.text, history)
 
     def _decide(
         self, seat: Conversation, decision: Decision | None, mask: Sequence[bool] | None, took: Asked
@@ -264,17 +267,19 @@ class LLMPolicy:
 
     def _lesson_question(self, seat: Conversation, agent: int) -> Question:
         system = self._system(agent, tuple(seat.lessons))
-        for kept in range(len(seat.turns), -1, -1):
+
+        def told(kept: int) -> tuple[Prompt, tuple[Message, ...]]:
             prompt = self.prompts.render(
                 "lesson",
                 turns=seat.turns[len(seat.turns) - kept :],
-                left_out=max(len(seat.turns) - kept, 0),
+                left_out=max(seat.before - kept, 0),
                 end=said(seat.last_episode),
                 lessons=seat.lessons,
             )
-            messages = (message("system", system.text), message("user", prompt.text))
-            if kept == 0 or self.llm.fits(messages):
-                break
+            return prompt, (message("system", system.text), message("user", prompt.text))
+
+        kept = most_that_fit(lambda k: self.llm.fits(told(k)[1]), min(len(seat.turns), LESSON_TURNS))
+        prompt, messages = told(max(kept, 0))
         return Question(messages, prompt.name, prompt.hash)
 
     def _system(self, agent: int, lessons: tuple[str, ...]) -> Prompt:
@@ -322,12 +327,14 @@ class LLMPolicy:
     def _count(self, took: Asked) -> None:
         self.counters["replies"] += took.replies
         self.counters["invalid"] += took.invalid
+        self.counters["failed"] += took.failed
 
 
 def _took(asked: Asked) -> dict[str, Any]:
     return {
         "replies": asked.replies,
         "invalid": asked.invalid,
+        "failed": asked.failed,
         "prompt_tokens": asked.prompt_tokens,
         "completion_tokens": asked.completion_tokens,
         "cost": asked.cost,

@@ -13,7 +13,7 @@ from llmrl.core.limits import PositiveFloat, PositiveInt
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
-from llmrl.principals.unit import from_unit, to_unit
+from llmrl.core.unit import from_unit, to_unit
 
 if TYPE_CHECKING:
     import torch

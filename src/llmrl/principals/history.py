@@ -85,8 +85,13 @@ class History:
         return [record for record in self.records if record["context"] == context]
 
     def best(self, context: str | None) -> np.ndarray | None:
-        """The vector with the highest payoff in a context; None if there is none yet."""
+        """The vector with the highest payoff in a context, of those that were judged by the most episodes.
+
+        None if there is none yet.
+        """
         own = self.in_context(context)
+        most = max((record["episodes"] for record in own), default=0)
+        own = [record for record in own if record["episodes"] == most]
         return np.array(min(own, key=_falling)["vector"], dtype=np.float64) if own else None
 
     def measures(self) -> list[tuple[str, list[str]]]:

@@ -68,8 +68,8 @@ class LLMPrincipal:
         contexts: show the proposals of `all` contexts, or only those of the present one (`own`).
         observations: show what happened in the game beside each payoff; None: of a mechanism, yes, of a policy, no.
         repair_turns: chances to correct an invalid reply.
-        fallback: where none is valid, propose the `best` vector of this context so far or the `last` one again (the
-            middle of the bounds if there is none), or `stop` the run.
+        fallback: where none is valid, propose the `best` vector of this context so far (of those that were judged by
+            the most episodes) or the `last` one again (the middle of the bounds if there is none), or `stop` the run.
         out_of_range: a number out of bounds makes a reply invalid (`reask`), is put inside them (`clamp`), or is tried
             as it is (`accept`; of a policy only, and published).
         duplicates: a proposal made before makes a reply invalid (`reask`) or is tried once more (`accept`); None: of a
@@ -175,7 +175,10 @@ class LLMPrincipal:
         vectors = np.concatenate([answer.vectors for answer in answers])
         self.reasons = [answer.reasoning for answer in answers for _ in answer.vectors]
         self.counters["moved_numbers"] += sum(answer.moved for answer in answers)
-        self.counters["repeated_proposals"] += sum(_key(vector) in self.tried for vector in vectors)
+        seen = set(self.tried)
+        for vector in vectors:
+            self.counters["repeated_proposals"] += _key(vector) in seen
+            seen.add(_key(vector))
         self.iteration += 1
         return vectors
 
@@ -199,7 +202,7 @@ class LLMPrincipal:
         """Learn outcomes, of its own proposals or of others'.
 
         Metrics, counted since the start of the run: those of `Asker`, and llm/moved_numbers (put inside the bounds),
-        llm/repeated_proposals (made before).
+        llm/repeated_proposals (made before, or by another question of the same step).
         """
         self.history.add(outcomes)
         self.tried |= {_key(outcome.vector) for outcome in outcomes}

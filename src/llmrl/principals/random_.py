@@ -10,8 +10,8 @@ from llmrl.core.limits import PositiveInt
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
+from llmrl.core.unit import from_unit
 from llmrl.principals.grid import ActionGrid
-from llmrl.principals.unit import from_unit
 
 
 class RandomPrincipal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -22,6 +23,9 @@ _PLAIN = str.maketrans({**dict.fromkeys("\u2212\u2012\u2013\ufe63\uff0d", "-"), 
 
 _NUMBER = r"[+-]?\s?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w%]|\.\d)"
 _NAMED = re.compile(rf"params?[\s*_`]*\[\s*(\d{{1,9}})\s*\][\s*_`\"']*[:=|][\s*_`\"'$]*({_NUMBER})", re.IGNORECASE)
+_VALUE = re.compile(rf"f\s*\(\s*params\s*\)[\s*_`\"']*[:=][\s*_`\"'$]*{_NUMBER}", re.IGNORECASE)
+"""The value of a row of the table."""
+_BETWEEN = re.compile(r"[\s;,|*_`\"'$-]*")
 _LIST = re.compile(r"\[([^\[\]]*)\](?!\s*->)")
 """A list in brackets that is no quoted row of the table."""
 
@@ -116,6 +120,7 @@ def _checked(lists: list[list[float]], n: int, d: int, name: str) -> np.ndarray:
 
 def _from_names(text: str, n: int, d: int) -> Reading:
     """Whole lines first: a line that names every index once is what was asked for, whatever stands around it."""
+    text = _without_rows(text)
     whole, reasons = [], []
     for line in text.splitlines():
         pairs = _pairs(line)
@@ -130,6 +135,24 @@ def _from_names(text: str, n: int, d: int) -> Reading:
     if not np.isfinite(vectors).all():
         raise InvalidReply("numbers must be finite")
     return Reading(vectors, "\n".join(reasons).strip()[:LONGEST_REASONING])
+
+
+def _without_rows(text: str) -> str:
+    """`text` without quoted rows of the table: numbers, on one line or on many, and then the value they had."""
+    pairs = list(_NAMED.finditer(text))
+    ends = [pair.end() for pair in pairs]
+    kept, done = [], 0
+    for value in _VALUE.finditer(text):
+        start, seen = value.start(), set[str]()
+        for pair in reversed(pairs[: bisect_right(ends, start)]):
+            if pair.group(1) in seen or pair.start() < done or not _BETWEEN.fullmatch(text, pair.end(), start):
+                break
+            seen.add(pair.group(1))
+            start = pair.start()
+        if seen:
+            kept.append(text[done:start])
+            done = value.end()
+    return "".join([*kept, text[done:]])
 
 
 def _pairs(text: str) -> list[tuple[int, float]]:

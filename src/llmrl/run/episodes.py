@@ -2,7 +2,8 @@
 
 episodes.jsonl                  one line an episode, when it is over
 episodes/<k>/replies.jsonl      one line a step and player: observation, reflection, action, reward, ...
-episodes/<k>/frames/<i>.png     pictures of a film in the making
+episodes/<k>/frames/<i>.png     pictures of a film; until the end of the run, so that a film whose episode is open again
+                                after a kill has all of them
 episodes/<k>/episode.gif, .mp4  the film
 
 """
@@ -21,6 +22,7 @@ import numpy as np
 from llmrl.core.errors import RunFolderError
 from llmrl.core.pictures import save_film
 from llmrl.core.records import State
+from llmrl.run.files import read_lines
 
 EPISODES = "episodes.jsonl"
 FOLDER = "episodes"
@@ -70,10 +72,14 @@ class EpisodeFiles:
         frames = sorted((self._folder / str(episode) / "frames").glob("*.png"))
         if frames:
             save_film(frames, self._folder / str(episode), "episode", fps)
-            shutil.rmtree(frames[0].parent)
         self._open.pop(episode, None)
         _append(self._list, line)
         self.finished.append(dict(line))
+
+    def close(self) -> None:
+        """The run is over: pictures of films that are made are removed."""
+        for line in self.finished:
+            shutil.rmtree(self._folder / str(line["episode"]) / "frames", ignore_errors=True)
 
     def state_dict(self) -> State:
         """Where the files stand."""
@@ -90,13 +96,13 @@ class EpisodeFiles:
 
     def _cut_back(self, state: State) -> None:
         _truncate(self._list, state["bytes"])
-        lines = self._list.read_text(encoding="utf-8").splitlines() if self._list.exists() else []
-        self.finished = [json.loads(line) for line in lines]
+        self.finished = read_lines(self._list)
         over = {line["episode"] for line in self.finished}
         standing = {int(k): (int(size), int(frames)) for k, size, frames in state["open"]}
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             k = int(path.name)
             if k in over:
+                shutil.rmtree(path / "frames", ignore_errors=True)
                 continue
             if k not in standing:
                 shutil.rmtree(path)
@@ -109,14 +115,6 @@ class EpisodeFiles:
             for film in path.glob("episode.*"):
                 film.unlink()
             self._open[k] = {"frames": frames}
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of this module; empty if it is not there."""
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _size(path: Path) -> int:

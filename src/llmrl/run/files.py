@@ -41,6 +41,16 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file with one JSON object a line, UTF-8; none where there is no such file.
+
+    Only a line feed ends a line: texts may hold the other characters that Unicode breaks lines at.
+    """
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames inside `folder` survive a power cut, where the file system can."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -19,6 +19,7 @@ EXCLUDED: tuple[str, ...] = (
     "seed",  # has a folder level of its own
     "name",  # has a folder level of its own
     "output_root",  # where the folder is
+    "trials_dir",  # where trials are kept for other runs
     "hardware",  # what the run is computed on: device, launcher, processes
     "checkpoint_seconds",  # how often a run saves
     "trusted_modules",  # which code may be loaded, not what it computes

@@ -17,6 +17,9 @@ from llmrl.core.limits import NonNegativeInt, PositiveFloat, PositiveInt
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """What numerical libraries read when they are loaded; too late to set in a process that has loaded them."""
 
+RUNS_BESIDE = "LLMRL_RUNS_BESIDE"
+"""Tells a run of a sweep how many share this machine's cores, itself included."""
+
 _CGROUP = Path("/sys/fs/cgroup")
 _GPU_ID = re.compile(r"\d+|(?:GPU|MIG)-.+")
 

@@ -98,7 +98,8 @@ class Pool:
             job, attempt, log_file = self.waiting.pop(0)
             gpus = tuple(self.free_gpus[: job.hardware.gpus])
             del self.free_gpus[: job.hardware.gpus]
-            self.running.append(RunProcess(job, attempt, self.task, log_file, gpus))
+            beside = min(self.machine.places(job.hardware, job.cores), len(self.jobs))
+            self.running.append(RunProcess(job, attempt, self.task, log_file, gpus, beside))
 
     def _fits(self, job: Job) -> bool:
         """Whether one more run has room; with nothing running it always has."""

@@ -23,7 +23,7 @@ from llmrl.analysis.runs import read_run
 from llmrl.core.errors import short_error
 from llmrl.run.owner import process_start
 from llmrl.run.signals import SIGNALS
-from llmrl.sweeps.hardware import THREAD_VARIABLES
+from llmrl.sweeps.hardware import RUNS_BESIDE, THREAD_VARIABLES
 from llmrl.sweeps.jobs import STOPPED, Job, Outcome
 from llmrl.sweeps.work import EXIT_IN_USE, Task, Work
 
@@ -42,11 +42,15 @@ class RunProcess:
         task: what the process calls.
         log_file: gets what it prints.
         gpus: ids of the GPUs it may see; empty: those of this process.
+        beside: runs that share the machine's cores, itself included.
     """
 
-    def __init__(self, job: Job, attempt: int, task: Task, log_file: Path, gpus: tuple[str, ...]) -> None:
+    def __init__(
+        self, job: Job, attempt: int, task: Task, log_file: Path, gpus: tuple[str, ...], beside: int = 1
+    ) -> None:
         self.job, self.gpus, self._attempt = job, gpus, attempt
         environment = dict.fromkeys(THREAD_VARIABLES, str(job.hardware.threads or job.cores))
+        environment[RUNS_BESIDE] = str(beside)
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         work = Work(task, job.config, job.overrides, job.folder, {**environment, **job.environment})

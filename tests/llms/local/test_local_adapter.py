@@ -106,6 +106,9 @@ def test_an_adapter_on_other_weights_is_refused_before_it_is_used(base, tuned, t
         chat("Qwen/Qwen2.5-0.5B", folder).check()
     write_base(folder, "Qwen/Qwen2.5-0.5B", None, None)
     chat("Qwen/Qwen2.5-0.5B", folder).check()
+    write_base(folder, "Qwen/Qwen2.5-0.5B", "abc", None)
+    with pytest.raises(LLMError, match=r"trained on .* llm\.revision=abc, and .* has other weights"):
+        chat("Qwen/Qwen2.5-0.5B", folder).check()
     (folder / BASE).write_text("{")
     with pytest.raises(LLMError, match="cannot be read"):
         chat(base, folder).check()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmrl.agents.controllers.words import action_name, listed, n_states
+from llmrl.agents.controllers.words import action_name, listed, n_states, states_told
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 
@@ -37,6 +37,7 @@ class TabularController:
                 )
             allowed = list(actions)
         self.names = tuple(action_name(spec, i) for i in allowed)
+        self._states = states_told(spec)
         low, high = float(allowed[0]), float(allowed[-1])
         entries = (Parameter(f"params[{s}]", low, high, "action", f"action in state {s}", 0) for s in range(n))
         self.space = ParameterSpace(self.name, tuple(entries))
@@ -50,6 +51,7 @@ class TabularController:
     def layout(self) -> str:
         return (
             f"params[s] is the number of the action taken in state s, for s from 0 to {self.space.dim - 1}.\n"
+            f"{self._states}"
             f"The actions are: {listed(self.names)}."
         )
 
@@ -74,6 +76,7 @@ class QTableController:
     def __init__(self, spec: EnvSpec, bound: float, decimals: int | None) -> None:
         self.n_states, self.n_actions = n_states(spec, "agent=tabular"), spec.need_discrete("agent=tabular")
         self.names = tuple(action_name(spec, i) for i in range(self.n_actions))
+        self._states = states_told(spec)
         self.space = ParameterSpace(
             self.name,
             tuple(
@@ -96,5 +99,6 @@ class QTableController:
         return (
             f"params[{self.n_actions} * s + a] is the value of action a in state s, for s from 0 to "
             f"{self.n_states - 1}. In a state the action with the largest value is taken.\n"
+            f"{self._states}"
             f"The actions are: {listed(self.names)}."
         )

@@ -39,6 +39,13 @@ def n_states(spec: EnvSpec, who: str) -> int:
     return int(spec.observation["state"].high) + 1
 
 
+def states_told(spec: EnvSpec) -> str:
+    """A line that says which state is which, where the environment does; else nothing."""
+    rule = "" if spec.text is None else spec.text.states
+    signs = " (// divides without a remainder, % is the remainder)" if "%" in rule else ""
+    return f"In state s: {rule}{signs}.\n" if rule else ""
+
+
 def input_names(spec: EnvSpec) -> tuple[str, ...]:
     """A name for each entry of the channel `vector`: the environment's own where there is one for each."""
     n = int(spec.observation["vector"].shape[0])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import io
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +17,7 @@ from llmrl.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import gymnasium
+    from gymnasium.envs.registration import EnvSpec
 
     from llmrl.envs.gym.games import GameMaker
 
@@ -20,6 +25,10 @@ _PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "llmrl/": "llmrl.en
 """Modules that register the ids that begin so."""
 _EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "Box2D": "box2d", "swig": "box2d"}
 """Words in Gymnasium's complaint about a missing package -> our extra that brings it."""
+_KEEPS_ITS_WORLD = ("BipedalWalker", "CarRacing")
+"""Classes whose physics remember earlier episodes across `reset(seed=...)`; they are made anew for each episode."""
+_ENDS = ("BlackjackEnv",)
+"""Classes without a limit of steps whose episodes are short all the same."""
 _NEAR = 5
 """Similar ids that a message about an unknown one names."""
 
@@ -46,15 +55,23 @@ class StockGames:
             self.close()
             raise
         self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
-        own = None if self.envs[0].spec is None else self.envs[0].spec.max_episode_steps
-        self.horizon = maker.horizon or own
+        first = self.envs[0].unwrapped
+        self.horizon = limit_of(self.envs[0])
+        self.ends = self.horizon is not None or type(first).__name__ in _ENDS or _is_minigrid(first)
+        self._remake = (lambda: make(maker, render)) if type(first).__name__ in _KEEPS_ITS_WORLD else None
+        self._begun = np.zeros(n, dtype=bool)
         self.infos: Sequence[Mapping[str, Any]] = [{} for _ in range(n)]
         self._observations: list[Any] = [None] * n
 
     def reset(self, seeds: np.ndarray, mask: np.ndarray) -> Sequence[Any]:
         infos = list(self.infos)
         for i in np.flatnonzero(mask).tolist():
-            self._observations[i], infos[i] = self.envs[i].reset(seed=int(seeds[i]))
+            if self._remake is not None and self._begun[i]:
+                self.envs[i].close()
+                self.envs[i] = self._remake()
+            with _quiet(self.envs[i].unwrapped):
+                self._observations[i], infos[i] = self.envs[i].reset(seed=int(seeds[i]))
+        self._begun |= mask
         self.infos = infos
         return list(self._observations)
 
@@ -86,14 +103,14 @@ def make(maker: GameMaker, render: bool) -> gymnasium.Env[Any, Any]:
     import gymnasium
     from gymnasium import error
 
-    for prefix, module in _PACKAGES.items():
-        if maker.id.startswith(prefix):
-            importlib.import_module(module)
     mode: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
     limit = {} if maker.horizon is None else {"max_episode_steps": maker.horizon}
     try:
-        if render:
-            _check_renders(maker.id)
+        spec = _spec(maker.id)
+        if spec is not None:
+            _check_map(spec, maker)
+        if spec is not None and render:
+            _check_renders(spec)
         return gymnasium.make(maker.id, disable_env_checker=True, **mode, **limit, **maker.kwargs)
     except error.DependencyNotInstalled as fault:
         extra = next((extra for word, extra in _EXTRAS.items() if word in str(fault)), None)
@@ -114,16 +131,64 @@ def make(maker: GameMaker, render: bool) -> gymnasium.Env[Any, Any]:
         raise ConfigError(f"{maker.id} does not take env.kwargs={dict(maker.kwargs)}: {fault}") from fault
 
 
-def _check_renders(name: str) -> None:
-    """Raise ConfigError where the environment says that it draws no pictures."""
+def _spec(name: str) -> EnvSpec | None:
+    """What is registered under an id, once the package that registers it has been imported; None: nothing is."""
     import gymnasium
+
+    module, _, id = name.rpartition(":")
+    for prefix, package in _PACKAGES.items():
+        if id.startswith(prefix):
+            importlib.import_module(package)
+    if module:
+        importlib.import_module(module)
+    return gymnasium.registry.get(id)
+
+
+def _check_map(spec: EnvSpec, maker: GameMaker) -> None:
+    """Raise ConfigError where each object of FrozenLake would draw a map of its own, from no seed."""
+    kwargs = {**spec.kwargs, **maker.kwargs}
+    drawn = "map_name" in kwargs and kwargs["map_name"] is None and kwargs.get("desc") is None
+    if str(spec.entry_point).endswith(":FrozenLakeEnv") and drawn:
+        raise ConfigError(
+            f"{maker.id} without a map draws one that no seed decides, another one for each game: set "
+            "env.kwargs.map_name=4x4 or 8x8, or give a map as env.kwargs.desc (a list of rows like SFFF)"
+        )
+
+
+def _check_renders(spec: EnvSpec) -> None:
+    """Raise ConfigError where the environment says that it draws no pictures."""
     from gymnasium.envs.registration import load_env_creator
 
-    spec = gymnasium.spec(name)
     creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
     modes = getattr(creator, "metadata", {}).get("render_modes", [])
     if "rgb_array" not in modes:
         raise ConfigError(
-            f"{name} draws no pictures (its render modes: {', '.join(modes) or 'none'}), so there can be no video of "
-            "it; use play.videos=0 and env.render=false"
+            f"{spec.id} draws no pictures (its render modes: {', '.join(modes) or 'none'}), so there can be no video "
+            "of it; use play.videos=0 and env.render=false"
         )
+    if "envs.mujoco" in str(spec.entry_point) and not _has_screen():
+        # MuJoCo opens a window unless it is told how to draw without a screen.
+        os.environ.setdefault("MUJOCO_GL", "egl")
+
+
+def _has_screen() -> bool:
+    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _is_minigrid(env: Any) -> bool:
+    return any(base.__name__ == "MiniGridEnv" for base in type(env).__mro__)
+
+
+def limit_of(env: gymnasium.Env[Any, Any]) -> int | None:
+    """Steps after which an episode is truncated: Gymnasium's number, and MiniGrid's own; None where there is none, or
+    where only the episode tells (in BabyAI it depends on the mission)."""
+    steps = None if env.spec is None else env.spec.max_episode_steps
+    game: Any = env.unwrapped
+    if _is_minigrid(game) and not any(base.__name__ == "RoomGridLevel" for base in type(game).__mro__):
+        return int(game.max_steps) if steps is None else min(steps, int(game.max_steps))
+    return steps
+
+
+def _quiet(env: Any) -> contextlib.AbstractContextManager[Any]:
+    """BabyAI prints each mission that it drew and rejected."""
+    return contextlib.redirect_stdout(io.StringIO()) if _is_minigrid(env) else contextlib.nullcontext()

@@ -29,6 +29,16 @@ class Criterion:
                 "number success_at, and only they do"
             )
 
+    @classmethod
+    def of(cls, kind: Success | None, at: float | None) -> Criterion | None:
+        """None where there is no `kind`; then there must be no number either."""
+        if kind is None and at is not None:
+            raise ConfigError(
+                f"env.success=null and env.success_at={at}: success=return and success=reward need a number "
+                "success_at, and only they do"
+            )
+        return None if kind is None else cls(kind, at)
+
     def judge(self, returned: Any, best_reward: Any, terminated: Any) -> Any:
         """Whether an episode is a success; of many episodes, elementwise.
 

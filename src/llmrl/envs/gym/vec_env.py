@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.limits import PositiveInt
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec
 from llmrl.envs.gym.games import Describer, Engine, GameMaker
 from llmrl.envs.gym.spaces import action_numbers, observation_channels, to_actions
-from llmrl.envs.gym.success import Criterion
+from llmrl.envs.gym.stock import StockGames
+from llmrl.envs.gym.success import Criterion, Success
 from llmrl.envs.gym.told import Told
 
 if TYPE_CHECKING:
     import gymnasium
 
     from llmrl.envs.gym.episodes import Evaluator
-
-Success = Literal["return", "reward", "terminated"]
 
 
 class GymnasiumEnv:
@@ -41,8 +40,9 @@ class GymnasiumEnv:
     **Seeds.** The k-th episode of a game is seeded with a function of the seed, the game's index and k, so the games
     that follow a seeded reset start alike whatever the agents do.
 
-    A game goes on exactly after a resume, whatever the environment is made of: its episode is played again from its
-    seed, action for action.
+    A game goes on exactly after a resume: its episode is played again from its seed, action for action. That holds for
+    environments that are a function of both; those of Gymnasium that keep more (BipedalWalker, CarRacing) are made
+    anew for each episode, and others of the kind cannot be told from outside.
 
     Args:
         seeds: the environment's node of the seed tree.
@@ -79,24 +79,21 @@ class GymnasiumEnv:
         text: str | None = None,
         render: bool = False,
     ) -> None:
-        if (success in ("return", "reward")) != (success_at is not None):
-            raise ConfigError(
-                f"env.success={success} and env.success_at={success_at}: success=return and success=reward need a "
-                "number success_at, and only they do"
-            )
+        self._criterion = Criterion.of(success, success_at)
         self.clip_actions = True  # whoever plays may want its numbers to go to the games as they are
         self.maker = GameMaker(id, dict(kwargs or {}), horizon, engine)
         self._games = self.maker.make(n_envs, render)
         numbers = action_numbers(self._games.action_space, name or id)
-        self._success, self._success_at = success, success_at
         self._stream = seeds.integer("games")
         self._groups = 1
         self._begun = np.zeros(n_envs, dtype=np.int64)  # episodes since the last seeding
         self._seeds = np.zeros(n_envs, dtype=np.int64)  # of the episodes in progress
         self._given: np.ndarray | None = None  # seeds of the next episodes
-        self._acted: list[list[Any]] = [[] for _ in range(n_envs)]
+        # Actions of the last steps, each of all games; those of game i's episode are `_length[i]` from `_since[i]` on.
+        self._actions: list[np.ndarray] = []
+        self._since, self._length = np.zeros(n_envs, dtype=np.int64), np.zeros(n_envs, dtype=np.int64)
         self._terminated, self._truncated = np.ones(n_envs, dtype=bool), np.zeros(n_envs, dtype=bool)
-        self._returns, self._won = np.zeros(n_envs), np.zeros(n_envs, dtype=bool)
+        self._returns, self._best = np.zeros(n_envs), np.full(n_envs, -np.inf)
         # What the environment says beside an observation is only known when it has said it.
         self._seen = self._games.reset(np.zeros(n_envs, dtype=np.int64), np.ones(n_envs, dtype=bool))
         self._masked = "action_mask" in self._games.infos[0]
@@ -110,6 +107,8 @@ class GymnasiumEnv:
         actions = self._games.action_space
         n_actions = int(actions.n) if isinstance(actions, spaces.Discrete) else 0
         text = None if self._describer is None else self._describer.game
+        if self._describer is not None and text is not None:
+            text = replace(text, example=self._describer.describe(self._seen[0], self._games.infos[0]))
         own = tuple(key for key, _ in text.actions) if text is not None else ()
         channels = {name: channel for name, (channel, _) in self._channels.items()}
         if text is not None:
@@ -129,9 +128,10 @@ class GymnasiumEnv:
             n_actions=n_actions,
             action_names=own if len(own) == n_actions else tuple(str(i) for i in range(n_actions)),
             horizon=self._games.horizon,
-            metrics={} if self._success is None else {"success": "last"},
+            metrics={} if self._criterion is None else {"success": "last"},
             numbers=numbers,
             text=text,
+            endless=self._games.horizon is None and not (isinstance(self._games, StockGames) and self._games.ends),
         )
 
     def reset(self, mask: Array | None = None, seed: int | None = None) -> Observation:
@@ -144,7 +144,7 @@ class GymnasiumEnv:
         streams, per_group = Seeds(self._stream), n // self._groups
         for i in np.flatnonzero(chosen).tolist():
             self._seeds[i] = streams.child(i % per_group).integer(int(self._begun[i]))
-            self._acted[i] = []
+        self._forget(chosen)
         if self._given is not None:
             self._seeds[chosen], self._given = self._given[chosen], None
         self._begun[chosen] += 1
@@ -155,19 +155,30 @@ class GymnasiumEnv:
         """Let the next reset seed game i with `seeds[i]`, [n_envs] int64, whatever seed it is given itself."""
         self._given = np.array(seeds, dtype=np.int64)
 
+    def _forget(self, chosen: np.ndarray) -> None:
+        """The episodes of the `chosen` games need not be played again."""
+        self._since[chosen], self._length[chosen] = len(self._actions), 0
+        first = int(self._since[self._length > 0].min(initial=len(self._actions)))
+        del self._actions[:first]
+        self._since -= first
+
     def _start(self, chosen: np.ndarray) -> None:
         self._seen = self._games.reset(self._seeds, chosen)
-        self._terminated[chosen] = self._truncated[chosen] = self._won[chosen] = False
-        self._returns[chosen] = 0.0
+        self._terminated[chosen] = self._truncated[chosen] = False
+        self._returns[chosen], self._best[chosen] = 0.0, -np.inf
 
     def step(self, action: Array) -> Step:
         """Advance the games that go on by `action` [n_envs, 1] or [n_envs, 1, a]; the others stay as they are."""
-        action = np.asarray(action)
-        for i in np.flatnonzero(~(self._terminated | self._truncated)).tolist():
-            self._acted[i].append(action[i].tolist())
-        reward = self._advance(action, ~(self._terminated | self._truncated))
+        action = np.array(action)
+        playing = ~(self._terminated | self._truncated)
+        self._actions.append(action)
+        self._length += playing
+        reward = self._advance(action, playing)
         shown = reward.astype(np.float32)[:, None]
-        info = {} if self._success is None else {"success": self._won.astype(np.float32)}
+        info = {}
+        if self._criterion is not None:
+            won = self._criterion.judge(self._returns, self._best, self._terminated)
+            info["success"] = (won & (self._begun > 0)).astype(np.float32)
         return Step(self._observe(), shown, shown.copy(), self._terminated.copy(), self._truncated.copy(), info)
 
     def _advance(self, action: np.ndarray, playing: np.ndarray) -> np.ndarray:
@@ -177,14 +188,7 @@ class GymnasiumEnv:
         self._terminated |= terminated
         self._truncated |= truncated
         self._returns += reward
-        if self._success == "return":
-            assert self._success_at is not None
-            self._won = self._returns >= self._success_at
-        elif self._success == "reward":
-            assert self._success_at is not None
-            self._won |= playing & (reward >= self._success_at)
-        elif self._success == "terminated":
-            self._won |= terminated
+        np.maximum(self._best, reward, out=self._best, where=playing)
         return reward
 
     def _observe(self) -> Observation:
@@ -193,9 +197,17 @@ class GymnasiumEnv:
         if self._describer is not None:
             observation["text"] = Told(self._describer, self._seen, infos)
         if "action_mask" in self.spec.observation:
-            masks = [np.asarray(info["action_mask"], dtype=bool) for info in infos]
+            masks = [self._mask(info) for info in infos]
             observation["action_mask"] = np.stack(masks)[:, None]
         return observation
+
+    def _mask(self, info: Mapping[str, Any]) -> np.ndarray:
+        if "action_mask" not in info:
+            raise EngineError(
+                f"{self.spec.name} told which actions are legal when it was made (info['action_mask']), and does not "
+                "any more; it must do so in every reset and step, or never"
+            )
+        return np.asarray(info["action_mask"], dtype=bool)
 
     def pair_games(self, groups: int) -> None:
         self.spec.games_per_group(groups)
@@ -216,23 +228,33 @@ class GymnasiumEnv:
             "groups": self._groups,
             "begun": self._begun.copy(),
             "seeds": self._seeds.copy(),
-            "acted": [np.array(acted) for acted in self._acted],
+            "acted": [self._acted(i) for i in range(self.spec.n_envs)],
         }
+
+    def _acted(self, game: int) -> np.ndarray:
+        """Actions of a game's episode, [steps, 1] or [steps, 1, a]."""
+        first = int(self._since[game])
+        acted = [action[game] for action in self._actions[first : first + int(self._length[game])]]
+        return np.array(acted)
 
     def load_state_dict(self, state: State) -> None:
         self._stream, self._groups = state["stream"], state["groups"]
         self._begun, self._seeds = np.array(state["begun"]), np.array(state["seeds"])
-        self._acted = [np.asarray(acted).tolist() for acted in state["acted"]]
         self._terminated[:] = True
         self._start(self._begun > 0)
-        lengths = np.array([len(acted) for acted in self._acted])
+        acted = [np.asarray(actions) for actions in state["acted"]]
+        self._length = np.array([len(actions) for actions in acted])
+        longest = int(self._length.max(initial=0))
+        # They end together, so that the actions of games that go on follow on each other.
+        self._since = longest - self._length
         a_game = (1,) if self.spec.numbers is None else (1, self.spec.numbers.dim)
-        for t in range(lengths.max(initial=0)):
-            playing = lengths > t
-            action = np.zeros((self.spec.n_envs, *a_game), dtype=np.int64 if self.spec.numbers is None else np.float64)
-            for i in np.flatnonzero(playing).tolist():
-                action[i] = self._acted[i][t]
-            self._advance(action, playing)
+        kind = np.int64 if self.spec.numbers is None else np.float64
+        self._actions = [np.zeros((self.spec.n_envs, *a_game), dtype=kind) for _ in range(longest)]
+        for i, (first, actions) in enumerate(zip(self._since.tolist(), acted, strict=True)):
+            for action, own in zip(self._actions[first:], actions, strict=True):
+                action[i] = own
+        for t, action in enumerate(self._actions):
+            self._advance(action, t >= self._since)
 
     def single(self) -> gymnasium.Env[Any, Any]:
         """One more game, as Gymnasium has it."""
@@ -244,8 +266,7 @@ class GymnasiumEnv:
         """Plays whole episodes of controllers of this game, in `workers` processes (None: one a core)."""
         from llmrl.envs.gym.episodes import Evaluator, Rules
 
-        success = None if self._success is None else Criterion(self._success, self._success_at)
-        return Evaluator(Rules(self.maker, clip_actions, success), workers)
+        return Evaluator(Rules(self.maker, clip_actions, self._criterion), workers)
 
     def close(self) -> None:
         self._games.close()

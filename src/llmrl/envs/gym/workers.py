@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from llmrl.envs.gym.lanes import Rules
 
 _NUMBER = struct.Struct("=i")
-_MOST = 8192
-"""Numbers in the pipe at once; it holds 16,384."""
+_MOST = 1024
+"""Numbers in the pipe at once: a page of memory, which is all that a pipe holds where a user has many of them."""
 _EXIT_SECONDS = 2.0
 
 

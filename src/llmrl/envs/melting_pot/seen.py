@@ -110,7 +110,19 @@ def game_text(substrate: SubstrateName, rules: Rules, n_agents: int) -> GameText
         observation.append(("can_zap", "whether your beam is ready"))
     if SUBSTRATES[substrate].dirt:
         observation.append(("others_who_cleaned", "how many others cleaned dirt in the last step"))
-    return GameText(goal, tuple(observation), tuple((name, _ACTS[name]) for name in actions))
+    return GameText(
+        goal,
+        tuple(observation),
+        tuple((name, _ACTS[name]) for name in actions),
+        example=_example(substrate, rules, n_agents),
+    )
+
+
+def _example(substrate: SubstrateName, rules: Rules, n_agents: int) -> str:
+    """An observation among apples, with all other players in view."""
+    view = np.resize(np.array([_FLOOR, _APPLE, _GRASS, _DIRT], dtype=np.uint8), (11, 11))
+    view.flat[: 2 * (n_agents - 1) : 2] = _PLAYERS + 4 * np.arange(1, n_agents)
+    return told(view, substrate, rules, (1.0, 0.0) if SUBSTRATES[substrate].dirt else (1.0,))
 
 
 def told(view: NDArray[np.uint8], substrate: SubstrateName, rules: Rules, scalars: Sequence[float]) -> str:

@@ -75,6 +75,11 @@ class MeltingPotEnv:
         channels = tuple(dict.fromkeys(observe if observe is not None else ["pixels"]))
         if not channels:
             raise ConfigError("observe is empty: players need something to see, e.g. observe=[pixels]")
+        if "text" in channels and mechanism is not None:
+            raise ConfigError(
+                f"env.observe has text and there is a mechanism ({type(mechanism).__name__}): the words tell the plain "
+                "game, and would be wrong about its rewards. Use env.mechanism=null, or observe pixels or vector"
+            )
         self._layout = Layout(substrate, rules, n_envs, n_agents, channels, render)
         self._mechanism = mechanism
         self._shown = mechanism is not None and show_mechanism

@@ -15,6 +15,7 @@ class Decoder(Protocol):
     Attributes:
         names: of what it tells; the text's observation describes each.
         facts: that the text's goal may name as `{name}`.
+        states: see `GameText.states`.
     """
 
     @property
@@ -22,6 +23,9 @@ class Decoder(Protocol):
 
     @property
     def facts(self) -> Mapping[str, str]: ...
+
+    @property
+    def states(self) -> str: ...
 
     def tell(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
         """Named values that JSON can hold."""
@@ -41,19 +45,8 @@ class FrozenLake:
             raise ConfigError(f"{where}: the decoder frozen_lake is for FrozenLake, not for {env}")
         self._map = [[bytes(tile).decode() for tile in row] for row in game.desc]
         self._n_columns = len(self._map[0])
-        # The chance that a step goes where it should: from a state whose neighbours all differ it is told apart.
-        outcomes = {(s, a): game.P[s][a] for s in game.P for a in game.P[s]}
-        slips = any(len(after) > 1 for after in outcomes.values())
-        straight = min(after[len(after) // 2][0] for after in outcomes.values())
-        self.facts = {
-            "map": "\n".join("".join(row) for row in self._map),
-            "slips": (
-                f"The ice is slippery: you move where you want with probability {straight:.2g}, and otherwise to one "
-                "of the two sides, at right angles to it, with equal probability."
-                if slips
-                else "The ice is not slippery: you always move where you want."
-            ),
-        }
+        self.facts = {"map": "\n".join("".join(row) for row in self._map), "slips": _slips(game, "The ice")}
+        self.states = _cells(self._n_columns)
 
     def tell(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
         row, column = divmod(int(observation), self._n_columns)
@@ -65,11 +58,47 @@ class FrozenLake:
         return {"row": row, "column": column, "neighbours": neighbours}
 
 
+class CliffWalking:
+    """Row and column, and whether the ground is slippery."""
+
+    names = ("row", "column")
+
+    def __init__(self, env: Any, where: str) -> None:
+        game = env.unwrapped
+        if len(getattr(game, "shape", ())) != 2 or not hasattr(game, "P"):
+            raise ConfigError(f"{where}: the decoder cliff_walking is for CliffWalking, not for {env}")
+        self._n_columns = int(game.shape[1])
+        self.facts = {"slips": _slips(game, "The ground")}
+        self.states = _cells(self._n_columns)
+
+    def tell(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+        row, column = divmod(int(observation), self._n_columns)
+        return {"row": row, "column": column}
+
+
+def _slips(game: Any, what: str) -> str:
+    """Where a step goes, of one of Gymnasium's tables: the middle one of its outcomes is the way that was chosen."""
+    outcomes = {(s, a): game.P[s][a] for s in game.P for a in game.P[s]}
+    if all(len(after) == 1 for after in outcomes.values()):
+        return f"{what} is not slippery: you always move where you want."
+    # From a state whose neighbours all differ it is told apart.
+    straight = min(after[len(after) // 2][0] for after in outcomes.values())
+    return (
+        f"{what} is slippery: you move where you want with probability {straight:.2g}, and otherwise to one of the two "
+        "sides, at right angles to it, with equal probability."
+    )
+
+
+def _cells(n_columns: int) -> str:
+    return f"row = s // {n_columns}, column = s % {n_columns}"
+
+
 class GridView:
     """MiniGrid's and BabyAI's partial view as sentences, in the words of BabyAI-Text (arXiv 2302.02662)."""
 
     names = ("mission", "facing", "carrying", "view")
     facts: Mapping[str, str] = {}
+    states = ""
     _FACING = ("east", "south", "west", "north")
 
     def __init__(self, env: Any, where: str) -> None:
@@ -92,5 +121,9 @@ class GridView:
         }
 
 
-DECODERS: dict[str, Callable[[Any, str], Decoder]] = {"frozen_lake": FrozenLake, "grid_view": GridView}
+DECODERS: dict[str, Callable[[Any, str], Decoder]] = {
+    "frozen_lake": FrozenLake,
+    "cliff_walking": CliffWalking,
+    "grid_view": GridView,
+}
 """By the name that a text gives as `decoder`; called with one environment and the text's name for messages."""

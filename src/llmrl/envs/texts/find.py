@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import GameText
+from llmrl.envs.texts.circumstances import limit, rules
 from llmrl.envs.texts.decoders import DECODERS, Decoder
 from llmrl.envs.texts.schema import Text, pairs, read_text
-from llmrl.envs.texts.telling import teller
+from llmrl.envs.texts.telling import states_rule, teller
 
 if TYPE_CHECKING:
     import gymnasium
@@ -76,16 +77,18 @@ class Described:
         self._decoder: Decoder | None = None
         if text.decoder:
             self._decoder = _decoder(text, env)
+            states = self._decoder.states
         else:
             where = f"{text.where}: observation"
             self._tell = teller(env.observation_space, text.observation, text.decimals, where)
+            states = states_rule(env.observation_space, text.observation)
         check_actions(text.actions, env.action_space, text.where)
         goal = text.goal
         for name, fact in ({} if self._decoder is None else self._decoder.facts).items():
             goal = goal.replace("{" + name + "}", fact)
-        if text.success:
-            goal = f"{goal}\n{text.success}"
-        self.game = GameText(goal, pairs(text.observation), text.actions)
+        more = (rules(env), limit(env), text.success)
+        goal = "\n".join([goal.rstrip(), *(said for said in more if said)])
+        self.game = GameText(goal, pairs(text.observation), text.actions, states=states)
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
         """The named values as a JSON object."""

@@ -10,9 +10,10 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import GameText
+from llmrl.envs.texts.circumstances import limit
 from llmrl.envs.texts.find import check_actions
 from llmrl.envs.texts.schema import DECIMALS, Field, pairs, parse_text
-from llmrl.envs.texts.telling import teller
+from llmrl.envs.texts.telling import states_rule, teller
 
 if TYPE_CHECKING:
     import gymnasium
@@ -42,7 +43,10 @@ class OwnWords:
         )
         self._tell = teller(env.observation_space, text.observation, text.decimals, where)
         check_actions(text.actions, env.action_space, where)
-        self.game = GameText(text.goal, pairs(text.observation), text.actions)
+        states = states_rule(env.observation_space, text.observation)
+        self.game = GameText(
+            f"{text.goal}\n{limit(env)}".rstrip(), pairs(text.observation), text.actions, states=states
+        )
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
         return json.dumps(self._tell(observation), ensure_ascii=False)
@@ -55,10 +59,8 @@ class Drafted:
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         fields = draft(env.observation_space)
         self._tell = teller(env.observation_space, fields, DECIMALS, f"the draft of {_name(env)}")
-        limit = None if env.spec is None else env.spec.max_episode_steps
-        ends = "" if limit is None else f" It ends after {limit} steps at the latest."
-        goal = f"The game is {_name(env)} of Gymnasium. Collect as much reward as you can over an episode.{ends}"
-        self.game = GameText(goal, pairs(fields), draft_actions(env.action_space))
+        goal = f"The game is {_name(env)} of Gymnasium. Collect as much reward as you can over an episode. {limit(env)}"
+        self.game = GameText(goal.rstrip(), pairs(fields), draft_actions(env.action_space))
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
         return json.dumps(self._tell(observation), ensure_ascii=False)

@@ -89,6 +89,11 @@ def _part(space: Space[Any], field: Field, decimals: int, where: str) -> Callabl
         if values and len(values) != int(space.n):
             raise ConfigError(f"{where}.{field.name}: {len(values)} values, and it can be one of {int(space.n)}")
         return (lambda seen: values[int(seen) - start]) if values else (lambda seen: int(seen))
+    if (field.values or field.size is not None) and isinstance(
+        space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
+    ):
+        tell = _numbers(space, [field], decimals, where)
+        return lambda seen: tell(seen)[field.name]
     return lambda seen: plain(_single(seen), decimals)
 
 
@@ -99,7 +104,7 @@ def _single(value: Any) -> Any:
 
 def _digits(space: Any, fields: Sequence[Field], where: str) -> Tell:
     n, start = int(space.n), int(space.start)
-    if len(fields) == 1 and not fields[0].values:
+    if len(fields) == 1 and not fields[0].values and fields[0].size in (None, n):
         [name] = [field.name for field in fields]
         return lambda seen: {name: int(seen)}
     sizes = [field.states for field in fields]
@@ -116,9 +121,31 @@ def _digits(space: Any, fields: Sequence[Field], where: str) -> Tell:
     return tell
 
 
+def states_rule(space: Space[Any], fields: Sequence[Field]) -> str:
+    """How the fields of a state number s follow from it, see `GameText.states`; empty for other observations.
+
+    >>> from gymnasium.spaces import Discrete
+    >>> states_rule(Discrete(48), [Field("row", "", size=4), Field("column", "", size=12)])
+    'row = s // 12, column = s % 12'
+    """
+    from gymnasium import spaces
+
+    if not isinstance(space, spaces.Discrete) or int(space.start) != 0:
+        return ""
+    if len(fields) == 1 and not fields[0].values:
+        return "" if fields[0].name == "state" else f"{fields[0].name} = s"
+    rules, below = [], int(space.n)
+    for i, field in enumerate(fields):
+        below //= field.states
+        rule = "s" + (f" // {below}" if below > 1 else "") + (f" % {field.states}" if i > 0 else "")
+        words = ", ".join(f'{k} "{value}"' for k, value in enumerate(field.values))
+        rules.append(f"{field.name} = {rule}" + (f" ({words})" if words else ""))
+    return ", ".join(rules)
+
+
 def _numbers(space: Any, fields: Sequence[Field], decimals: int, where: str) -> Tell:
     total = int(np.prod(space.shape))
-    if len(fields) == 1 and not fields[0].fields:
+    if len(fields) == 1 and not fields[0].fields and not fields[0].values and fields[0].size is None:
         [name] = [field.name for field in fields]
         return lambda seen: {name: plain(_single(np.asarray(seen)), decimals)}
     sizes = [field.numbers for field in fields]
@@ -126,6 +153,10 @@ def _numbers(space: Any, fields: Sequence[Field], decimals: int, where: str) -> 
         raise ConfigError(
             f"{where} names {sum(sizes)} numbers ({', '.join(field.name for field in fields)}), and the observation "
             f"has {total}"
+        )
+    if several := [field for field in fields if field.values and field.numbers > 1]:
+        raise ConfigError(
+            f"{where}.{several[0].name} has values, which name one number, and {several[0].numbers} numbers"
         )
     starts = np.cumsum([0, *sizes]).tolist()
     # A named part of a Box is told like a Box of its own.

@@ -43,12 +43,13 @@ def check_adapter(adapter: str) -> None:
         raise LLMError(f"llm.adapter={adapter} holds no adapter: it has no {' and no '.join(missing)}. {_REMEDY}")
 
 
-def check_base(adapter: str, model: str, files: str | None) -> None:
+def check_base(adapter: str, model: str, revision: str | None, files: str | None) -> None:
     """Refuse an adapter on weights it was not trained on, where its folder tells (`BASE`).
 
     Args:
         adapter: its folder.
         model: what it is to be used with, as in the config.
+        revision: of a model of the hub.
         files: fingerprint of the model's folder; None for a model of the hub.
 
     Raises:
@@ -59,15 +60,22 @@ def check_base(adapter: str, model: str, files: str | None) -> None:
         return
     try:
         base = json.loads(note.read_text(encoding="utf-8"))
-        name, trained_on = str(base["model"]), base["files"]
+        name, commit, trained_on = str(base["model"]), base["revision"], base["files"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LLMError(f"{note} cannot be read: {error!r}") from error
-    same = files == trained_on if None not in (files, trained_on) else files is trained_on and model == name
+    if None not in (files, trained_on):
+        same = files == trained_on
+    else:
+        same = files is trained_on and (model, revision) == (name, commit)
     if not same:
         raise LLMError(
-            f"llm.adapter={adapter} was trained on {name}, and llm.model={model} has other weights; use "
-            f"llm.model={name}, or an adapter that was trained on {model}"
+            f"llm.adapter={adapter} was trained on {name}{_at(commit)}, and llm.model={model}{_at(revision)} has other "
+            f"weights; use llm.model={name}{_at(commit)}, or an adapter that was trained on {model}{_at(revision)}"
         )
+
+
+def _at(revision: str | None) -> str:
+    return "" if revision is None else f" llm.revision={revision}"
 
 
 def write_base(adapter: Path, model: str, revision: str | None, files: str | None) -> None:

@@ -111,7 +111,7 @@ class LocalChat(Provider):
         check_model(self.model)
         if self.adapter is not None:
             check_adapter(self.adapter)
-            check_base(self.adapter, self.model, self.identity["files"])
+            check_base(self.adapter, self.model, self.revision, self.identity["files"])
 
     def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
         """Exactly the tokens the model reads, those of the template included."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec
-from llmrl.players.heuristics.lake import best_moves
+from llmrl.envs.gym.batched.tabular import TabularGames
+from llmrl.envs.gym.games import GameMaker
 
 Rule = Callable[[np.ndarray], np.ndarray]
 """Observations [n, k] or states [n] of n games -> actions [n]."""
@@ -23,11 +24,11 @@ class Heuristic:
 
     channel: str
     what: str
-    make: Callable[[EnvSpec], Rule]
+    make: Callable[[EnvSpec, GameMaker | None], Rule]
 
 
-def rule_of(spec: EnvSpec) -> tuple[Heuristic, Rule]:
-    """The rule for an environment.
+def rule_of(spec: EnvSpec, maker: GameMaker | None = None) -> tuple[Heuristic, Rule]:
+    """The rule for an environment whose games `maker` makes, if they are Gymnasium's.
 
     Raises:
         ConfigError: there is none, or the environment is played in a way that the rule does not know.
@@ -42,7 +43,7 @@ def rule_of(spec: EnvSpec) -> tuple[Heuristic, Rule]:
             f"{', '.join(spec.observation)}"
         )
     spec.need_discrete("agent=heuristic")
-    return heuristic, heuristic.make(spec)
+    return heuristic, heuristic.make(spec, maker)
 
 
 def _stem(name: str) -> str:
@@ -51,7 +52,7 @@ def _stem(name: str) -> str:
     return {"cart_pole": "cartpole"}.get(snake, snake)
 
 
-def _blackjack(spec: EnvSpec) -> Rule:
+def _blackjack(spec: EnvSpec, maker: GameMaker | None) -> Rule:
     """Basic strategy without doubling and splitting: sums of the dealer's 2 to 6 are weak, an ace is strong."""
 
     def rule(seen: np.ndarray) -> np.ndarray:
@@ -65,23 +66,23 @@ def _blackjack(spec: EnvSpec) -> Rule:
     return rule
 
 
-def _cartpole(spec: EnvSpec) -> Rule:
+def _cartpole(spec: EnvSpec, maker: GameMaker | None) -> Rule:
     """Push to the side to which the pole falls, a little sooner where the cart is far out or fast."""
     weights = np.array([0.05, 0.15, 1.0, 0.35])
     return lambda seen: np.asarray(seen @ weights > 0, dtype=np.int64)
 
 
-def _mountain_car(spec: EnvSpec) -> Rule:
+def _mountain_car(spec: EnvSpec, maker: GameMaker | None) -> Rule:
     """Push the way the car moves, which adds energy in every step."""
     return lambda seen: np.where(seen[:, 1] >= 0, 2, 0)
 
 
-def _acrobot(spec: EnvSpec) -> Rule:
+def _acrobot(spec: EnvSpec, maker: GameMaker | None) -> Rule:
     """Push the lower link the way it moves against the upper one, which adds energy in every step."""
     return lambda seen: np.where(seen[:, 5] >= 0, 2, 0)
 
 
-def _lunar_lander(spec: EnvSpec) -> Rule:
+def _lunar_lander(spec: EnvSpec, maker: GameMaker | None) -> Rule:
     """Two proportional-derivative controllers: lean against place and drift, and fall the slower the lower."""
 
     def rule(seen: np.ndarray) -> np.ndarray:
@@ -97,7 +98,7 @@ def _lunar_lander(spec: EnvSpec) -> Rule:
     return rule
 
 
-def _cliff_walking(spec: EnvSpec) -> Rule:
+def _cliff_walking(spec: EnvSpec, maker: GameMaker | None) -> Rule:
     """Up, along the edge of the cliff, down."""
 
     def rule(states: np.ndarray) -> np.ndarray:
@@ -112,7 +113,7 @@ _TAXI_MAP = (":|::", ":|::", "::::", "|:|:", "|:|:")
 """Between columns, row by row: a bar is a wall."""
 
 
-def _taxi(spec: EnvSpec) -> Rule:
+def _taxi(spec: EnvSpec, maker: GameMaker | None) -> Rule:
     """The shortest way to the passenger, then to the destination."""
     ways = [_ways_to(stand) for stand in _STANDS]
     table = np.zeros(500, dtype=np.int64)
@@ -143,15 +144,14 @@ def _ways_to(target: tuple[int, int]) -> np.ndarray:
     return moves
 
 
-def _frozen_lake(spec: EnvSpec) -> Rule:
-    """The move of every state that leads to the goal most probably, from the map in the game's text."""
-    said = "" if spec.text is None else spec.text.goal
-    rows = [line.strip() for line in said.splitlines() if re.fullmatch(r"\s*[SFHG]{2,}\s*", line)]
-    if not rows:
-        raise ConfigError("the rule for frozen_lake reads the map in the game's text; use env.text=frozen_lake")
-    slips = re.search(r"where you want with probability ([\d.]+\d)", said)
-    table = best_moves(rows, float(slips.group(1)) if slips else 1.0)
-    return lambda states: table[states]
+def _frozen_lake(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+    """The move of every state that leads to the goal most probably: value iteration on the game's table."""
+    if maker is None:
+        raise ConfigError(f"the rule for frozen_lake is computed from Gymnasium's table, and env={spec.name} has none")
+    games = replace(maker, engine="batched").make(1)
+    assert isinstance(games, TabularGames)
+    best = games.table.best_policy()
+    return lambda states: best[states]
 
 
 HEURISTICS: dict[str, Heuristic] = {

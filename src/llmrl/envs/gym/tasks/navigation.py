@@ -16,7 +16,7 @@ GOAL_TEXT = (
     "You drive a robot round a closed corridor, 3 metres wide, with six corners. Five sensors measure how far the "
     "nearest wall is, with small errors; moves have small errors, too.\n"
     "A step forward gives 5, a turn costs 0.5. When any sensor measures less than 0.4 metres, the robot has crashed: "
-    "that costs 200 and ends the episode, which lasts 1000 steps otherwise."
+    "that costs 200 and ends the episode."
 )
 _DISTANCE = np.array([0.2, 0.04, 0.04])
 _TURN = np.array([0.0, 0.2, -0.2])

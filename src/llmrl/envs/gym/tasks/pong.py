@@ -18,7 +18,7 @@ GOAL_TEXT = (
     "You play Pong on a field of 800 x 600 pixels; x grows to the right and y downwards. Your paddle, 80 high, is at "
     "the left edge and moves up and down by 5 pixels a step; your opponent's is at the right edge. Where the ball "
     "meets a paddle decides how steeply it leaves.\n"
-    "You get 1 each time you return the ball. The episode ends when either player misses it, or after 1000 steps."
+    "You get 1 each time you return the ball. The episode ends when either player misses it."
 )
 OBSERVED = {
     "paddle_y": {"description": "middle of your paddle", "unit": "pixels", "range": [40, 560]},
