@@ -34,12 +34,12 @@ def state(folder: Path) -> str:
     return json.loads((folder / "status.json").read_text())["state"]
 
 
-def interrupt(cwd, number, *overrides):
-    """Start a long run, signal it once it has saved a checkpoint, and return the ended process with its output."""
+def interrupt(cwd, number, *overrides, saved=1):
+    """Start a long run, signal it once it has `saved` checkpoints, and return the ended process with its output."""
     process = subprocess.Popen(command(*overrides), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     started, deadline = time.time(), time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
-        if new_checkpoint(cwd, started):
+        if new_checkpoints(cwd, started) >= saved:
             break
         time.sleep(0.05)
     process.send_signal(number)
@@ -47,18 +47,18 @@ def interrupt(cwd, number, *overrides):
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def new_checkpoint(cwd, started) -> bool:
-    """Whether a checkpoint was written after `started`; files may vanish while we look."""
+def new_checkpoints(cwd, started) -> int:
+    """How many checkpoints were written after `started`; files may vanish while we look."""
     try:
-        return any(path.stat().st_mtime > started for path in cwd.rglob("checkpoint_*.pt"))
+        return sum(path.stat().st_mtime > started for path in cwd.rglob("checkpoint_*.pt"))
     except FileNotFoundError:
-        return False
+        return 0
 
 
 @pytest.fixture
 def unfinished(tmp_path):
-    """A run folder that was stopped half-way."""
-    done = interrupt(tmp_path, signal.SIGTERM, *SMALL, "principal=ucb", "design.steps=3000")
+    """A run folder that was stopped half-way, with a checkpoint before the newest."""
+    done = interrupt(tmp_path, signal.SIGTERM, *SMALL, "principal=ucb", "design.steps=3000", saved=2)
     assert done.returncode == 128 + signal.SIGTERM and "Repeat the same command to resume" in done.stderr
     return only_run_folder(tmp_path / "outputs")
 
