@@ -64,8 +64,8 @@ class LlmrlLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from llmrl.cli.apps import app_of, compute
+        from llmrl.cli.command import EXIT_FAILED
         from llmrl.cli.report import print_sweep
-        from llmrl.cli.train import EXIT_FAILED
         from llmrl.core.errors import ConfigError, LlmrlError
         from llmrl.sweeps.launch import launch
 

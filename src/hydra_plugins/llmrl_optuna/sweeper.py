@@ -200,7 +200,7 @@ def _result(job: JobReturn) -> Result:
     """
     from hydra.core.utils import JobStatus
 
-    from llmrl.cli.train import EXIT_FAILED
+    from llmrl.cli.command import EXIT_FAILED
     from llmrl.core.errors import BudgetExhausted, ConfigError
     from llmrl.run.run import Stopped
 

@@ -123,11 +123,11 @@ class SB3Agent:
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Never asked: it learns in its own loop."""
-        raise NotImplementedError("agent=sb3 learns by `fit`")
+        raise ConfigError("agent=sb3 learns in a loop of its own; use principal=none")
 
     def reset(self) -> None:
         """Never asked, as `update`."""
-        raise NotImplementedError("agent=sb3 learns by `fit`")
+        raise ConfigError("agent=sb3 learns in a loop of its own; use principal=none")
 
     def describe(self) -> dict[str, Any]:
         parameters = sum(p.numel() for p in self.network.parameters())

@@ -5,38 +5,25 @@ Only Hydra is imported here: `--help`, `--cfg job` and shell completion must ans
 
 from __future__ import annotations
 
-import logging
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue
+from omegaconf import DictConfig
+
+from llmrl.cli import command
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
 
 PROG = "llmrl-finetune"
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
-EXIT_BUDGET = 3
 
 
 @hydra.main(config_path="pkg://llmrl.conf", config_name="finetune", version_base="1.3")
 def finetune(config: DictConfig) -> float | None:
     """The task Hydra calls for every job; returns what a sweeper optimises."""
-    from llmrl.core.errors import LlmrlError
-
-    try:
-        plain, overrides = resolve(config)
-    except LlmrlError as error:
-        sys.stderr.write(f"\n{PROG}: {error}\n")
-        raise SystemExit(EXIT_FAILED) from error
-    if plain["hardware"].get("launcher") == "slurm":
-        sys.stderr.write(f"{PROG}: hardware=slurm_* submits with --multirun; without it the run is computed here\n")
-    return run_reporting(plain, overrides)
+    return command.task(PROG, config, resolve, run_experiment)
 
 
 def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
@@ -46,45 +33,19 @@ def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
         ConfigError: a value is missing, or data cannot be found.
     """
     from llmrl.cli.finetune_parts import with_digests
-    from llmrl.core.errors import ConfigError
 
-    try:
-        container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except MissingMandatoryValue as error:
-        raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
-    assert isinstance(container, dict)
+    plain = command.plain_config(config)
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
     if not any(override.startswith("method=") for override in overrides):
         # Which method made a model belongs into the run's name, chosen or not.
         overrides.append(f"method={hydra_config.runtime.choices['method']}")
-    return with_digests({str(key): value for key, value in container.items()}), overrides
+    return with_digests(plain), overrides
 
 
 def run_reporting(config: dict[str, Any], overrides: list[str]) -> float | None:
-    """`run_experiment` as a command: what a user is to know goes to standard error, the rest is in the exit code.
-
-    Raises:
-        SystemExit: the run did not finish.
-    """
-    from llmrl.core.errors import BudgetExhausted, LlmrlError, RunInUse
-    from llmrl.run.run import Stopped
-    from llmrl.sweeps.work import EXIT_IN_USE
-
-    for library in ("httpx", "httpcore", "transformers", "datasets"):
-        logging.getLogger(library).setLevel(logging.WARNING)
-    try:
-        return run_experiment(config, overrides)
-    except LlmrlError as error:
-        sys.stderr.write(f"\n{PROG}: {error}\n")
-        code = EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED
-        raise SystemExit(EXIT_IN_USE if isinstance(error, RunInUse) else code) from error
-    except KeyboardInterrupt as interrupt:
-        sys.stderr.write(f"\n{PROG}: stopped at once; the same command goes on from the last checkpoint\n")
-        raise SystemExit(EXIT_INTERRUPTED) from interrupt
-    except Stopped as stopped:
-        sys.stderr.write(f"\n{PROG}: {stopped}\n")
-        raise SystemExit(stopped.exit_code) from stopped
+    """`run_experiment` as a command, see `command.reporting`."""
+    return command.reporting(PROG, run_experiment, config, overrides)
 
 
 def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None:
@@ -157,16 +118,8 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Console script. Hydra has printed why a composition failed; a mistyped field gets the list of valid ones too."""
-    try:
-        finetune()
-    except SystemExit as stop:
-        if stop.code == 1 and not isinstance(stop.__cause__, Exception):
-            from llmrl.cli.hints import missing_field
-
-            if hint := missing_field(sys.argv[1:], "finetune"):
-                sys.stderr.write(f"\n{PROG}: {hint}\n")
-        raise
+    """Console script."""
+    command.console(PROG, finetune, "finetune")
 
 
 if __name__ == "__main__":

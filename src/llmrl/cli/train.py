@@ -5,35 +5,20 @@ Only Hydra is imported here: `--help`, `--cfg job` and shell completion must ans
 
 from __future__ import annotations
 
-import logging
-import sys
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue
+from omegaconf import DictConfig
 
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
-EXIT_BUDGET = 3
-"""The run's budget for language models is used up; with a larger one the same command goes on."""
+from llmrl.cli import command
 
 
 @hydra.main(config_path="pkg://llmrl.conf", config_name="train", version_base="1.3")
 def train(config: DictConfig) -> float | None:
     """The task Hydra calls for every job; returns what a sweeper optimises."""
-    from llmrl.core.errors import LlmrlError
-
-    try:
-        plain, overrides = resolve(config)
-    except LlmrlError as error:
-        sys.stderr.write(f"\nllmrl-train: {error}\n")
-        raise SystemExit(EXIT_FAILED) from error
-    if plain["hardware"].get("launcher") == "slurm":
-        sys.stderr.write("llmrl-train: hardware=slurm_* submits with --multirun; without it the run is computed here\n")
-    return run_reporting(plain, overrides)
+    return command.task("llmrl-train", config, resolve, run_experiment)
 
 
 def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
@@ -44,16 +29,10 @@ def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
     """
     from llmrl.cli.compose import asks_for_llm
     from llmrl.cli.outside import with_digests
-    from llmrl.core.errors import ConfigError
 
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
-    try:
-        container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except MissingMandatoryValue as error:
-        raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
-    assert isinstance(container, dict)
-    plain = {str(key): value for key, value in container.items()}
+    plain = command.plain_config(config)
     if asks_for_llm(plain) and not any(override.startswith("llm=") for override in overrides):
         # Which model is behind results belongs into the run's name, chosen or not: it may be none at all.
         overrides.append(f"llm={hydra_config.runtime.choices['llm']}")
@@ -61,30 +40,8 @@ def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
 
 
 def run_reporting(config: dict[str, Any], overrides: list[str]) -> float | None:
-    """`run_experiment` as a command: what a user is to know goes to standard error, the rest is in the exit code.
-
-    Raises:
-        SystemExit: the run did not finish.
-    """
-    from llmrl.core.errors import BudgetExhausted, LlmrlError, RunInUse
-    from llmrl.run.run import Stopped
-    from llmrl.sweeps.work import EXIT_IN_USE
-
-    # Libraries that tell of every request; failures are told by us.
-    for library in ("httpx", "httpcore", "LiteLLM"):
-        logging.getLogger(library).setLevel(logging.WARNING)
-    try:
-        return run_experiment(config, overrides)
-    except LlmrlError as error:
-        sys.stderr.write(f"\nllmrl-train: {error}\n")
-        code = EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED
-        raise SystemExit(EXIT_IN_USE if isinstance(error, RunInUse) else code) from error
-    except KeyboardInterrupt as interrupt:
-        sys.stderr.write("\nllmrl-train: stopped at once; the same command goes on from the last checkpoint\n")
-        raise SystemExit(EXIT_INTERRUPTED) from interrupt
-    except Stopped as stopped:
-        sys.stderr.write(f"\nllmrl-train: {stopped}\n")
-        raise SystemExit(stopped.exit_code) from stopped
+    """`run_experiment` as a command, see `command.reporting`."""
+    return command.reporting("llmrl-train", run_experiment, config, overrides)
 
 
 def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None:
@@ -136,16 +93,8 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
 
 
 def main() -> None:
-    """Console script. Hydra has printed why a composition failed; a mistyped field gets the list of valid ones too."""
-    try:
-        train()
-    except SystemExit as stop:
-        if stop.code == 1 and not isinstance(stop.__cause__, Exception):
-            from llmrl.cli.hints import missing_field
-
-            if hint := missing_field(sys.argv[1:]):
-                sys.stderr.write(f"\nllmrl-train: {hint}\n")
-        raise
+    """Console script."""
+    command.console("llmrl-train", train, "train")
 
 
 if __name__ == "__main__":

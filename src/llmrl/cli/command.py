@@ -1,0 +1,96 @@
+"""What every Hydra command does around a run: plain config in, exit code and a few lines for the user out."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+EXIT_BUDGET = 3
+"""The run's budget for language models is used up; with a larger one the same command goes on."""
+
+Config = dict[str, Any]
+Resolve = Callable[[DictConfig], tuple[Config, list[str]]]
+Compute = Callable[[Config, list[str]], float | None]
+
+_TALKATIVE = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets")
+"""Libraries that tell of every request or file; failures are told by us."""
+
+
+def plain_config(config: DictConfig) -> Config:
+    """A composed config as plain data.
+
+    Raises:
+        ConfigError: a value is missing.
+    """
+    from llmrl.core.errors import ConfigError
+
+    try:
+        container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
+
+
+def task(name: str, config: DictConfig, resolve: Resolve, compute: Compute) -> float | None:
+    """The task Hydra calls for every job of the command `name`; returns what a sweeper optimises.
+
+    Raises:
+        SystemExit: the config is wrong, or the run did not finish.
+    """
+    from llmrl.core.errors import LlmrlError
+
+    try:
+        plain, overrides = resolve(config)
+    except LlmrlError as error:
+        sys.stderr.write(f"\n{name}: {error}\n")
+        raise SystemExit(EXIT_FAILED) from error
+    if plain["hardware"].get("launcher") == "slurm":
+        sys.stderr.write(f"{name}: hardware=slurm_* submits with --multirun; without it the run is computed here\n")
+    return reporting(name, compute, plain, overrides)
+
+
+def reporting(name: str, compute: Compute, config: Config, overrides: list[str]) -> float | None:
+    """`compute` as a command: what a user is to know goes to standard error, the rest is in the exit code.
+
+    Raises:
+        SystemExit: the run did not finish.
+    """
+    from llmrl.core.errors import BudgetExhausted, LlmrlError, RunInUse
+    from llmrl.run.run import Stopped
+    from llmrl.sweeps.work import EXIT_IN_USE
+
+    for library in _TALKATIVE:
+        logging.getLogger(library).setLevel(logging.WARNING)
+    try:
+        return compute(config, overrides)
+    except LlmrlError as error:
+        sys.stderr.write(f"\n{name}: {error}\n")
+        code = EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED
+        raise SystemExit(EXIT_IN_USE if isinstance(error, RunInUse) else code) from error
+    except KeyboardInterrupt as interrupt:
+        sys.stderr.write(f"\n{name}: stopped at once; the same command goes on from the last checkpoint\n")
+        raise SystemExit(EXIT_INTERRUPTED) from interrupt
+    except Stopped as stopped:
+        sys.stderr.write(f"\n{name}: {stopped}\n")
+        raise SystemExit(stopped.exit_code) from stopped
+
+
+def console(name: str, app: Callable[[], Any], config_name: str) -> None:
+    """Console script. Hydra has printed why a composition failed; a mistyped field gets the list of valid ones too."""
+    try:
+        app()
+    except SystemExit as stop:
+        if stop.code == 1 and not isinstance(stop.__cause__, Exception):
+            from llmrl.cli.hints import missing_field
+
+            if hint := missing_field(sys.argv[1:], config_name):
+                sys.stderr.write(f"\n{name}: {hint}\n")
+        raise
