@@ -8,7 +8,7 @@ EXTRAS := llm,local-llm,finetune,mujoco,box2d,sb3,plots,search,slurm,tuning,dev
 .PHONY: install demo test test-fast lint format bench docs clean
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml setup.py constraints.txt
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --upgrade pip
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[$(EXTRAS)]'
