@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,8 @@ Config = dict[str, Any]
 Resolve = Callable[[DictConfig], tuple[Config, list[str]]]
 Compute = Callable[[Config, list[str]], float | None]
 
+_OPEN = re.compile(r"\w+(\.\w+)*\.(kwargs|arguments)(\.\w+)*=")
+"""Overrides of fields that hold arguments of other people's classes, whose names are not in the option's file."""
 _TALKATIVE = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets")
 """Libraries that tell of every request or file; failures are told by us."""
 
@@ -83,8 +86,18 @@ def reporting(name: str, compute: Compute, config: Config, overrides: list[str])
         raise SystemExit(stopped.exit_code) from stopped
 
 
+def opened(argument: str) -> str:
+    """A command-line argument, such that Hydra takes new keys where any key may be meant.
+
+    >>> opened("env.kwargs.g=9.81"), opened("env.horizon=9")
+    ('++env.kwargs.g=9.81', 'env.horizon=9')
+    """
+    return f"++{argument}" if _OPEN.match(argument) else argument
+
+
 def console(name: str, app: Callable[[], Any], config_name: str) -> None:
     """Console script. Hydra has printed why a composition failed; a mistyped field gets the list of valid ones too."""
+    sys.argv[1:] = [opened(argument) for argument in sys.argv[1:]]
     try:
         app()
     except SystemExit as stop:
