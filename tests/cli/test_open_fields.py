@@ -1,6 +1,7 @@
 """Arguments of other people's classes are typed like any other field, though no option file lists their names."""
 
 import pytest
+
 from experiments import compose
 from llmrl.cli.command import opened
 
