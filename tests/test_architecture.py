@@ -50,7 +50,7 @@ TORCH_LAYERS = {"networks", "learners", "agents", "teachers", "players"}
 ABOUT_THEM = {
     "envs/pettingzoo_adapter.py",
     "envs/gym/tasks/gymnasium_envs.py",
-    "envs/rooms/gymnasium_envs.py",
+    "envs/rooms/room_env.py",
     "finetuning/keeper.py",
     "llms/local/tree.py",
     "llms/local/scorer.py",

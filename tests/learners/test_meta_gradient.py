@@ -10,7 +10,7 @@ import torch
 
 from llmrl.agents.ppo_agent import PPOAgent
 from llmrl.core.errors import ConfigError
-from llmrl.core.protocols import DifferentiableAgent, MetaLearner
+from llmrl.core.gradients import DifferentiableAgent, MetaLearner
 from llmrl.core.records import MetaSettings, Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel

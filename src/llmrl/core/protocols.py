@@ -13,13 +13,12 @@ from llmrl.core.records import (
     CallEstimate,
     ChatReply,
     ChatRequest,
-    MetaSettings,
     Observation,
     Outcome,
     State,
     Step,
 )
-from llmrl.core.spaces import EnvSpec, Objective, ParameterSpace
+from llmrl.core.spaces import EnvSpec, ParameterSpace
 
 if TYPE_CHECKING:
     import torch
@@ -167,30 +166,6 @@ class Agent(Protocol):
 
 
 @runtime_checkable
-class MetaLearner(Protocol):
-    """The learning of agents during one principal step, as a differentiable function of the mechanism's values."""
-
-    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        """What `Agent.update` does, keeping how the new weights depend on the values."""
-        ...
-
-    def gradient(
-        self, rollouts: Sequence[Rollout], objective: Objective, spending_cost: float, outcome: Outcome
-    ) -> np.ndarray:
-        """Estimated derivative, [d], of the objective of validation `rollouts` by the values; `outcome` is theirs."""
-        ...
-
-
-@runtime_checkable
-class DifferentiableAgent(Protocol):
-    """An agent whose learning can be differentiated."""
-
-    def meta_learner(self, values: np.ndarray, settings: MetaSettings) -> MetaLearner:
-        """The agent's learner for one principal step under mechanism values [d]; it changes the agent's weights."""
-        ...
-
-
-@runtime_checkable
 class Teacher(Protocol):
     """An extra loss that pulls a student's policy somewhere; PPO adds it to its own on every minibatch.
 
@@ -259,19 +234,6 @@ class Proposer(Protocol):
     def state_dict(self) -> State: ...
 
     def load_state_dict(self, state: State) -> None: ...
-
-
-@runtime_checkable
-class GradientProposer(Proposer, Protocol):
-    """A proposer that learns from `Outcome.gradient`, for which the agents' learning must be differentiable."""
-
-    needs_gradient: bool
-    """True."""
-
-    @property
-    def meta_settings(self) -> MetaSettings:
-        """How it wants the gradient of the vector of the last `ask` estimated."""
-        ...
 
 
 @runtime_checkable

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,30 +12,9 @@ import torch
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Policy, VecEnv, Witness
 from llmrl.core.records import Act, Observation, State, Step
-from llmrl.core.spaces import EnvSpec
+from llmrl.learners.episodes import Episode, Running
 
-
-@dataclass
-class Episode:
-    """One finished episode of one game.
-
-    Attributes:
-        returns: sum of rewards of each agent, [n_agents].
-        base_returns: the same before the mechanism, [n_agents].
-        length: steps.
-        summaries: `EnvSpec.metrics` entries, aggregated as the environment says.
-        gains: steps in which each agent's base reward was positive, [n_agents].
-        gain_times: sum of the indices (from 0) of these steps, [n_agents].
-        game: index of the game.
-    """
-
-    returns: np.ndarray
-    base_returns: np.ndarray
-    length: int
-    summaries: dict[str, float]
-    gains: np.ndarray
-    gain_times: np.ndarray
-    game: int = 0
+__all__ = ["Collector", "Episode", "Rollout"]
 
 
 @dataclass
@@ -86,36 +65,6 @@ class Rollout:
         )
 
 
-@dataclass
-class _Running:
-    """Sums of the episodes in progress."""
-
-    _ARRAYS: ClassVar = ("returns", "base_returns", "length", "gains", "gain_times")
-
-    returns: np.ndarray
-    base_returns: np.ndarray
-    length: np.ndarray
-    gains: np.ndarray
-    gain_times: np.ndarray
-    info: dict[str, np.ndarray] = field(default_factory=dict)
-
-    @classmethod
-    def zeros(cls, spec: EnvSpec) -> _Running:
-        shape = (spec.n_envs, spec.n_agents)
-        info = {name: np.zeros(spec.n_envs) for name in spec.metrics}
-        length = np.zeros(spec.n_envs, dtype=np.int64)
-        return cls(np.zeros(shape), np.zeros(shape), length, np.zeros(shape), np.zeros(shape), info)
-
-    def state_dict(self) -> State:
-        arrays = {name: getattr(self, name).copy() for name in self._ARRAYS}
-        return {**arrays, "info": {name: x.copy() for name, x in self.info.items()}}
-
-    @classmethod
-    def from_state(cls, state: State) -> _Running:
-        arrays = {name: np.array(state[name]) for name in cls._ARRAYS}
-        return cls(**arrays, info={name: np.array(x) for name, x in state["info"].items()})
-
-
 class Collector:
     """Steps the games and remembers where they stand between rollouts.
 
@@ -149,7 +98,7 @@ class Collector:
         self._state: torch.Tensor | None = None
         self._fresh = np.ones(self.spec.n_envs, dtype=bool)
         self._ended = np.zeros(self.spec.n_envs, dtype=bool)
-        self._running = _Running.zeros(self.spec)
+        self._running = Running.zeros(self.spec)
         self._texts = {name: channel.dtype == "object" for name, channel in self.spec.observation.items()}
         self._buffers: dict[str, torch.Tensor] = {}
         self._witness = policy if isinstance(policy, Witness) else None
@@ -167,7 +116,7 @@ class Collector:
         self._state = None
         self._fresh = np.ones(self.spec.n_envs, dtype=bool) if games is None else games.copy()
         self._ended = ~self._fresh
-        self._running = _Running.zeros(self.spec)
+        self._running = Running.zeros(self.spec)
         if self._witness is not None:
             self._witness.started(self._fresh.copy())
 
@@ -268,7 +217,7 @@ class Collector:
                     after = self.policy.values(self._to_tensors(step.observation, self.policy.channels), self._state)
                     next_value[t] = torch.where(self._tensor(terminated[t])[:, None], 0.0, after)
             measured = {name: x[t] for name, x in info.items()}
-            self._track(base_reward[t], reward[t], measured, ends, ~waiting, episodes)
+            episodes += self._running.add(self.spec, base_reward[t], reward[t], measured, ends, ~waiting)
             if on_step is not None:
                 on_step()
 
@@ -316,38 +265,7 @@ class Collector:
         self._state = None if state["state"] is None else self._tensor(state["state"])
         self._fresh = np.array(state["fresh"])
         self._ended = np.array(state["ended"])
-        self._running = _Running.from_state(state["running"])
-
-    def _track(
-        self,
-        base_reward: np.ndarray,
-        reward: np.ndarray,
-        info: dict[str, np.ndarray],
-        ends: np.ndarray,
-        playing: np.ndarray,
-        episodes: list[Episode],
-    ) -> None:
-        """Add a step to the running sums of games that are `playing` and close the episodes that `ends` in it."""
-        run = self._running
-        run.returns += reward
-        run.base_returns += base_reward
-        gained = base_reward > 0
-        run.gains += gained
-        run.gain_times += gained * run.length[:, None]
-        run.length += playing
-        for name, how in self.spec.metrics.items():
-            run.info[name] = info[name].astype(np.float64) if how == "last" else run.info[name] + info[name]
-        for i in np.flatnonzero(ends):
-            length = int(run.length[i])
-            summaries = {
-                name: float(run.info[name][i]) / (length if how == "mean" else 1)
-                for name, how in self.spec.metrics.items()
-            }
-            sums = [x[i].copy() for x in (run.returns, run.base_returns, run.gains, run.gain_times)]
-            episodes.append(Episode(sums[0], sums[1], length, summaries, sums[2], sums[3], int(i)))
-            run.returns[i] = run.base_returns[i] = run.length[i] = run.gains[i] = run.gain_times[i] = 0
-            for name in run.info:
-                run.info[name][i] = 0
+        self._running = Running.from_state(state["running"])
 
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         buffer = self._buffers.get(name)

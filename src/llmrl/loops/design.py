@@ -9,23 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.gradients import GradientProposer, MetaLearner
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
-from llmrl.core.protocols import (
-    Agent,
-    DifferentiableAgent,
-    Estimating,
-    GradientProposer,
-    MetaLearner,
-    Meter,
-    Proposer,
-    Teacher,
-    VecEnv,
-)
+from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, Teacher, VecEnv
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Objective
 from llmrl.learners.rollout import Collector, Episode, Rollout
 from llmrl.learners.side_by_side import SideBySide, split
+from llmrl.loops.differentiating import differentiable_agent
 from llmrl.loops.scoring import Score, proposal_metrics, score
 from llmrl.loops.welfare import summarize
 
@@ -112,7 +104,7 @@ class DesignLoop:
         self.objective: Objective = objective or env.spec.objective
         self.spending_cost = spending_cost
         self.meter = meter
-        self.differentiable = _differentiable(env, agents[0], principal, adapt_rounds)
+        self.differentiable = differentiable_agent(env, agents[0], principal, adapt_rounds)
         policies = [agent.policy for agent in agents]
         keep = () if teacher is None else teacher.channels
         policy = policies[0] if candidates == 1 else SideBySide(policies, self.games)
@@ -324,28 +316,3 @@ class DesignLoop:
         self.principal.load_state_dict(state["principal"])
         if self.meter is not None:
             self.meter.load_state_dict(state["meter"])
-
-
-def _differentiable(env: VecEnv, agent: Agent, principal: Proposer, adapt_rounds: int) -> DifferentiableAgent | None:
-    """The agent, if the principal learns from gradients through its learning; None if it does not.
-
-    Raises:
-        ConfigError: it does, and the environment or the agent gives none, or the agents never learn.
-    """
-    if not isinstance(principal, GradientProposer):
-        return None
-    name = type(principal).__name__
-    if not env.spec.exposure:
-        raise ConfigError(
-            f"{name} needs to know how rewards depend on the mechanism, which env={env.spec.name} does not tell; use "
-            "env=cleanup, harvest or escape_room, or another principal"
-        )
-    if not adapt_rounds:
-        raise ConfigError(
-            f"{name} learns through the agents' learning, and design.adapt_rounds=0 leaves none; set it to 1 or more"
-        )
-    if not isinstance(agent, DifferentiableAgent):
-        raise ConfigError(f"{name} needs agents whose learning can be differentiated; use agent=ppo or agent=pg")
-    if not agent.learns:
-        raise ConfigError(f"{name} learns through the agents' learning, which agent.freeze=all stops; use core or none")
-    return agent

@@ -29,11 +29,12 @@ from llmrl.run import owner, queued, status
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.content import CONFIG_NAME, PARTIAL_BACKUP, RUN_KEY, remove_leftovers, save_config, set_aside
 from llmrl.run.files import write_atomic, write_json
-from llmrl.run.folder import config_hash, run_folder, split_overrides
+from llmrl.run.folder import config_hash, run_folder
 from llmrl.run.metrics import MetricLog
 from llmrl.run.progress import Progress
 from llmrl.run.provenance import write_provenance
 from llmrl.run.signals import StopFlag
+from llmrl.run.tensorboard import hyperparameters_of
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ class Run:
             self.state = "resumed"
             self.iteration, self.restored = newest
             lines = self.restored.pop(RUN_KEY)["metrics_lines"]
-        hyperparameters = _hyperparameters(overrides, self.seed)
+        hyperparameters = hyperparameters_of(overrides, self.seed)
         save_config(self.folder / CONFIG_NAME, self.config)
         self._warn_of_changed_code(write_provenance(self.folder, self.status.attempt))
         self.metrics = MetricLog(self.folder, hyperparameters, lines)
@@ -338,14 +339,3 @@ class Run:
         self._log_handler, self._log_level = handler, package.level
         if not package.isEnabledFor(logging.INFO):
             package.setLevel(logging.INFO)
-
-
-def _hyperparameters(overrides: list[str], seed: int) -> dict[str, bool | int | float | str]:
-    """The overrides as TensorBoard's hyperparameters: numbers as numbers, so that its charts can use them as axes."""
-    values: dict[str, bool | int | float | str] = {}
-    for key, text in split_overrides(overrides).items():
-        try:
-            values[key] = float(text)
-        except ValueError:
-            values[key] = text.lower() == "true" if text.lower() in ("true", "false") else text
-    return values | {"seed": seed}

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llmrl.run.folder import split_overrides
+
 HyperParameters = Mapping[str, bool | int | float | str]
 
 PATTERN = "events.out.tfevents.*"
@@ -101,3 +103,14 @@ class EventFile:
     def _write(self, event: Any) -> None:
         self._records.write(event.SerializeToString())
         self._file.flush()
+
+
+def hyperparameters_of(overrides: list[str], seed: int) -> HyperParameters:
+    """The overrides as TensorBoard's hyperparameters: numbers as numbers, so that its charts can use them as axes."""
+    values: dict[str, bool | int | float | str] = {}
+    for key, text in split_overrides(overrides).items():
+        try:
+            values[key] = float(text)
+        except ValueError:
+            values[key] = text.lower() == "true" if text.lower() in ("true", "false") else text
+    return values | {"seed": seed}
