@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,3 +81,10 @@ def test_no_policy_of_a_small_game_beats_the_best_one():
     best = table.expected_return(table.best_policy(), 10)
     rng = np.random.default_rng(0)
     assert all(table.expected_return(rng.integers(3, size=11), 10) <= best for _ in range(200))
+
+
+@pytest.mark.parametrize("action", [-1, 2])
+def test_actions_that_there_are_not_are_refused(action):
+    table = Table.of(CHAIN, np.eye(2)[0])
+    with pytest.raises(ValueError, match="actions must be 0 to 1"):
+        play(table, np.array([[0, 1], [0, action]]), np.arange(2), 5)

@@ -14,7 +14,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.envs.gym import tasks
 from llmrl.envs.gym.batched.table import Table
 from llmrl.envs.gym.games import GameMaker
-from llmrl.envs.gym.tasks import maze, navigation, nim
+from llmrl.envs.gym.tasks import maze, navigation, nim, pong
 from llmrl.envs.gym.vec_env import GymnasiumEnv
 
 VARIANTS = [(name, {}) for name in tasks.IDS]
@@ -54,6 +54,38 @@ def test_tasks_put_themselves_into_words(name):
     assert env.reset()["text"][0, 0].startswith("{")
     assert len(env.spec.action_names) == env.spec.n_actions
     assert all(name.isidentifier() or name.startswith("take ") for name in env.spec.action_names)
+
+
+def best_action(name, seen, rng):
+    """A good player of each task."""
+    if name == "llmrl/Navigation-v0":
+        # Forward, unless a wall is near: then to the side where there is more room.
+        return 0 if seen[2] > 1.5 and min(seen[1], seen[3]) > 0.9 else 1 if seen[3] > seen[1] else 2
+    if name == "llmrl/Pong-v0":
+        # The ball meets the paddle now here, now there, which sends it steeply up and down.
+        return 1 if seen[2] > seen[0] + rng.integers(-38, 38) else 0
+    rules = maze.rules() if "Maze" in name else nim.rules()
+    return int(Table.of(rules, np.eye(len(rules))[0]).best_policy()[seen])
+
+
+@pytest.mark.parametrize("good", [True, False])
+@pytest.mark.parametrize("name", tasks.IDS)
+def test_whatever_is_seen_is_in_the_space(name, good):
+    env = gymnasium.make(name, disable_env_checker=True)
+    lengths = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        seen, _ = env.reset(seed=seed)
+        over, steps = False, 0
+        while not over:
+            assert env.observation_space.contains(seen), seen
+            action = best_action(name, seen, rng) if good else int(rng.integers(env.action_space.n))
+            seen, _, terminated, truncated, _ = env.step(action)
+            over, steps = terminated or truncated, steps + 1
+        assert env.observation_space.contains(seen), seen
+        lengths.append(steps)
+    # The good ones see more than the beginning.
+    assert not good or max(lengths) == {"llmrl/Maze-v0": 4, "llmrl/Nim-v0": 3}.get(name, 1000)
 
 
 # Maze
@@ -191,6 +223,33 @@ def test_where_the_ball_meets_the_paddle_decides_how_it_leaves():
         assert (seen[3], seen[4]) == (5.0, speed)
     games._x[:], games._y[:], games._dx[:], games._dy[:] = 15, 381, -5, 0
     assert env.step(2)[1] == 0.0
+
+
+def test_how_far_below_the_field_the_ball_of_pong_gets():
+    """From where a paddle can still meet it, sent down as steeply as it can be; and it goes no further after that."""
+    games = pong.PongGames(5000)
+    games.reset(np.arange(5000), np.ones(5000, dtype=bool))
+    rng = np.random.default_rng(0)
+    # Just before either paddle, which is anywhere, at any height that is possible then.
+    games._x[:] = np.where(np.arange(5000) % 2, 15, 775)
+    games._dx[:] = np.where(np.arange(5000) % 2, -5, 5)
+    games._y[:], games._dy[:] = rng.uniform(-5, 600, 5000), rng.uniform(-5, 5, 5000)
+    games._y[:100], games._dy[:100] = 600, 0
+    games._own[:], games._other[:] = rng.uniform(0, 520, 5000), rng.uniform(0, 520, 5000)
+    games._own[:2500], games._other[:2500] = 520, 520
+    low, high = games.observation_space.low, games.observation_space.high
+    # A ball may turn at the edge and at once meet a paddle; from an impossible height it may leave as it came.
+    possible = (games._y + games._dy >= -5) & (games._y + games._dy <= 600)
+    assert possible.mean() > 0.9
+    seen = games.observe()
+    for _ in range(60):
+        seen, *_ = games.step(np.full(5000, 2), np.ones(5000, dtype=bool))
+        inside = ((seen >= low) & (seen <= high))[:, 2]
+        assert inside[possible].all()
+        if high[2] - seen[possible, 2].max() < 0.5:
+            break
+    else:
+        pytest.fail("the bound is never come near to")
 
 
 # Navigation

@@ -218,6 +218,15 @@ def test_numbers_are_clipped_to_their_bounds():
             {"name": "FrozenLake-v1", "kwargs": {"map_name": None}},
             r"map_name=4x4 or 8x8, or give a map as env.kwargs.d",
         ),
+        ({"name": "FrozenLake-v1", "kwargs": {"map_name": None}, "engine": "batched"}, r"without a map.*map_name=4x4"),
+        (
+            {"name": "FrozenLake-v1", "kwargs": {"map_name": "9x9"}},
+            r"FrozenLake-v1 cannot be made with.*KeyError '9x9'",
+        ),
+        ({"name": "FrozenLake-v1", "kwargs": {"map_name": "9x9"}, "engine": "batched"}, r"cannot be made.*'9x9'"),
+        ({"name": "FrozenLake-v1", "kwargs": {"desc": ["SFF", "FFX"]}}, r"'FFX'\] is no map: give rows"),
+        ({"name": "FrozenLake-v1", "kwargs": {"desc": ["SFF", "FG"]}, "engine": "batched"}, r"is no map: give rows"),
+        ({"name": "FrozenLake-v1", "kwargs": {"desc": ["FFF", "FFG"]}}, r"has no S"),
         ({"name": "no_such_package:Tower-v3"}, r"needs the package no_such_package"),
         ({"name": "CartPole-v1", "success": "return"}, r"need a number success_at"),
         ({"name": "CartPole-v1", "success_at": 3.0}, r"only they do"),
@@ -226,6 +235,60 @@ def test_numbers_are_clipped_to_their_bounds():
 def test_what_cannot_be_played_is_refused(fields, message):
     with pytest.raises(ConfigError, match=message):
         games(**fields)
+
+
+class Faulty(gymnasium.Env):
+    """Shows state `seen` and pays `reward` from its second step on."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, seen=0, reward=0.0, space=None, kind="known"):
+        assert kind == "known", f"there is no kind {kind}"
+        self.observation_space = space or gymnasium.spaces.Discrete(3)
+        self.seen, self.reward = seen, reward
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.steps += 1
+        bad = self.steps > 1
+        return self.seen if bad else self.observation_space.sample(), self.reward if bad else 1.0, False, False, {}
+
+
+@pytest.fixture
+def faulty():
+    gymnasium.register("test/Faulty-v0", entry_point=Faulty, max_episode_steps=9)
+    yield "test/Faulty-v0"
+    del gymnasium.registry["test/Faulty-v0"]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"reward": float("nan")}, "test/Faulty-v0 gave the reward nan in step 2 of an episode"),
+        ({"reward": float("inf")}, "gave the reward inf in step 2"),
+        ({"seen": 3}, r"test/Faulty-v0 showed in step 2 .* not in its observation_space Discrete\(3\): 3"),
+        ({"seen": -1}, r"Discrete\(3\): -1"),
+        (
+            {"space": gymnasium.spaces.MultiDiscrete([2, 2]), "seen": np.array([0, 5])},
+            r"in step 2 .*MultiDiscrete\(\[2 2\]\): array\(\[0, 5\]\)",
+        ),
+    ],
+    ids=str,
+)
+def test_what_a_faulty_environment_does_is_named_where_it_happens(faulty, kwargs, message):
+    env = games(faulty, kwargs=kwargs, n_envs=2)
+    env.reset(seed=0)
+    env.step(np.zeros((2, 1), dtype=np.int64))
+    with pytest.raises(EngineError, match=message):
+        env.step(np.zeros((2, 1), dtype=np.int64))
+
+
+def test_what_a_constructor_refuses_is_named(faulty):
+    with pytest.raises(ConfigError, match=r"test/Faulty-v0 cannot be made with env.kwargs.*there is no kind odd"):
+        games(faulty, kwargs={"kind": "odd"})
 
 
 class Endless(gymnasium.Env):

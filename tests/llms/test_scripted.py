@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from experiments import only_run_folder, run
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.llms.ledger import read_calls
+from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.scripted import REFUSAL
 from llmrl.llms.structured import json_schema, parse_json
 from llmrl.principals.llm import LLMPrincipal
@@ -56,6 +57,14 @@ def test_shares_of_more_than_all():
 
 def test_a_cut_reply_says_so():
     assert scripted(truncated=1.0).chat([ask(QUESTION)])[0].finish == "length"
+
+
+def test_experiments_that_sample_take_it_too():
+    """A temperature changes nothing, the longest reply is kept to."""
+    plain, cold = (scripted(**options).chat([ask(QUESTION)])[0] for options in ({}, {"temperature": 0.0}))
+    assert plain.text == cold.text and plain.finish == "stop"
+    [short] = scripted(max_tokens=10).chat([ask(QUESTION)])
+    assert plain.text.startswith(short.text) and short.finish == "length" and 5 <= estimate_tokens(short.text) <= 12
 
 
 def test_it_costs_nothing_and_counts_tokens():

@@ -126,7 +126,7 @@ class TestReplies:
         legal = data.draw(st.sampled_from([None, [True, False, True]])) if answers in (CHOICES, NUMBERED) else None
         schema = reply_schema(answers, legal, reflect=True)
         reply = scripted_schema.reply(schema, data.draw(st.text(max_size=5)))
-        reflection, action = read_reply(reply, answers, legal)
+        reflection, action = read_reply(reply, answers, legal, reflect=True)
         assert reflection and read_reply(json.dumps({"action": answers.shown(action)}), answers, legal)[1] == action
 
     @given(
@@ -148,6 +148,19 @@ class TestReplies:
             assert str(fault)
         else:
             answers.shown(action)
+
+    @pytest.mark.parametrize("reply", ['{"action": "stay"}', '{"reflection": " \\n", "action": "stay"}'])
+    def test_a_reflection_that_is_missing(self, reply):
+        with pytest.raises(InvalidReply, match="the reflection is missing"):
+            read_reply(reply, CHOICES, None, reflect=True)
+        assert read_reply(reply, CHOICES, None) == ("", 1)
+        with pytest.raises(InvalidReply, match='choose one of "go left"'):
+            read_reply(reply.replace("stay", "jump"), CHOICES, None, reflect=True)
+
+    def test_the_reflection_comes_first(self):
+        """In what is asked for; what comes is taken in any order."""
+        assert list(reply_schema(CHOICES, None, reflect=True)["properties"]) == ["reflection", "action"]
+        assert read_reply('{"action": "stay", "reflection": "a"}', CHOICES, None, reflect=True) == ("a", 1)
 
     def test_prose_around_it(self):
         text = 'I think {"reflection": "hm"} no:\n```json\n{"reflection": "a\\n b", "action": "stay"}\n```'

@@ -1,5 +1,7 @@
 """A player in a loop of one's own: the same player as in a run."""
 
+import json
+
 import gymnasium
 import numpy as np
 import pytest
@@ -7,9 +9,11 @@ import pytest
 from experiments import only_run_folder, run
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.llms.by_name import chat_model
+from llmrl.llms.client import ChatClient
 from llmrl.players import Player, make_player
 from llmrl.run.episodes import read_lines
 from models import scripted
+from road_game import Model, reply
 
 
 def play(env, player, seed):
@@ -99,6 +103,74 @@ def test_mixed_spaces():
     assert '"pair": {"part_0": ' in asked and '"lamps": [' in asked
 
 
+class TestWithoutBeingTold:
+    """The shortest loop: reset, act, step, and nobody says what an action led to."""
+
+    def asked(self, steps, **options):
+        """What the model was told, message by message, in an episode of so many steps after one that ended."""
+        model = Model(lambda messages: reply("north"))
+        env = gymnasium.make("Taxi-v4")
+        player = make_player(env, "taxi", ChatClient(model), legal_only=False, **options)
+        for told in (True, False):
+            observation, info = env.reset(seed=0)
+            player.reset()
+            for _ in range(steps):
+                observation, reward, *_, info = env.step(player.act(observation, info))
+                if told:
+                    player.happened(reward)
+            if told:
+                player.happened(reward, True)
+                model.requests.clear()
+        assert player.note["asked"] == (options.get("action_every", 1) == 1)
+        return [json.loads(request.messages[-1]["content"]) for request in model.requests]
+
+    def test_each_observation_is_asked_about(self):
+        told = self.asked(4)
+        assert [frame["step"] for frame in told] == [0, 1, 2, 3]
+        assert len({json.dumps(frame["observation"]) for frame in told}) > 1
+        # Rewards that nobody knows are not made up, and the episode before is that of before.
+        assert not any("reward" in frame or "return" in frame for frame in told[1:])
+        assert [("last_episode" in frame, "start" in frame) for frame in told] == [(True, True)] + [(False, False)] * 3
+
+    def test_an_action_is_kept_as_long_as_it_should_be(self):
+        told = self.asked(5, action_every=3)
+        assert [frame["step"] for frame in told] == [0, 3]
+        assert [frame["step"] for frame in told[1]["since_your_last_action"]] == [1, 2]
+
+    def test_an_end_that_nobody_told(self):
+        """The next episode is told nothing of the last one, and no lesson is asked for."""
+        model = Model(lambda messages: reply("north"))
+        env = gymnasium.make("Taxi-v4")
+        player = make_player(env, "taxi", ChatClient(model), lessons=1, legal_only=False)
+        for seed in range(2):
+            observation, info = env.reset(seed=seed)
+            player.reset()
+            for _ in range(2):
+                observation, *_, info = env.step(player.act(observation, info))
+        assert [request.purpose for request in model.requests] == ["player"] * 4
+        assert "last_episode" not in model.requests[2].messages[-1]["content"]
+
+    def test_what_is_told_in_between_counts(self):
+        model = Model(lambda messages: reply("north"))
+        player = make_player(gymnasium.make("Taxi-v4"), "taxi", ChatClient(model))
+        player.reset()
+        for reward in (-1, None, -10):
+            player.act(0)
+            if reward is not None:
+                player.happened(reward)
+        player.act(0)
+        told = [json.loads(request.messages[-1]["content"]) for request in model.requests]
+        assert [frame.get("reward") for frame in told] == [None, -1, None, -10]
+        assert [frame.get("return") for frame in told] == [0, -1, None, None]
+
+
+def test_what_a_success_is_can_be_told():
+    env = gymnasium.make("Taxi-v4")
+    told = make_player(env, "taxi", success="terminated").policy.system[0].text
+    assert "An episode is a success if the passenger is delivered." in told
+    assert "success" not in make_player(env, "taxi").policy.system[0].text
+
+
 def test_lessons_go_from_episode_to_episode():
     env = gymnasium.make("Taxi-v4", max_episode_steps=4)
     player = make_player(env, "taxi", lessons=2)
@@ -127,7 +199,7 @@ class TestRefusals:
             ("gtp4o", {}, "there is no llm=gtp4o; there are claude, "),
             ("none", {}, "llm=none is no model"),
             ("local_scorer_causal", {}, "scores texts and does not chat"),
-            ("scripted", {"temperature": 0}, "llm=scripted has no setting 'temperature'; it has malformed, "),
+            ("scripted", {"top_p": 0}, "llm=scripted has no setting 'top_p'; it has malformed, "),
             ("replay", {}, "llm=replay needs calls="),
         ],
     )
@@ -151,3 +223,30 @@ class TestRefusals:
 
         with pytest.raises(ConfigError, match="without bounds"):
             make_player(Free(), "auto")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"history": -1},
+        {"history": 2.5},
+        {"action_every": 0},
+        {"lessons": -1},
+        {"repair_turns": -1},
+        {"decimals": -1},
+        {"answer_with": "letters"},
+        {"show": ["foo"]},
+        {"show": "step"},
+        {"success": "luck"},
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_be_are_refused_when_it_is_made(given):
+    [name] = given
+    with pytest.raises(ConfigError, match=f"^{name}"):
+        make_player(gymnasium.make("Taxi-v4"), "taxi", **given)
+
+
+def test_an_id_is_no_environment():
+    with pytest.raises(ConfigError, match=r"pass gymnasium\.make\('Taxi-v4'\)"):
+        make_player("Taxi-v4", "taxi")

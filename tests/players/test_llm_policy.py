@@ -1,86 +1,16 @@
-"""What a model is asked, and what becomes of its replies, whatever they are."""
+"""What a model is asked, who is asked, and what fits into a question."""
 
 import json
 
-import numpy as np
 import pytest
-import torch
 
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.records import ChatReply, Step
-from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec, GameText
+from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec
 from llmrl.llms.client import ChatClient
 from llmrl.players.llm_player import LLMPlayer
-from models import Echo
+from road_game import Model, Table, first_legal, reply
 
-ACTIONS = (("left", "to the left"), ("stay", "nothing"), ("right", "to the right"))
-
-
-class Model(Echo):
-    """Answers by a function of the messages; keeps the requests."""
-
-    def __init__(self, answer=lambda messages: reply("stay"), **facts):
-        super().__init__(parallel=False, **facts)
-        self.answer, self.requests, self.batches = answer, [], []
-
-    def complete(self, requests):
-        self.requests += requests
-        self.batches.append(len(requests))
-        return [ChatReply(self.answer(r.messages), prompt_tokens=10, completion_tokens=5) for r in requests]
-
-
-def reply(action, reflection="why not"):
-    return json.dumps({"reflection": reflection, "action": action})
-
-
-def first_legal(messages):
-    return json.loads(messages[-1]["content"])["legal_actions"][0]
-
-
-def spec(n_envs=1, n_agents=1, mask=False, numbers=None):
-    channels = {"text": Channel((), "object")}
-    if mask:
-        channels["action_mask"] = Channel((3,), "bool", 0, 1)
-    actions = ACTIONS if numbers is None else (("speed", "how fast"),)
-    text = GameText("Get to the right.", (("x", "your place"),), actions)
-    n = 3 if numbers is None else 0
-    return EnvSpec("road", n_envs, n_agents, channels, n, ("left", "stay", "right")[:n], 10, numbers=numbers, text=text)
-
-
-class Table:
-    """Plays a policy as a collector would; observations are the step's number, told as JSON."""
-
-    def __init__(self, model, n_envs=1, n_agents=1, mask=False, numbers=None, **options):
-        self.spec, self.model = spec(n_envs, n_agents, mask, numbers), model
-        client = ChatClient(model, failures=options.pop("failures", "stop"))
-        self.agent = LLMPlayer(self.spec, client, options.pop("prompt_folder", None), **options)
-        self.policy, self.t = self.agent.policy, 0
-
-    def start(self, *games):
-        wanted = np.isin(np.arange(self.spec.n_envs), games or np.arange(self.spec.n_envs))
-        self.policy.started(wanted)
-        return self
-
-    def step(self, ended=(), reward=1.0, text=None, mask=None, terminated=True):
-        shape = (self.spec.n_envs, self.spec.n_agents)
-        texts = np.empty(shape, dtype=object)
-        for game in range(shape[0]):
-            for agent in range(shape[1]):
-                texts[game, agent] = json.dumps({"x": self.t}) if text is None else text
-        observation = {"text": texts}
-        if mask is not None:
-            observation["action_mask"] = torch.tensor(mask).expand(*shape, 3)
-        act = self.policy.act(observation)
-        over = np.isin(np.arange(shape[0]), ended)
-        rewards = np.full(shape, reward, dtype=np.float32)
-        self.policy.happened(Step({}, rewards, rewards, over & terminated, over & (not terminated)), over)
-        self.t += 1
-        return act
-
-    @property
-    def last(self):
-        """The last question, its system message aside, as (role, content) with JSON unfolded."""
-        return [(m["role"], json.loads(m["content"])) for m in self.model.requests[-1].messages[1:]]
+SPEED = ActionNumbers(("a",), (-1.0,), (1.0,))
 
 
 class TestTheConversation:
@@ -148,6 +78,17 @@ class TestTheConversation:
         assert table.last[1][1] == {"action": "left"}
         assert "reflection" not in table.model.requests[0].messages[0]["content"]
 
+    def test_how_actions_are_answered(self):
+        """By what is listed: names, numbers, or several numbers by their names."""
+        for options, words, listed in (
+            ({}, '"action": one of the actions, by its name.', "- left: to the left"),
+            ({"answer_with": "number"}, '"action": one of the actions, by its number.', "- 0: left: to the left"),
+            ({"numbers": SPEED}, '"action": an object with every number by its name.', "- speed: how fast"),
+        ):
+            system = Table(Model(), **options).policy.system[0].text
+            assert words in system and listed in system and "(the reflection first)" in system
+            assert system.index('- "reflection": ') < system.index('- "action": ')
+
     def test_players_are_told_who_they_are(self):
         table = Table(Model(), n_agents=2).start()
         table.step()
@@ -205,190 +146,6 @@ class TestWhoIsAsked:
         assert not table.model.batches and act.action.tolist() == [[0]]
         table.step()
         assert table.model.batches == [1]
-
-
-class TestBadReplies:
-    def test_a_repair(self):
-        answers = iter(["jump", reply("jump"), reply("right")])
-        table = Table(Model(lambda messages: next(answers)), repair_turns=2).start()
-        act = table.step()
-        assert act.action.tolist() == [[2]] and act.notes[0][0]["valid"]
-        assert (act.notes[0][0]["replies"], act.notes[0][0]["invalid"]) == (3, 2)
-        asked = table.model.requests[2].messages
-        assert [m["role"] for m in asked] == ["system", "user", "assistant", "user", "assistant", "user"]
-        assert '"left", "stay", "right"' in asked[-1]["content"]
-        assert table.agent.metrics()["player/invalid_rate"] == pytest.approx(2 / 3)
-        assert act.notes[0][0]["prompt_tokens"] == 30
-
-    def test_the_last_action_is_repeated(self):
-        answers = iter([reply("right"), "?", "?"])
-        table = Table(Model(lambda messages: next(answers))).start()
-        table.step()
-        act = table.step()
-        assert act.action.tolist() == [[2]] and not act.notes[0][0]["valid"]
-        assert table.agent.metrics()["player/fallback_rate"] == 0.5
-
-    def test_unless_it_is_illegal(self):
-        answers = iter([reply("right"), reply("right"), "?"])
-        table = Table(Model(lambda messages: next(answers)), mask=True).start()
-        table.step(mask=[False, True, True])
-        act = table.step(mask=[False, True, False])
-        assert act.action.tolist() == [[1]]
-
-    def test_illegal_ones_pass_where_nobody_asks_for_legal_ones(self):
-        table = Table(Model(lambda messages: reply("right")), mask=True, legal_only=False).start()
-        assert table.step(mask=[True, True, False]).action.tolist() == [[2]]
-        assert "legal" not in table.model.requests[0].messages[0]["content"]
-
-    def test_nothing_but_rubbish(self):
-        """From the first reply on; the history stays a conversation."""
-        table = Table(Model(lambda messages: "\x00{"), n_envs=2, history=3).start()
-        for _ in range(5):
-            act = table.step()
-        assert act.action.tolist() == [[0], [0]]
-        metrics = table.agent.metrics()
-        assert (metrics["player/fallback_rate"], metrics["player/invalid_rate"]) == (1.0, 1.0)
-        assert metrics["llm/invalid_replies"] == len(table.model.requests) == 20
-
-    def test_numbers(self):
-        numbers = ActionNumbers(("a",), (-1.0,), (1.0,))
-        answers = iter([reply({"speed": 0.456}), reply(7), reply(0.25), reply(9), reply(9)])
-        table = Table(Model(lambda messages: next(answers)), numbers=numbers, decimals=1).start()
-        assert table.step().action.tolist() == [[[pytest.approx(0.5)]]]
-        assert table.step().action.tolist() == [[[pytest.approx(0.2)]]]  # rounded to even
-        act = table.step()
-        assert act.action.tolist() == [[[pytest.approx(0.2)]]] and not act.notes[0][0]["valid"]
-        assert "speed must be from -1 to 1" in table.model.requests[-1].messages[-1]["content"]
-
-    def test_failed_calls_are_no_replies(self):
-        """The second of three calls fails for good, and what is done in its place is counted."""
-        model = Model()
-        said, model.calls = model.complete, 0
-
-        def complete(requests):
-            model.calls += 1
-            return [ChatReply("", error="down")] if model.calls == 2 else said(requests)
-
-        model.complete = complete
-        table = Table(model, failures="fall_back").start()
-        for _ in range(3):
-            act = table.step()
-            if model.calls == 2:
-                assert (act.notes[0][0]["replies"], act.notes[0][0]["invalid"], act.notes[0][0]["failed"]) == (0, 0, 1)
-        found = table.policy.metrics()
-        assert (found["player/failed_calls"], found["player/invalid_rate"]) == (1, 0)
-        assert found["player/fallback_rate"] == pytest.approx(1 / 3)
-
-    def test_a_model_that_cannot_be_reached_ends_it(self):
-        class Down(Model):
-            def complete(self, requests):
-                raise LLMError("down")
-
-        with pytest.raises(LLMError, match="down"):
-            Table(Down()).start().step()
-
-
-class TestLessons:
-    def model(self):
-        def answer(messages):
-            asked = messages[-1]["content"]
-            return '{"lesson": "do not wait"}' if asked.startswith("An episode is over.") else reply("stay")
-
-        return Model(answer)
-
-    def test_drawn_once_another_episode_begins(self):
-        """Not after the last one, which nobody would learn from."""
-        table = Table(self.model(), lessons=2).start()
-        table.step()
-        table.step(ended=[0])
-        assert [r.purpose for r in table.model.requests] == ["player"] * 2
-        table.start()
-        act = table.step()
-        assert [r.purpose for r in table.model.requests] == ["player"] * 2 + ["lesson", "player"]
-        lesson, question = table.model.requests[-2:]
-        assert lesson.messages[0] == table.model.requests[0].messages[0]
-        assert '{"x": 0}' in lesson.messages[1]["content"] and '"return": 2' in lesson.messages[1]["content"]
-        assert question.messages[0]["content"].endswith("1. do not wait\n")
-        assert question.messages[0]["content"].startswith(lesson.messages[0]["content"].rstrip())
-        assert act.notes[0][0]["lesson"] == "do not wait" and act.notes[0][0]["lesson_took"]["prompt_tokens"] == 10
-        assert len(question.messages) == 2
-
-    def test_the_newest_are_kept(self):
-        number = iter(range(100))
-
-        def answer(messages):
-            if messages[-1]["content"].startswith("An episode is over."):
-                return json.dumps({"lesson": f"lesson {next(number)}"})
-            return reply("stay")
-
-        table = Table(Model(answer), lessons=2)
-        for _ in range(5):
-            table.start().step(ended=[0])
-        assert table.policy.seats[0][0].lessons == ["lesson 2", "lesson 3"]
-
-    def test_none_if_the_reply_is_no_lesson(self):
-        def answer(messages):
-            over = any(m["content"].startswith("An episode is over.") for m in messages)
-            return "no" if over else reply("stay")
-
-        table = Table(Model(answer), lessons=2)
-        for _ in range(2):
-            table.start().step(ended=[0])
-        assert table.policy.seats[0][0].lessons == [] and table.agent.metrics()["player/lessons"] == 0
-        assert table.agent.metrics()["llm/fallbacks"] == 1
-
-    def test_how_much_of_the_episode_is_left_out(self):
-        table = Table(
-            Model(lambda m: reply("stay") if "An episode is over" not in m[-1]["content"] else '{"lesson": "Go."}'),
-            lessons=1,
-            history=60,
-        ).start()
-        for t in range(70):
-            table.step(ended=(0,) if t == 69 else ())
-        table.start().step()
-        [asked] = [r for r in table.model.requests if "An episode is over" in r.messages[-1]["content"]]
-        told = asked.messages[-1]["content"]
-        assert "without the first 20 answers" in told and told.count('"action"') == 50
-
-    def test_each_game_its_own(self):
-        table = Table(self.model(), n_envs=2, lessons=1).start()
-        table.step(ended=[0, 1])
-        table.start(0).step()
-        assert [seat[0].lessons for seat in table.policy.seats] == [["do not wait"], []]
-
-
-class TestState:
-    def test_goes_on_exactly(self):
-        def answer(messages):
-            return "?" if "7" in messages[-1]["content"] else reply(ACTIONS[len(messages) % 3][0])
-
-        options = {"n_envs": 2, "history": 3, "action_every": 2, "lessons": 1}
-        whole, first = (Table(Model(answer), **options).start() for _ in range(2))
-        for t in range(5):
-            for table in (whole, first):
-                table.step(ended=[1] if t == 2 else ())
-        second = Table(Model(answer), **options)
-        second.agent.load_state_dict(json.loads(json.dumps(plain(first.agent.state_dict()))))
-        second.t = first.t
-        for t in range(8):
-            if t == 3:
-                for table in (whole, second):
-                    table.start(1)
-            a, b = whole.step(), second.step()
-            assert a.notes == b.notes and torch.equal(a.action, b.action)
-        assert plain(whole.agent.state_dict()) == plain(second.agent.state_dict())
-
-    def test_it_is_a_copy(self):
-        table = Table(Model()).start()
-        table.step()
-        state = plain(table.agent.state_dict())
-        kept = json.dumps(state)
-        table.step()
-        assert json.dumps(state) == kept
-
-
-def plain(state):
-    return {**state, "playing": np.asarray(state["playing"]).tolist()}
 
 
 class TestRoom:

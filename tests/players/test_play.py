@@ -1,22 +1,18 @@
-"""The loop `play`: the same games for everybody, everything written down as it happens, resumable at every step."""
+"""The loop `play`: the same games for everybody, and everything written down as it happens."""
 
 import json
-import multiprocessing
-import time
 
 import imageio.v3 as iio
 import numpy as np
 import pytest
 
-from experiments import comparable_metrics, compose, only_run_folder, run, silent_run
+from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.cli.compose import build_llm, build_loop, build_parts, options
-from llmrl.core.errors import BudgetExhausted, ConfigError
-from llmrl.core.pictures import beside
+from llmrl.core.errors import ConfigError
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 from llmrl.loops.journal import Journal
 from llmrl.loops.learn import LearnLoop
 from llmrl.loops.play import PlayLoop
-from llmrl.run.episodes import EpisodeFiles
 from llmrl.run.files import read_lines
 
 READING = sorted(name for name, option in options("env").items() if option.get("text"))
@@ -27,12 +23,6 @@ TAXI = ("env=taxi", "env.horizon=12", "env.n_envs=3", "play.episodes=4")
 def play(root, *overrides):
     result = run(*overrides, f"output_root={root}")
     return result, only_run_folder(root)
-
-
-def written(folder):
-    """Everything a run writes down of its episodes, by file."""
-    files = [*folder.glob("episodes/*/replies.jsonl"), folder / "episodes.jsonl"]
-    return {path.relative_to(folder).as_posix(): read_lines(path) for path in files}
 
 
 class TestARun:
@@ -108,10 +98,11 @@ def test_nobody_is_asked_for_games_that_are_not_needed(tmp_path):
     assert comparable_metrics(folder)[-1]["llm/calls"] == 4 * 12
 
 
-@pytest.mark.parametrize("env", ["taxi", "frozen_lake"])
-def test_the_estimate_bounds_what_is_asked(tmp_path, env):
+@pytest.mark.parametrize("game", [("env=taxi",), ("env=frozen_lake", "+env.kwargs.desc=[SFFF,FFFF,FFFF,FFFG]")])
+def test_the_estimate_bounds_what_is_asked(tmp_path, game):
     """Legal actions, repeated actions and lessons included; and it is no multiple of what is needed."""
-    overrides = (f"env={env}", "env.horizon=10", "env.n_envs=2", "play.episodes=5", "agent=llm_player")
+    # Six steps are the fewest in which a passenger is delivered, or this lake crossed: no episode ends before its time.
+    overrides = (*game, "env.horizon=5", "env.n_envs=2", "play.episodes=6", "agent=llm_player")
     overrides = (*overrides, "agent.lessons=1", "agent.action_every=3", "agent.history=4")
     config = compose(*overrides)
     parts = build_parts(config, build_llm(config, None))
@@ -119,11 +110,10 @@ def test_the_estimate_bounds_what_is_asked(tmp_path, env):
     parts.close()
     _, folder = play(tmp_path, *overrides)
     calls = [json.loads(line) for line in (folder / "llm_calls.jsonl").open()]
-    steps = comparable_metrics(folder)[-1]["env_steps"]
+    assert comparable_metrics(folder)[-1]["env_steps"] == 30
     tokens = sum(estimate_tokens(m["content"]) + MESSAGE_TOKENS for call in calls for m in call["messages"])
-    assert len(calls) <= estimate.calls and tokens <= estimate.prompt_tokens
-    if steps == 50:  # no episode ended before its time
-        assert tokens >= 0.4 * estimate.prompt_tokens
+    assert len(calls) <= estimate.calls
+    assert 0.4 * estimate.prompt_tokens <= tokens <= estimate.prompt_tokens
 
 
 def test_which_loop_it_is():
@@ -173,161 +163,6 @@ def test_and_societies(tmp_path, env):
     assert all(len(line["observation"]["map"]) == 11 for line in lines)
     systems = {json.loads(line)["messages"][0]["content"] for line in (folder / "llm_calls.jsonl").open()}
     assert len(systems) == 3
-
-
-class TestAStorm:
-    """Half of all replies are bad, in every way: the experiment completes and every bad reply is counted."""
-
-    @pytest.mark.parametrize(
-        "shares",
-        [
-            ("llm.malformed=0.5",),
-            ("llm.malformed=0.1", "llm.empty=0.1", "llm.truncated=0.1", "llm.refusal=0.1", "llm.out_of_range=0.1"),
-            ("llm.malformed=1.0", "agent.lessons=2"),
-        ],
-    )
-    @pytest.mark.parametrize("env", ["taxi", "blackjack"])
-    def test_it_completes(self, tmp_path, env, shares):
-        overrides = (f"env={env}", "env.n_envs=3", "env.horizon=10", "play.episodes=6", "agent=llm_player", *shares)
-        _, folder = play(tmp_path, *overrides)
-        calls = [json.loads(line) for line in (folder / "llm_calls.jsonl").open()]
-        bad = sum(call["valid"] is False for call in calls)
-        last = comparable_metrics(folder)[-1]
-        assert last["llm/invalid_replies"] == bad > 0
-        assert last["player/invalid_rate"] == pytest.approx(bad / len(calls))
-        assert json.loads((folder / "results.json").read_text())["episodes"] == 6
-        assert sum(row["invalid"] for row in read_lines(folder / "episodes.jsonl")) == bad
-
-    def test_numbers_out_of_range(self, tmp_path):
-        file = tmp_path / "conf" / "env" / "pendulum_words.yaml"
-        file.parent.mkdir(parents=True)
-        node = options("env")["taxi"] | {"id": "Pendulum-v1", "name": "pendulum_words", "text": "auto"}
-        file.write_text(json.dumps(node | {"success": None, "horizon": 20, "n_envs": 2}))
-        config = f"hydra.searchpath=[file://{tmp_path}/conf]"
-        run_it = (config, "env=pendulum_words", "agent=llm_player", "play.episodes=2", "llm.out_of_range=0.5")
-        _, folder = play(tmp_path / "out", *run_it)
-        last = comparable_metrics(folder)[-1]
-        assert 0.3 < last["player/invalid_rate"] < 0.7 and last["player/decisions"] == 40
-        actions = [line["action"] for line in read_lines(folder / "episodes" / "0" / "replies.jsonl")]
-        assert all(-2 <= action["action_0"] <= 2 for action in actions)
-
-
-class TestResuming:
-    OPTIONS = (*TAXI, "agent=llm_player", "agent.lessons=1", "llm.malformed=0.3", "play.videos=1")
-
-    def test_a_budget_that_ran_out(self, tmp_path):
-        """Stopped in the middle of an episode and continued: files, numbers and films of a run that was not."""
-        _, whole = play(tmp_path / "whole", *self.OPTIONS)
-        parts = (*self.OPTIONS, f"output_root={tmp_path / 'parts'}")
-        for calls in (20, 45):
-            with pytest.raises(BudgetExhausted):
-                run(*parts, f"llm.budget.calls={calls}")
-        stopped = only_run_folder(tmp_path / "parts")
-        lines = [sum(map(len, written(folder).values())) for folder in (stopped, whole)]
-        assert 0 < lines[0] < lines[1]
-        run(*parts)
-        self.check(whole, stopped)
-
-    @pytest.mark.slow
-    def test_kills(self, tmp_path):
-        """With SIGKILL, wherever it is after so many lines."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "llmrl.cli.compose", "llmrl.loops.play", "experiments"])
-        overrides = (*self.OPTIONS, "play.videos=1", "play.episodes=5", "checkpoint_seconds=0")
-        killed = tmp_path / "killed"
-        for lines in (7, 30, None):
-            process = context.Process(target=silent_run, args=(*overrides, f"output_root={killed}"))
-            process.start()
-            while lines is not None and process.is_alive():
-                if sum(path.read_text().count("\n") for path in killed.rglob("replies.jsonl")) >= lines:
-                    process.kill()
-                time.sleep(0.005)
-            process.join()
-        assert json.loads((only_run_folder(killed) / "status.json").read_text())["attempt"] == 3
-        _, whole = play(tmp_path / "whole", *overrides)
-        self.check(whole, only_run_folder(killed))
-
-    def check(self, whole, other):
-        assert written(whole) == written(other)
-        names = ("results.json", "summary.json")
-        first, second = ([json.loads((folder / name).read_text()) for name in names] for folder in (whole, other))
-        for summary in (first[1], second[1]):
-            summary.pop("llm_calls_paid")  # what was paid for is not what was used
-        assert first == second
-        rows = [
-            [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in comparable_metrics(folder)]
-            for folder in (whole, other)
-        ]
-        assert rows[0] == rows[1]
-        for film in sorted(path.parent.name for path in whole.rglob("episode.gif")):
-            a, b = (iio.imread(folder / "episodes" / film / "episode.gif", index=None) for folder in (whole, other))
-            assert a.shape == b.shape and (a == b).all()
-
-
-class TestEpisodeFiles:
-    def test_cut_back_to_the_checkpoint(self, tmp_path):
-        picture = np.zeros((4, 4, 3), dtype=np.uint8)
-        files = EpisodeFiles(tmp_path, None)
-        files.step(0, {"step": 0})
-        files.end(0, {"episode": 0}, 2.0)
-        files.step(1, {"step": 0})
-        files.frame(1, picture)
-        state = json.loads(json.dumps(files.state_dict()))
-        files.step(1, {"step": 1})
-        files.frame(1, picture)
-        files.step(2, {"step": 0})
-        files.end(2, {"episode": 2}, 2.0)
-        again = EpisodeFiles(tmp_path, state)
-        assert again.finished == [{"episode": 0}] == read_lines(tmp_path / "episodes.jsonl")
-        assert read_lines(tmp_path / "episodes" / "1" / "replies.jsonl") == [{"step": 0}]
-        assert len(list((tmp_path / "episodes" / "1" / "frames").iterdir())) == 1
-        assert not (tmp_path / "episodes" / "2").exists()
-        again.frame(1, picture)
-        assert len(list((tmp_path / "episodes" / "1" / "frames").iterdir())) == 2
-        assert EpisodeFiles(tmp_path, None).finished == [] and not (tmp_path / "episodes" / "0").exists()
-
-    def test_a_film_whose_episode_is_open_again(self, tmp_path):
-        """Ended after the last checkpoint, before the next one: the pictures of the checkpoint are there."""
-        shades = [np.full((64, 64, 3), 30 * i, dtype=np.uint8) for i in range(8)]
-        files = EpisodeFiles(tmp_path, None)
-        for shade in shades[:5]:
-            files.frame(0, shade)
-        state = json.loads(json.dumps(files.state_dict()))
-        for shade in shades[5:]:
-            files.frame(0, shade)
-        files.end(0, {"episode": 0}, 2.0)
-        again = EpisodeFiles(tmp_path, state)
-        for shade in shades[5:]:
-            again.frame(0, shade)
-        again.end(0, {"episode": 0}, 2.0)
-        film = iio.imread(tmp_path / "episodes" / "0" / "episode.gif", index=None)
-        assert [int(picture[0, 0, 0]) for picture in film] == pytest.approx([30 * i for i in range(8)], abs=4)
-        # Over at the checkpoint: nobody will need them.
-        EpisodeFiles(tmp_path, again.state_dict())
-        assert not (tmp_path / "episodes" / "0" / "frames").exists()
-
-    def test_files_that_were_cut(self, tmp_path):
-        files = EpisodeFiles(tmp_path, None)
-        files.end(0, {"episode": 0}, 2.0)
-        state = files.state_dict()
-        (tmp_path / "episodes.jsonl").write_text("")
-        with pytest.raises(Exception, match="is shorter than at the checkpoint"):
-            EpisodeFiles(tmp_path, state)
-
-
-class TestFrames:
-    def test_words_stay_in_their_column(self):
-        words = [("observation", "a rather long sentence, " * 80), ("reflection", "x" * 400), ("action", "left")]
-        frame = beside(np.zeros((30, 40, 3), dtype=np.uint8), words, 300, 200)
-        assert frame.shape == (300, 600, 3) and not frame[:, :400].any()
-        ink = (frame[:, 400:] < 128).any(2)
-        assert ink.any() and not ink[:, -4:].any() and not ink[-4:].any()
-
-    def test_the_action_is_always_there(self):
-        long, short = ([("observation", "sentence " * n), ("action", "left")] for n in (500, 5))
-        frames = [beside(np.zeros((30, 40, 3), dtype=np.uint8), words, 300, 200)[:, 400:] for words in (long, short)]
-        blue = [(frame == (31, 119, 180)).all(2).any(1).nonzero()[0] for frame in frames]
-        assert blue[0].max() > blue[1].max() > blue[1].min() == blue[0].min()
 
 
 class TestRefusals:

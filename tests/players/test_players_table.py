@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments import run
+from experiments import only_run_folder, run
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.played import players_table
 from llmrl.analysis.report import Settings
@@ -87,6 +87,16 @@ def test_it_is_shown(sweep, capsys):
     assert all(row["return_standard_error"] for row in rows)
 
 
+def test_every_number_has_its_standard_error(players):
+    table = players_table(players)
+    [row] = [row for row in table.rows if row[0] == "blackjack" and "llm_player" in row[1]]
+    cells = dict(zip(table.columns, row, strict=True))
+    each = of(players, "blackjack", "llm_player")
+    assert cells["tokens"] == f"{each.means['tokens']:,.0f} ± {each.errors['tokens']:,.0f}"
+    for name in ("success", "return", "steps", "tokens", "cost, $", "invalid replies"):
+        assert "±" in cells[name], name
+
+
 def test_names_tell_players_apart(players):
     """Fields are left out of a name only where what remains is one player's."""
     rows = players_table(players).rows
@@ -94,3 +104,18 @@ def test_names_tell_players_apart(players):
     assert not any("play.episodes" in row[1] for row in rows)
     same = [of(players, "cartpole", "ppo")] * 2
     assert all("learn.env_steps=100" in row[1] for row in players_table(same).rows)
+
+
+@pytest.mark.parametrize(("typed", "name"), [(("agent=heuristic",), "agent=heuristic"), ((), "uniform random")])
+def test_an_only_group_is_named(tmp_path, typed, name):
+    agent = next(iter(typed), "agent=random")
+    run("env=cartpole", agent, "env.horizon=5", "play.episodes=2", f"output_root={tmp_path}")
+    folder = only_run_folder(tmp_path)
+    if not typed:
+        # As if the player were a preset's: nobody typed it.
+        status = json.loads((folder / "status.json").read_text())
+        kept = [each for each in status["overrides"] if not each.startswith("agent=")]
+        (folder / "status.json").write_text(json.dumps(status | {"overrides": kept}))
+    [player] = summarize(tmp_path, Settings(resamples=10)).players
+    assert player.group.label == "all runs"
+    assert players_table([player]).rows[0][1] == players_table([player]).data[1][1] == name

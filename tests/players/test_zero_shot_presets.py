@@ -1,5 +1,6 @@
 """The presets of conf/experiment/zero_shot: every one composes, builds, and is what its name and the page say."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import llmrl.conf
-from experiments import compose
+from experiments import compose, only_run_folder, run
 from llmrl.cli.compose import build_llm, build_loop, build_parts, check_values
 from llmrl.loops.play import PlayLoop
 from llmrl.players.llm_player import LLMPlayer
@@ -32,11 +33,27 @@ def test_it_composes_and_builds(preset):
         assert (agent.policy.lessons > 0) == preset.endswith("_lessons")
         if preset in PUBLISHED:
             assert (parts.env.spec.horizon, loop.episodes, agent.policy.history) == PUBLISHED[preset]
-            assert config["llm"]["temperature"] == 0.0 and agent.policy.asker.repair_turns == 0
+            assert (config["llm"]["temperature"], config["llm"]["max_tokens"]) == (0.0, 256)
+            assert agent.policy.asker.repair_turns == 0 and not agent.policy.must_reflect
             system = agent.policy.system[0].text
             assert "legal" not in system and '"reward" is' not in system and "\n- 0: " in system
     finally:
         parts.close()
+
+
+@pytest.mark.parametrize("llm", ["scripted", "claude", "ollama"])
+@pytest.mark.parametrize("preset", sorted(PUBLISHED))
+def test_published_ones_take_any_model(preset, llm):
+    """As typed: with its temperature and its longest reply."""
+    config = compose(f"experiment=zero_shot/{preset}", f"llm={llm}")
+    check_values(config)
+    assert (config["llm"]["temperature"], config["llm"]["max_tokens"]) == (0.0, 256)
+
+
+def test_a_published_one_runs_offline(tmp_path):
+    run("experiment=zero_shot/blackjack_published", "llm=scripted", "play.videos=0", f"output_root={tmp_path}")
+    replies = [json.loads(line)["reply"] for line in (only_run_folder(tmp_path) / "llm_calls.jsonl").open()]
+    assert len(replies) >= 10 and all(json.loads(reply)["action"] in (0, 1) for reply in replies)
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.yaml")), ids=lambda path: path.stem)
@@ -68,12 +85,17 @@ def test_the_pages_program_runs(capsys):
 
 def test_the_pages_text_fits_its_game(tmp_path):
     from llmrl.envs.gym.games import GameMaker
+    from llmrl.envs.gym.success import Criterion
     from llmrl.envs.texts import describer
 
     [text] = blocks("yaml")
     (tmp_path / "pendulum.yaml").write_text(text)
-    words = describer(str(tmp_path / "pendulum.yaml"), GameMaker("Pendulum-v1"))
+    words = describer(str(tmp_path / "pendulum.yaml"), GameMaker("Pendulum-v1"), Criterion("return", -300.0))
     assert words.game.goal.endswith("An episode is a success if it costs less than 300.")
+    weaker = describer(str(tmp_path / "pendulum.yaml"), GameMaker("Pendulum-v1", {"g": 5}), Criterion("return", -500.0))
+    assert "upright. Gravity is 5, not 10. Each" in weaker.game.goal and weaker.game.goal.endswith(
+        "rewards is -500 or more."
+    )
 
 
 @pytest.mark.parametrize("line", [line for block in blocks("bash") for line in block.splitlines()])

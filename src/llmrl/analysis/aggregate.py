@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 
 from llmrl.analysis.curves import curves_of
 from llmrl.analysis.groups import Group, Task, tasks_of
-from llmrl.analysis.llm_calls import CallTotals, call_totals
+from llmrl.analysis.llm_calls import CallTotals, run_totals
 from llmrl.analysis.played import played_by
 from llmrl.analysis.report import GroupNumbers, Left, Report, Section, Settings
 from llmrl.analysis.runs import RunRecord, read_runs
@@ -41,10 +41,16 @@ FEW = 5
 _MOST_THRESHOLDS = 200
 
 
-def summarize(folder: Path, settings: Settings, runs: Sequence[RunRecord] | None = None) -> Report:
+def summarize(
+    folder: Path,
+    settings: Settings,
+    runs: Sequence[RunRecord] | None = None,
+    said: Callable[[str], None] = lambda text: None,
+) -> Report:
     """Read the runs in and under `folder` and make their numbers.
 
-    `runs` are their records, where somebody knows more of them than their folders tell (a scheduler's queue).
+    `runs` are their records, where somebody knows more of them than their folders tell (a scheduler's queue). `said` is
+    told how far the work is, task by task.
 
     Raises:
         RunFolderError: there is no such folder, or no run in it.
@@ -63,7 +69,9 @@ def summarize(folder: Path, settings: Settings, runs: Sequence[RunRecord] | None
     left: list[Left] = []
     every: list[tuple[str, Group, RunRecord, float | None]] = []
     sections, scored, players = [], [], []
-    for task in tasks_of(runs, folder):
+    tasks = tasks_of(runs, folder)
+    for number, task in enumerate(tasks, start=1):
+        said(f"numbers of task {number} of {len(tasks)} ({len(runs)} runs)")
         known: dict[str, np.ndarray] = {}
         finished: list[tuple[Group, list[RunRecord]]] = []
         for group in task.groups:
@@ -89,7 +97,7 @@ def summarize(folder: Path, settings: Settings, runs: Sequence[RunRecord] | None
         tuple(every),
         (*sections, *together),
         tuple(left),
-        _calls(folder, [task for task, _ in scored]),
+        _calls([task for task, _ in scored]),
         notes,
         tuple(players),
     )
@@ -255,15 +263,14 @@ def _no_range(high: float) -> str:
     return "no run has finished" if math.isnan(high) else "all its scores are equal, and cannot be normalised"
 
 
-def _calls(folder: Path, tasks: Sequence[Task]) -> tuple[tuple[str, Group, CallTotals], ...]:
+def _calls(tasks: Sequence[Task]) -> tuple[tuple[str, Group, CallTotals], ...]:
     """What each group's runs asked of language models; groups without a model are left out."""
-    of_runs = call_totals(folder.absolute())
     rows = []
     for task in tasks:
         for group in task.groups:
             total = CallTotals()
             for run in group.runs:
-                total = total.plus(of_runs.get(run.folder, CallTotals()))
+                total = total.plus(run_totals(run.folder))
             if group.llm or total.models:
                 rows.append((task.title, group, total))
     return tuple(rows)

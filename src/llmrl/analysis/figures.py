@@ -89,13 +89,17 @@ def _figures(section: Section, unit: str) -> Iterator[tuple[str, str, Figure]]:
     drawn = section.shown
     if not drawn:
         return
+    # Of a single run there is nothing to compare, and the table has its number.
+    several = sum(len(numbers.pooled) for numbers in section.compared) > 1
     dots = "" if section.over_tasks else " Dots are runs."
-    yield "scores", f"{_capital(unit)} of each group: estimates with 95% intervals.{dots}", _scores(section, unit)
+    if several:
+        yield "scores", f"{_capital(unit)} of each group: estimates with 95% intervals.{dots}", _scores(section, unit)
     if len(drawn) > 1:
         caption = "Probability that a run of the row's group beats one of the column's, with 95% interval."
         yield "improvement", caption, _improvement(section, drawn)
     caption = f"Performance profiles: share of runs whose {unit} is above each threshold, with pointwise 95% bands."
-    yield "profile", caption, _profile(section, drawn, unit)
+    if several:
+        yield "profile", caption, _profile(section, drawn, unit)
     for curve in section.curves:
         caption = (
             f"{curve.metric} over {AXES[curve.over][1]}: IQM over the runs of a group with pointwise 95% bands, only "
@@ -274,5 +278,7 @@ def _saved(name: str, caption: str, figure: Figure) -> Drawing:
     for form, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
         stream = io.BytesIO()
         figure.savefig(stream, format=form, metadata=metadata)
+        # What the first form was laid out like holds for the other: it is a third of the work.
+        figure.set_layout_engine("none")
         files[form] = stream.getvalue()
     return Drawing(name, caption, files["png"], files["svg"])

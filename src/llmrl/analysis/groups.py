@@ -15,6 +15,8 @@ SCRIPTED = "scripted"
 DAGGER = "†"
 
 _DEFAULT = "default"
+ALONE = "all runs"
+"""Label of the only group of a task."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def _task(title: str, groups: Sequence[list[RunRecord]]) -> Task:
     overrides = [_overrides(runs) for runs in groups]
     keys = list(dict.fromkeys(key for each in overrides for key in each))
     differing = [key for key in keys if len({each.get(key) for each in overrides}) > 1]
-    alone = "all runs" if len(groups) == 1 else _DEFAULT
+    alone = ALONE if len(groups) == 1 else _DEFAULT
     labels = [", ".join(f"{key}={each[key]}" for key in differing if key in each) or alone for each in overrides]
     # Equal overrides in different folders: something else, such as a default, changed between them.
     repeated = Counter(labels)

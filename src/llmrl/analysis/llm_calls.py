@@ -57,15 +57,23 @@ class CallTotals:
 
 def call_totals(folder: Path) -> dict[Path, CallTotals]:
     """Totals of every run in and under `folder`, by run folder; runs that asked nothing are left out."""
-    totals: dict[Path, CallTotals] = {}
-    for log in sorted(folder.rglob(FILE_NAME)):
+    logs = [
+        log
+        for log in sorted(folder.rglob(FILE_NAME))
         # What a rerun has moved aside is an earlier run's.
-        if any(part.startswith("backup_") for part in log.relative_to(folder).parts):
-            continue
-        total = totals[log.parent] = CallTotals()
-        for call in read_calls(log):
-            total.add(call)
+        if not any(part.startswith("backup_") for part in log.relative_to(folder).parts)
+    ]
+    totals = {log.parent: run_totals(log.parent) for log in logs}
     return {run: total for run, total in totals.items() if total.calls or total.failed}
+
+
+def run_totals(run: Path) -> CallTotals:
+    """Totals of the run in the folder `run`; zeros if it asked nothing."""
+    total = CallTotals()
+    if (run / FILE_NAME).is_file():
+        for call in read_calls(run / FILE_NAME):
+            total.add(call)
+    return total
 
 
 def _plus(a: Any, b: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.groups import DAGGER, Group, Task, footnotes
+from llmrl.analysis.groups import ALONE, DAGGER, Group, Task, footnotes
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.analysis.table import NOTHING, Table
@@ -25,7 +25,7 @@ SHOWN = {
     "cost": "cost, $",
     "invalid_rate": "invalid replies",
 }
-"""Means over episodes that are shown, and what they are called; all but the tokens with their standard errors."""
+"""Means over episodes that are shown, and what they are called; each with its standard error."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Played:
         learned: the episodes of a run share an agent that was trained in it, so that standard errors are over runs;
             else over episodes.
         means, errors: of each of `SHOWN` that all runs have measured; an error is NaN where it cannot be told.
+        alone: what to call the only group of a task, whose label tells it from no other.
     """
 
     task: str
@@ -47,6 +48,12 @@ class Played:
     learned: bool
     means: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
+    alone: str = ""
+
+    @property
+    def name(self) -> str:
+        """The group's label, or what says more of an only one."""
+        return self.alone if self.group.label == ALONE and self.alone else self.group.label
 
 
 def played_by(task: Task, group: Group, runs: Sequence[RunRecord]) -> Played | None:
@@ -63,7 +70,11 @@ def played_by(task: Task, group: Group, runs: Sequence[RunRecord]) -> Played | N
         scores = np.array([part.mean() for part in parts]) if learned else np.concatenate(parts)
         error = standard_error_of_mean(scores)
         means[name], errors[name] = float(np.concatenate(parts).mean()), math.nan if error is None else error
-    return Played(task.title, group, len(results), sum(int(r["episodes"]) for r in results), learned, means, errors)
+    typed = [f"{key}={task.common[key]}" for key in ("agent", "principal", "teacher") if key in task.common]
+    about = results[0].get("agent")
+    alone = ", ".join(typed) or (str(about.get("policy", "")) if isinstance(about, dict) else "")
+    episodes = sum(int(r["episodes"]) for r in results)
+    return Played(task.title, group, len(results), episodes, learned, means, errors, alone)
 
 
 def players_table(players: Sequence[Played]) -> Table:
@@ -79,7 +90,7 @@ def players_table(players: Sequence[Played]) -> Table:
             [each.task, name, group.llm or NOTHING, str(each.runs), f"{each.episodes:,}"]
             + [_cell(name, each) for name in known]
         )
-        line: list[object] = [each.task, group.label, group.llm, each.runs, each.episodes, each.learned]
+        line: list[object] = [each.task, each.name, group.llm, each.runs, each.episodes, each.learned]
         for name in known:
             line += [each.means.get(name), each.errors.get(name)]
         data.append(line)
@@ -104,7 +115,7 @@ def _names(players: Sequence[Played]) -> list[str]:
     """Of each player the parts it is made of, without their fields; with them where that would not tell two apart."""
     short = []
     for each in players:
-        parts = [part for part in each.group.label.split(", ") if "." not in part.partition("=")[0]]
+        parts = [part for part in each.name.split(", ") if "." not in part.partition("=")[0]]
         mark = f" {DAGGER}" if each.group.shown != each.group.label else ""
         short.append(", ".join(parts) + mark if parts else each.group.shown)
     seen = Counter((each.task, name) for each, name in zip(players, short, strict=True))
@@ -115,12 +126,10 @@ def _cell(name: str, each: Played) -> str:
     if name not in each.means:
         return NOTHING
     mean, error = each.means[name], each.errors[name]
-    if name == "tokens":
-        return f"{mean:,.0f}"
     if name in ("success", "invalid_rate"):
         known = "" if math.isnan(error) else f" ± {100 * error:.1f}"
         return f"{100 * mean:.1f}{known} %"
-    form = ".4f" if name == "cost" else ".2f" if abs(mean) < 100 else ".1f"
+    form = ",.0f" if name == "tokens" else ".4f" if name == "cost" else ".2f" if abs(mean) < 100 else ".1f"
     return f"{mean:{form}}" + ("" if math.isnan(error) else f" ± {error:{form}}")
 
 

@@ -6,7 +6,7 @@ import base64
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,9 @@ class Part:
     drawings: Sequence[Drawing]
 
 
-def write_report(report: Report, out: Path, figures: bool = True) -> Path:
+def write_report(
+    report: Report, out: Path, figures: bool = True, said: Callable[[str], None] = lambda text: None
+) -> Path:
     """Write all files of `report` into the folder `out`, each in one step, the page last; returns the page.
 
     `report.html`, `summary.md`, `tables/*.csv` and `*.tex`, `figures/*.png` and `*.svg`. Files of these names that are
@@ -43,6 +45,7 @@ def write_report(report: Report, out: Path, figures: bool = True) -> Path:
         report: what to write.
         out: created if it is not there.
         figures: False leaves the figures out, which need matplotlib.
+        said: is told how far the work is, figure by figure, which are nearly all of it.
 
     Raises:
         ConfigError: figures are wanted and matplotlib is not installed.
@@ -55,7 +58,7 @@ def write_report(report: Report, out: Path, figures: bool = True) -> Path:
             section,
             _target(section),
             [table for table in tables if table.columns and table.name in (f"{name}_scores", f"{name}_improvement")],
-            drawings_of(section, report) if figures else [],
+            _drawn(section, report, said) if figures else [],
         )
         for section, name in zip(report.sections, slugs(report), strict=True)
     ]
@@ -75,6 +78,12 @@ def write_report(report: Report, out: Path, figures: bool = True) -> Path:
     for template, path in (("summary.md.j2", out / "summary.md"), ("report.html.j2", out / PAGE)):
         write_atomic(path, _render(template, report, parts, tables))
     return out / PAGE
+
+
+def _drawn(section: Section, report: Report, said: Callable[[str], None]) -> list[Drawing]:
+    place = f"{report.sections.index(section) + 1} of {len(report.sections)}"
+    said(f"figures of section {place}; --no-figures leaves them out")
+    return drawings_of(section, report)
 
 
 def counted(report: Report) -> str:

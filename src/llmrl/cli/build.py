@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
-import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llmrl.core.arguments import checked, type_hints_of
 from llmrl.core.errors import ConfigError
 
 TRUSTED = ("llmrl.", "torch.optim.")
+_INJECTED = (
+    *("seeds", "spec", "maker", "device", "llm", "scorer", "governed", "prompt_folder", "folder", "cores"),
+    *("env", "agents", "teacher", "principal", "meter", "space", "controller"),
+)
+"""Names of what is injected, and not set, unless the option's file has such a field."""
 
 
 class Builder:
@@ -46,7 +50,7 @@ class Builder:
             lacks = ", ".join(sorted(target.__abstractmethods__))
             raise ConfigError(f"{where}._target_={node['_target_']} is abstract: it must define {lacks}")
         parameters = inspect.signature(target).parameters
-        hints = _hints(target)
+        hints = type_hints_of(target)
         given = {name: value for name, value in node.items() if name != "_target_"}
         settable = [name for name in parameters if name not in self.injected]
         unknown = [name for name in given if name not in settable]
@@ -58,7 +62,7 @@ class Builder:
                 value = self._value(given[name], f"{where}.{name}")
                 if parameter.annotation is not inspect.Parameter.empty and name not in hints:
                     raise TypeError(f"the type hint of {target.__qualname__}({name}) cannot be evaluated at run time")
-                arguments[name] = _check(value, hints.get(name, Any), f"{where}.{name}")
+                arguments[name] = checked(value, hints.get(name, Any), f"{where}.{name}")
             elif name in self.injected:
                 arguments[name] = self.injected[name]
             elif parameter.default is inspect.Parameter.empty:
@@ -73,16 +77,17 @@ class Builder:
         if node.get("_target_") is None:
             return
         target = self.locate(node["_target_"], where)
-        parameters, hints = inspect.signature(target).parameters, _hints(target)
+        parameters, hints = inspect.signature(target).parameters, type_hints_of(target)
         for name, value in node.items():
             if name == "_target_":
                 continue
             if name not in parameters:
-                raise ConfigError(f"{where} has no option '{name}'; it has: {', '.join(parameters)}")
+                settable = [each for each in parameters if each in node or each not in _INJECTED]
+                raise ConfigError(f"{where} has no option '{name}'; it has: {', '.join(settable) or 'none'}")
             if isinstance(value, Mapping) and "_target_" in value:
                 self.check(value, f"{where}.{name}")
             elif name in hints:
-                _check(value, hints[name], f"{where}.{name}")
+                checked(value, hints[name], f"{where}.{name}")
 
     def needs(self, node: Mapping[str, Any], name: str, where: str) -> bool:
         """Whether the part declares the injected parameter `name`."""
@@ -129,52 +134,3 @@ def _locate(target: str) -> Any:
     from hydra.utils import instantiate
 
     return instantiate({"_target_": target, "_partial_": True}).func
-
-
-def _hints(target: Any) -> dict[str, Any]:
-    """Type hints of the constructor, evaluated; names that only exist for type checkers are left out.
-
-    Those belong to injected objects; `build` insists on a hint for everything the config sets.
-    """
-    function = target.__init__ if inspect.isclass(target) else target
-    # The constructor of a class without one of its own is a built-in of no module.
-    namespace = vars(sys.modules[getattr(function, "__module__", None) or target.__module__])
-    hints: dict[str, Any] = {}
-    for name, annotation in getattr(function, "__annotations__", {}).items():
-        if isinstance(annotation, str):
-            try:
-                evaluated = typing.get_type_hints(_Annotated(annotation), globalns=namespace, include_extras=True)[
-                    "value"
-                ]
-            except NameError:
-                continue
-            hints[name] = evaluated
-        else:
-            hints[name] = annotation
-    return hints
-
-
-class _Annotated:
-    """Carrier that lets `typing.get_type_hints` evaluate a single annotation."""
-
-    def __init__(self, annotation: str) -> None:
-        self.__annotations__ = {"value": annotation}
-
-
-def _check(value: Any, hint: Any, where: str) -> Any:
-    """`value`, converted as little as its hint allows (int to float, list to tuple), or a ConfigError."""
-    from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
-
-    try:
-        try:
-            adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
-        except PydanticUserError:  # dataclasses and models carry their own configuration
-            adapter = TypeAdapter(hint)
-        return adapter.validate_python(value, strict=not isinstance(value, list | dict))
-    except PydanticSchemaGenerationError as error:
-        raise TypeError(f"{where}: no check can be made for the type hint {hint!r}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = "".join(f"[{p}]" if isinstance(p, int) else "" for p in first["loc"])
-        wrong = first["input"] if place else value
-        raise ConfigError(f"{where}{place}={wrong!r}: {first['msg'].lower()}, got {type(wrong).__name__}") from error

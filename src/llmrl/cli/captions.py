@@ -105,8 +105,8 @@ class Captioned:
         lines = [*([note["reflection"]] if note.get("reflection") else []), *lines]
         title = "" if self.spec.n_agents == 1 else f"agent {agent}"
         if self.spec.numbers is not None:
-            pairs = zip(self.spec.numbers.names, act.action[0, agent].tolist(), strict=True)
-            return Thought(title, {}, -1, [*lines, *(f"{name} {value:.3g}" for name, value in pairs)])
+            pairs = zip(self.spec.number_names, act.action[0, agent].tolist(), strict=True)
+            return Thought(title, {}, -1, [*lines, *(f"{name} = {value:.3g}" for name, value in pairs)])
         return Thought(title, bars, int(act.action[0, agent]), lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,8 +69,23 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
         check_installed()
     rule = ScoreRule(args.metric, args.last_fraction)
     settings = Settings(rule, args.target, tuple(dict.fromkeys(args.curve)), args.over, args.resamples, args.seed)
-    numbers = summarize(args.folder, settings, records(args.folder))
-    return numbers, write_report(numbers, args.out or args.folder / "report", figures=not args.no_figures)
+    said = _Said()
+    numbers = summarize(args.folder, settings, records(args.folder), said)
+    return numbers, write_report(numbers, args.out or args.folder / "report", not args.no_figures, said)
+
+
+class _Said:
+    """Says on standard error how far a long report is; a quick one is done before there is anything to say."""
+
+    _FIRST_S, _EVERY_S = 2.0, 10.0
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + self._FIRST_S
+
+    def __call__(self, text: str) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._EVERY_S
+            sys.stderr.write(f"llmrl-report: {text}\n")
 
 
 def print_numbers(numbers: Report, page: Path) -> None:

@@ -76,7 +76,7 @@ _SIZE, _LINE, _GAP, _MARGIN = 14, 18, 8, 12
 """Of the letters, of a line, between texts, at the sides; pixels."""
 _HEADING = (31, 119, 180)
 _RESERVED = 5
-"""Lines that are kept free for each of the texts that follow, if they need as many."""
+"""Lines that are kept free for each of the texts that follow, if they need as many and all of them find room so."""
 
 
 def _write(column: Any, words: Sequence[tuple[str, str]]) -> None:
@@ -85,9 +85,10 @@ def _write(column: Any, words: Sequence[tuple[str, str]]) -> None:
     pen, font = ImageDraw.Draw(column), ImageFont.load_default(_SIZE)
     width = column.width - 2 * _MARGIN
     wrapped = [(heading, _wrapped(text, width, font)) for heading, text in words]
+    reserved = next((n for n in range(_RESERVED, 1, -1) if _height(wrapped, n) <= column.height), 1)
     y = _MARGIN
     for k, (heading, lines) in enumerate(wrapped):
-        later = sum(_LINE * (1 + min(len(other), _RESERVED)) + _GAP for _, other in wrapped[k + 1 :])
+        later = _height(wrapped[k + 1 :], reserved) - _MARGIN
         room = max(1, (column.height - y - _LINE - later) // _LINE)
         shown = lines if len(lines) <= room else [*lines[: room - 1], "..."]
         pen.text((_MARGIN, y), heading, fill=_HEADING, font=font)
@@ -96,6 +97,11 @@ def _write(column: Any, words: Sequence[tuple[str, str]]) -> None:
             pen.text((_MARGIN, y), line, fill="black", font=font)
             y += _LINE
         y += _GAP
+
+
+def _height(texts: Sequence[tuple[str, Sequence[str]]], most: int) -> int:
+    """Of headed texts with at most so many lines each, and of the space above them; pixels."""
+    return _MARGIN + sum(_LINE * (1 + min(len(lines), most)) + _GAP for _, lines in texts)
 
 
 def _wrapped(text: str, width: float, font: Any) -> list[str]:

@@ -42,6 +42,7 @@ class Parameter:
 
     Attributes:
         decimals: digits after the point it is rounded to wherever it is used; 0 for whole numbers, None for all.
+        choice: its values are the numbers of things, one of which is chosen: beyond the bounds there is nothing.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Parameter:
     unit: str
     description: str
     decimals: int | None = None
+    choice: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,11 @@ class ParameterSpace:
     def high(self) -> np.ndarray:
         """Upper bounds, [d]."""
         return np.array([p.high for p in self.parameters], dtype=np.float64)
+
+    @property
+    def choices(self) -> np.ndarray:
+        """Which numbers are choices, [d] bool."""
+        return np.array([p.choice for p in self.parameters], dtype=bool)
 
     @property
     def dim(self) -> int:
@@ -109,9 +116,14 @@ class ParameterSpace:
         if all(digit is None for digit in digits):
             return kept
         scale = np.array([1.0 if digit is None else 10.0**digit for digit in digits])
-        plain = np.array([digit is None for digit in digits])
+        # So large numbers are whole, and the product might be too large for a number.
+        plain = np.array([digit is None for digit in digits]) | (np.abs(kept) >= 2.0**52)
         # Adding 0 makes a negative zero a zero.
-        return np.where(plain, kept, np.round(kept * scale) / scale + 0.0)
+        return np.where(plain, kept, np.round(np.where(plain, 0.0, kept) * scale) / scale + 0.0)
+
+    def outside(self, values: np.ndarray) -> np.ndarray:
+        """Which of `values` [..., d] are not inside the bounds, [..., d] bool."""
+        return np.asarray(~((values >= self.low) & (values <= self.high)))
 
     def check(self, values: object) -> np.ndarray:
         """`values` as float64 [..., d], or a ConfigError naming every number that is out of bounds."""
@@ -210,6 +222,14 @@ class EnvSpec:
     numbers: ActionNumbers | None = None
     text: GameText | None = None
     endless: bool = False
+
+    @property
+    def number_names(self) -> tuple[str, ...]:
+        """What the numbers of an action are called: as the text has it, where there is one that names each."""
+        if self.numbers is None:
+            return ()
+        told = () if self.text is None else tuple(name for name, _ in self.text.actions)
+        return told if len(told) == self.numbers.dim else self.numbers.names
 
     def games_per_group(self, groups: int) -> int:
         """Games of each of `groups` equal groups.

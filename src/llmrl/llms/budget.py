@@ -112,7 +112,7 @@ class Budget:
         with self._settled:
             while exceeded := self._exceeded([*self._reserved, reservation]):
                 if not (wait and self._reserved):
-                    raise BudgetExhausted(exceeded)
+                    raise BudgetExhausted(*exceeded)
                 self._settled.wait()
             self._reserved.append(reservation)
         return reservation
@@ -124,8 +124,8 @@ class Budget:
             self.spent = self.spent.plus(reply)
             self._settled.notify_all()
 
-    def _exceeded(self, planned: list[Reservation]) -> str:
-        """Which limit `planned` calls could exceed, in words; "" if none."""
+    def _exceeded(self, planned: list[Reservation]) -> tuple[str, str] | None:
+        """Which limit `planned` calls could exceed, and what a run can do about it, in words; None if none."""
         limits: list[tuple[str, float | None, float, float, str]] = [
             ("calls", self.calls, self.spent.calls, len(planned), ","),
             ("tokens", self.tokens, self.spent.tokens, sum(r.tokens for r in planned), ","),
@@ -136,7 +136,7 @@ class Budget:
             if limit is not None and spent + more > limit + 1e-5 * (name == "usd"):
                 return (
                     f"the budget for language models is exhausted: llm.budget.{name}={limit:{form}}, spent "
-                    f"{spent:{form}}, and the next call may need {more:{form}}. Everything is saved; repeat the "
-                    f"command with a larger llm.budget.{name} to go on"
+                    f"{spent:{form}}, and the next call may need {more:{form}}",
+                    f"Everything is saved; repeat the command with a larger llm.budget.{name} to go on",
                 )
-        return ""
+        return None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.limits import NonNegativeFloat, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.ledger import FILE_NAME, read_calls
@@ -26,6 +27,8 @@ class ReplayChat(Provider):
         calls: a run folder (`.../seed=0`), a folder of such folders, of which the one with this run's seed is taken,
             or a call log.
         seeds: of this run.
+        temperature, max_tokens: nothing depends on them, as replies are what they were; an experiment that sets them
+            can be replayed as it stands.
 
     Raises:
         ConfigError: there is no call log with replies.
@@ -33,7 +36,13 @@ class ReplayChat(Provider):
 
     parallel = False
 
-    def __init__(self, calls: str, seeds: Seeds) -> None:
+    def __init__(
+        self,
+        calls: str,
+        seeds: Seeds,
+        temperature: NonNegativeFloat | None = None,
+        max_tokens: PositiveInt | None = None,
+    ) -> None:
         self.path = _find(Path(calls).expanduser(), seeds.seed)
         self._seed = seeds.seed
         self._replies: dict[str, ChatReply] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.limits import UnitInterval
+from llmrl.core.limits import NonNegativeFloat, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms import (
@@ -64,6 +65,8 @@ class ScriptedChat(Provider):
 
     Args:
         malformed, out_of_range, empty, truncated, refusal: shares of replies spoilt in that way.
+        temperature: nothing depends on it, as rules are not sampled; an experiment that sets one takes this model, too.
+        max_tokens: longest reply, tokens by estimate; what is longer is cut off. None: no reply is.
         seeds: decide which.
 
     Raises:
@@ -81,8 +84,10 @@ class ScriptedChat(Provider):
         empty: UnitInterval = 0.0,
         truncated: UnitInterval = 0.0,
         refusal: UnitInterval = 0.0,
+        temperature: NonNegativeFloat | None = None,
+        max_tokens: PositiveInt | None = None,
     ) -> None:
-        super().__init__(input_price=0.0, output_price=0.0)
+        super().__init__(max_tokens=max_tokens, input_price=0.0, output_price=0.0)
         self._seeds = seeds.child("faults")
         self._shares = {
             "malformed": malformed,
@@ -97,7 +102,8 @@ class ScriptedChat(Provider):
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {"model": "scripted", **{name: share for name, share in self._shares.items() if share}}
+        longest = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        return {"model": "scripted", **{name: share for name, share in self._shares.items() if share}, **longest}
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Raises LLMError for a question without a schema, of a task that no replier knows."""
@@ -112,12 +118,16 @@ class ScriptedChat(Provider):
         text = _answer(request)
         fault = self._fault(request)
         text = _SPOIL[fault](text) if fault else text
+        tokens = estimate_tokens(text)
+        cut = self.max_tokens is not None and tokens > self.max_tokens
+        if self.max_tokens is not None and cut:
+            text = text[: len(text) * self.max_tokens // tokens]
         # Counted by estimate: there is no tokenizer, but the sums of an experiment should be of the right order.
         return ChatReply(
             text,
             prompt_tokens=self.count_tokens(request.messages),
             completion_tokens=estimate_tokens(text),
-            finish="length" if fault == "truncated" else "stop",
+            finish="length" if cut or fault == "truncated" else "stop",
         )
 
     def _fault(self, request: ChatRequest) -> str:
@@ -148,9 +158,18 @@ def _answer(request: ChatRequest) -> str:
     )
 
 
+_VALUE = re.compile(r"(?<!\w\[)(?<![\w.])-?\d+(\.\d+)?(?=\s*[,;}\]\n$])")
+"""A number that stands alone, but no index (`params[3]`)."""
+
+
 def _out_of_range(text: str) -> str:
-    """Every number that stands alone becomes a hundred thousand times as large, and one more."""
-    return re.sub(r"-?\d+(\.\d+)?(?=\s*[,}\]\n$])", lambda match: repr(float(match.group()) * 1e5 + 1e5), text)
+    """Every number that stands alone becomes a hundred thousand times as large, and one more that way."""
+
+    def far(match: re.Match[str]) -> str:
+        value = float(match.group())
+        return repr(value * 1e5 + math.copysign(1e5, value))
+
+    return _VALUE.sub(far, text)
 
 
 _SPOIL: dict[str, Callable[[str], str]] = {

@@ -133,10 +133,12 @@ def _moved(task: _Task, rng: np.random.Generator, attempt: int) -> np.ndarray:
 
 
 def _redrawn(task: _Task, rng: np.random.Generator, attempt: int) -> np.ndarray:
-    """One or two numbers of the best row drawn anew; more where that has often been in vain."""
-    d = len(task.low)
-    best: np.ndarray = task.vectors[np.argmax(task.values)].copy()
-    chosen = rng.choice(d, min(d, 1 + int(rng.integers(2)) + attempt // 10), replace=False)
+    """One or two numbers of the best row, of equally good ones any, drawn anew; more where that has often been in
+    vain."""
+    d, highest = len(task.low), np.flatnonzero(task.values == task.values.max())
+    best: np.ndarray = task.vectors[rng.choice(highest)].copy()
+    waited = (len(task.values) - 1 - highest[0]) // PATIENCE
+    chosen = rng.choice(d, min(d, 1 + int(rng.integers(2)) + attempt // 10 + waited), replace=False)
     best[chosen] = np.floor(task.low + rng.random(d) * (task.high - task.low + 1.0))[chosen]
     return best
 

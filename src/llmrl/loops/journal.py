@@ -17,8 +17,11 @@ from llmrl.run.episodes import EpisodeFiles
 
 HEIGHT, SOCIETY_HEIGHT, COLUMN = 480, 640, 520
 """Of a frame, of one with several players, and width of the column with words beside the picture; pixels."""
-MOST_SHOWN = 4
-"""Players whose words are shown."""
+_NOT_SPENT = ("steps", "return", "thoughts", "recorded", "filmed")
+MOST_SHOWN = 9
+"""Players whose words are shown: as many as there is room for, with two lines each."""
+_MANY = 8
+"""Numbers of an observation above which several share a line."""
 
 
 class Journal:
@@ -28,7 +31,8 @@ class Journal:
         env: what is played.
         folder: of the run.
         state: of the run's checkpoint; None: a new run.
-        records, videos: how many of the first episodes are written down by step, and filmed.
+        records, videos: how many of the first episodes are written down by step, and filmed; from their beginning, so
+            where a resumed run has other numbers, they are those of the episodes that begin from then on.
         fps: frames a second of films.
 
     Attributes:
@@ -55,23 +59,32 @@ class Journal:
         """A wave: game i of `games` [n_envs] plays episode `first` + i."""
         self.first, self.playing = first, games.copy()
         blank = [""] * self.spec.n_agents
-        self._so_far = [{"steps": 0, "return": 0.0, "thoughts": blank.copy()} for _ in range(self.spec.n_envs)]
+        self._so_far = [
+            {
+                "steps": 0,
+                "return": 0.0,
+                "thoughts": blank.copy(),
+                "recorded": k < self.records,
+                "filmed": k < self.videos,
+            }
+            for k in range(first, first + self.spec.n_envs)
+        ]
 
     def look(self) -> None:
         """Take the pictures of the state that is decided in now."""
-        self._pictures = {g: self.env.render(g) for g in self._games() if self.first + g < self.videos}
+        self._pictures = {g: self.env.render(g) for g in self._games() if self._filmed(g)}
 
     def step(self, observation: Observation, act: Act, step: Step, over: Mapping[int, Mapping[str, Any]]) -> None:
         """What was seen and done, what it led to, and the row of each game whose episode is over."""
         reward = np.asarray(step.reward)
         for game in self._games():
-            so_far, episode = self._so_far[game], self.first + game
+            so_far = self._so_far[game]
             notes = [{}] * self.spec.n_agents if act.notes is None else act.notes[game]
             for a, note in enumerate(notes):
                 self._count(so_far, note)
                 so_far["thoughts"][a] = note.get("reflection", so_far["thoughts"][a])
             # Words cost more than a step of most games, so they are found only where they are written or shown.
-            if episode < self.records or game in self._pictures:
+            if so_far["recorded"] or game in self._pictures:
                 lines = [self._line(observation, act, reward, game, a, note) for a, note in enumerate(notes)]
                 self._write(game, lines)
             so_far["return"] += float(reward[game].mean())
@@ -95,10 +108,14 @@ class Journal:
         games: list[int] = np.flatnonzero(self.playing).tolist()
         return games
 
+    def _filmed(self, game: int) -> bool:
+        # Whether there are pictures at all is decided by the number that a resumed run has now.
+        return bool(self._so_far[game]["filmed"]) and self.first + game < self.videos
+
     def _write(self, game: int, lines: list[dict[str, Any]]) -> None:
         """The lines of a step, into the file and beside the picture, as far as they are wanted."""
         episode = self.first + game
-        for line in lines if episode < self.records else ():
+        for line in lines if self._so_far[game]["recorded"] else ():
             self.files.step(episode, line)
         if game in self._pictures:
             thoughts = self._so_far[game]["thoughts"]
@@ -117,7 +134,7 @@ class Journal:
         if self.spec.numbers is None:
             line["action"] = self.spec.action_names[int(taken)]
         else:
-            line["action"] = dict(zip(self.spec.numbers.names, taken.tolist(), strict=True))
+            line["action"] = dict(zip(self.spec.number_names, taken.tolist(), strict=True))
         return {**line, **{k: x for k, x in note.items() if k != "lesson_took"}, "reward": float(reward[game, agent])}
 
     def _count(self, so_far: dict[str, Any], note: Mapping[str, Any]) -> None:
@@ -129,7 +146,7 @@ class Journal:
 
     def _end(self, game: int, row: Mapping[str, Any], terminated: bool) -> None:
         so_far, episode = self._so_far[game], self.first + game
-        spent = {name: x for name, x in so_far.items() if name not in ("steps", "return", "thoughts")}
+        spent = {name: x for name, x in so_far.items() if name not in _NOT_SPENT}
         if spent:
             told, said = spent["prompt_tokens"], spent["completion_tokens"]
             spent["tokens"] = None if told is None or said is None else told + said
@@ -140,11 +157,11 @@ class Journal:
                 end += ", a success" if row["success"] else ", no success"
             self._film(game, self.env.render(game), [[("the end", end)]])
         line = {"episode": episode, **row, "end": "terminated" if terminated else "truncated", **spent}
-        self.files.end(episode, line, self.fps)
+        self.files.end(episode, line, self.fps if self._filmed(game) else None)
         self.playing[game] = False
 
     def _words(self, line: Mapping[str, Any], thought: str) -> list[tuple[str, str]]:
-        action = line["action"] if isinstance(line["action"], str) else json.dumps(line["action"])
+        action = line["action"] if isinstance(line["action"], str) else _short_numbers(line["action"])
         if line.get("asked") is False:
             action += "  (repeated)"
         if line.get("valid") is False:
@@ -185,10 +202,24 @@ def _in_short(seen: Any) -> str:
 def _readable(seen: Any) -> str:
     if not isinstance(seen, Mapping):
         return str(seen)
-    lines = []
+    lines: list[str] = []
+    alone = [name for name, value in seen.items() if not isinstance(value, list | Mapping)]
     for name, value in seen.items():
-        if isinstance(value, list) and all(isinstance(x, str) for x in value):
+        if name in alone and len(alone) > _MANY:
+            # In the place of the first of them.
+            if name == alone[0]:
+                lines.append(", ".join(f"{each} {seen[each]}" for each in alone))
+        elif isinstance(value, list) and all(isinstance(x, str) for x in value):
             lines += [f"{name}:", *(f"  {x}" for x in value)]
         else:
             lines.append(f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
     return "\n".join(lines)
+
+
+def _short_numbers(action: Any) -> str:
+    """An action of several numbers, by name or in their order, without digits that nobody can see."""
+    if isinstance(action, Mapping):
+        return ", ".join(f"{name} {_short_numbers(value)}" for name, value in action.items())
+    if isinstance(action, list):
+        return f"[{', '.join(map(_short_numbers, action))}]"
+    return f"{action:.3g}" if isinstance(action, float) else json.dumps(action)

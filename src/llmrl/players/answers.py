@@ -30,6 +30,8 @@ class Answers(Protocol):
 
     told: tuple[tuple[str, str], ...]
     """(what to answer, what it does)."""
+    numbered: bool
+    """Whether one of several choices is answered by its number."""
 
     def schema(self, legal: Sequence[bool] | None) -> dict[str, Any]:
         """JSON schema of the reply's `action`; `legal` [n_actions] says which choices there are, None: all."""
@@ -77,12 +79,12 @@ class Choices:
     def __init__(self, told: tuple[tuple[str, str], ...]) -> None:
         self.told = told
         self.names = [name for name, _ in told]
-        self._numbered = all(name.isdigit() for name in self.names)
+        self.numbered = all(name.isdigit() for name in self.names)
         self._index = {_plain(name): i for i, name in enumerate(self.names)}
 
     def schema(self, legal: Sequence[bool] | None) -> dict[str, Any]:
         names = self._legal(legal)
-        return {"type": "integer", "enum": [int(n) for n in names]} if self._numbered else _enum(names)
+        return {"type": "integer", "enum": [int(n) for n in names]} if self.numbered else _enum(names)
 
     def action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
         chosen = self._find(answer)
@@ -94,7 +96,7 @@ class Choices:
 
     def shown(self, action: Action) -> Any:
         assert isinstance(action, int)
-        return int(self.names[action]) if self._numbered else self.names[action]
+        return int(self.names[action]) if self.numbered else self.names[action]
 
     def instead(self, last: Action | None, legal: Sequence[bool] | None) -> Action:
         if isinstance(last, int) and (legal is None or legal[last]):
@@ -112,7 +114,7 @@ class Choices:
             if found is not None:
                 return found
             number = str(answer).strip()
-            if number.isascii() and number.isdigit() and not self._numbered and int(number) < len(self.names):
+            if number.isascii() and number.isdigit() and not self.numbered and int(number) < len(self.names):
                 return int(number)
         return None
 
@@ -122,11 +124,13 @@ class Choices:
         return [name for name, fine in zip(self.names, legal, strict=True) if fine]
 
     def _list(self, legal: Sequence[bool] | None) -> str:
-        return ", ".join(f'"{name}"' if not self._numbered else name for name in self._legal(legal))
+        return ", ".join(f'"{name}"' if not self.numbered else name for name in self._legal(legal))
 
 
 class Numbers:
     """Several numbers, each with bounds, answered by name, or in their order; rounded."""
+
+    numbered = False
 
     def __init__(self, numbers: ActionNumbers, told: tuple[tuple[str, str], ...], decimals: int, name: str) -> None:
         self.names = [key for key, _ in told]
@@ -198,7 +202,7 @@ class Numbers:
 
 
 def reply_schema(answers: Answers, legal: Sequence[bool] | None, reflect: bool) -> dict[str, Any]:
-    """JSON schema of a whole reply."""
+    """JSON schema of a whole reply; the reflection comes first, so that the action follows from it."""
     properties: dict[str, Any] = {"reflection": {"type": "string"}} if reflect else {}
     properties["action"] = answers.schema(legal)
     return {
@@ -209,14 +213,18 @@ def reply_schema(answers: Answers, legal: Sequence[bool] | None, reflect: bool) 
     }
 
 
-def read_reply(text: str, answers: Answers, legal: Sequence[bool] | None) -> tuple[str, Action]:
-    """Reflection and action of a reply.
+def read_reply(text: str, answers: Answers, legal: Sequence[bool] | None, reflect: bool = False) -> tuple[str, Action]:
+    """Reflection and action of a reply, in whichever order they come.
 
     Raises:
-        InvalidReply: there is no JSON object with a legal action in it.
+        InvalidReply: there is no JSON object with a legal action in it, or, where one must `reflect`, no reflection.
     """
     reply = parse_json(text, Reply)
-    return " ".join(reply.reflection.split()), answers.action(reply.action, legal)
+    action = answers.action(reply.action, legal)
+    reflection = " ".join(reply.reflection.split())
+    if reflect and not reflection:
+        raise InvalidReply("the reflection is missing; reflect first, and then choose an action")
+    return reflection, action
 
 
 def _enum(names: list[str]) -> dict[str, Any]:

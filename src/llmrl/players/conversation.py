@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,10 +28,10 @@ class Conversation:
         turns: (what was told, what was answered) of the newest questions, oldest first.
         frames: what was seen since the last answer, oldest first; the last one is the present.
         action: the last one; None before the first of an episode.
-        steps, total: steps of the episode, and the sum of their rewards.
+        steps, total: steps of the episode, and the sum of their rewards; NaN as soon as one of them is not known.
         reward: of the last step; None before the first.
         since: steps since the last answer.
-        last_episode: what became of the one before; empty if there was none.
+        last_episode: what became of the one before, until the first step of this one; empty if nobody knows.
         decided: how many answers there have been in the episode.
         lessons: the newest lessons of earlier episodes, oldest first.
         unlearnt: there is an episode over, of which no lesson has been drawn yet.
@@ -66,9 +67,9 @@ class Conversation:
                 frame["last_episode"] = self.last_episode
         if "step" in show:
             frame["step"] = self.steps
-        if "reward" in show and self.reward is not None:
+        if "reward" in show and self.reward is not None and not math.isnan(self.reward):
             frame["reward"] = tidy(self.reward)
-        if "return" in show:
+        if "return" in show and not math.isnan(self.total):
             frame["return"] = tidy(self.total)
         if "legal_actions" in show and legal is not None:
             frame["legal_actions"] = list(legal)
@@ -92,7 +93,8 @@ class Conversation:
         self.decided += 1
 
     def happened(self, reward: float) -> None:
-        """What the last action led to."""
+        """What the last action led to; NaN: nobody knows."""
+        self.last_episode = {}
         self.reward = reward
         self.total += reward
         self.steps += 1
@@ -100,8 +102,9 @@ class Conversation:
 
     def end(self, terminated: bool, learn: bool) -> None:
         """The episode is over; `learn`: a lesson is to be drawn from it."""
+        known = {} if math.isnan(self.total) else {"return": tidy(self.total)}
         self.last_episode = {
-            "return": tidy(self.total),
+            **known,
             "steps": self.steps,
             "end": "the game was over" if terminated else "the time was up",
         }

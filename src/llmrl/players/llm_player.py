@@ -14,7 +14,8 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 from llmrl.players.answers import AnswerWith
 from llmrl.players.conversation import Conversation, Show
-from llmrl.players.llm_policy import LESSON_TURNS, LLMPolicy
+from llmrl.players.lessons import LESSON_TURNS
+from llmrl.players.llm_policy import LLMPolicy
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +40,7 @@ class LLMPlayer:
         history: earlier turns that are shown with each question.
         action_every: steps an action is taken for.
         reflection: whether replies begin with a reflection.
+        require_reflection: whether a reply without the reflection that was asked for is invalid.
         show: what an observation is accompanied by.
         lessons: lessons of earlier episodes that are kept; 0: none is drawn.
         answer_with: whether choices are answered by name or by number.
@@ -61,6 +63,7 @@ class LLMPlayer:
         history: NonNegativeInt = 10,
         action_every: PositiveInt = 1,
         reflection: bool = True,
+        require_reflection: bool = True,
         show: list[Show] | None = None,
         lessons: NonNegativeInt = 0,
         answer_with: AnswerWith = "name",
@@ -83,6 +86,7 @@ class LLMPlayer:
             history,
             action_every,
             reflection,
+            require_reflection,
             shown,
             lessons,
             answer_with,

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.protocols import ChatModel
@@ -16,25 +15,16 @@ from llmrl.core.records import Act, State, Step
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.asking import Asked, Asker, Question, most_that_fit
 from llmrl.llms.prompts import Prompt, Prompts
-from llmrl.llms.structured import InvalidReply, json_schema, parse_json
+from llmrl.llms.structured import json_schema
 from llmrl.players.answers import Action, Answers, AnswerWith, answers_of, read_reply, reply_schema
 from llmrl.players.conversation import Conversation, Message, Show, message, said
+from llmrl.players.lessons import LESSON_TURNS, Lesson, read_lesson
 
 PROMPTS = Path(__file__).with_name("prompts")
-LESSON_TURNS = 50
-"""Newest turns of an episode that a lesson is drawn from."""
-LONGEST_LESSON = 600
-"""Characters of a lesson."""
 FALLBACK = "(No valid reply.)"
 """What the history says was thought where no reply could be used."""
 
 Decision = tuple[str, Action]
-
-
-class Lesson(BaseModel):
-    """The reply to the question for a lesson."""
-
-    lesson: str = Field(min_length=1)
 
 
 class LLMPolicy:
@@ -54,6 +44,7 @@ class LLMPolicy:
         history: earlier turns (what was told, what was answered) that are shown; >= 0.
         action_every: steps an action is taken for, as long as it is legal; >= 1.
         reflect: whether replies begin with a reflection.
+        require_reflection: whether a reply without the reflection that was asked for is invalid.
         show: what an observation is accompanied by.
         lessons: lessons of earlier episodes that are kept; 0: none is drawn.
         answer_with: whether choices are answered by name or by number.
@@ -73,6 +64,7 @@ class LLMPolicy:
         history: int,
         action_every: int,
         reflect: bool,
+        require_reflection: bool,
         show: Sequence[Show],
         lessons: int,
         answer_with: AnswerWith,
@@ -92,12 +84,13 @@ class LLMPolicy:
             *(name for name in ("action_mask",) if legal_only and name in spec.observation),
         )
         self.history, self.action_every, self.reflect = history, action_every, reflect
+        self.must_reflect = reflect and require_reflection
         self.show, self.lessons = tuple(show), lessons
         self.answers: Answers = answers_of(spec, answer_with, decimals)
         self.decimals = 0 if spec.numbers is not None and spec.numbers.whole else decimals
         self.prompts = Prompts("player", PROMPTS, prompt_folder)
         self.asker: Asker[Decision] = Asker(llm, "player", self._read, self._repair, None, repair_turns)
-        self.pupil: Asker[str] = Asker(llm, "lesson", _lesson, self._repair, json_schema(Lesson), repair_turns)
+        self.pupil: Asker[str] = Asker(llm, "lesson", read_lesson, self._repair, json_schema(Lesson), repair_turns)
         # Turns that are kept: as many as are shown, or as a lesson is drawn from.
         self._keep = max(history, LESSON_TURNS if lessons else 0)
         self.seats = [[Conversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
@@ -156,7 +149,7 @@ class LLMPolicy:
                     assert seat.action is not None
                     notes[game][agent] |= {"action": self.answers.shown(seat.action), "asked": False}
         questions = [self._question(g, a, mask) for (g, a), mask in zip(asked, legal, strict=True)]
-        parsers = [lambda text, mask=mask: read_reply(text, self.answers, mask) for mask in legal]
+        parsers = [lambda text, mask=mask: self._read(text, mask) for mask in legal]
         decisions = self.asker.ask(questions, parsers) if questions else []
         for (game, agent), mask, decision, took in zip(asked, legal, decisions, self.asker.asked, strict=False):
             notes[game][agent] |= self._decide(self.seats[game][agent], decision, mask, took)
@@ -294,6 +287,7 @@ class LLMPolicy:
             n_agents=self.spec.n_agents,
             agent=names[agent],
             reflect=self.reflect,
+            numbered=self.answers.numbered,
             show=self.show if "action_mask" in self.channels else [s for s in self.show if s != "legal_actions"],
             action_every=self.action_every,
             decimals=self.decimals,
@@ -301,8 +295,8 @@ class LLMPolicy:
             lessons=lessons,
         )
 
-    def _read(self, text: str) -> Decision:
-        return read_reply(text, self.answers, None)
+    def _read(self, text: str, legal: Sequence[bool] | None = None) -> Decision:
+        return read_reply(text, self.answers, legal, self.must_reflect)
 
     def _repair(self, fault: str) -> Prompt:
         return self.prompts.render("_repair", fault=fault)
@@ -339,10 +333,3 @@ def _took(asked: Asked) -> dict[str, Any]:
         "completion_tokens": asked.completion_tokens,
         "cost": asked.cost,
     }
-
-
-def _lesson(text: str) -> str:
-    lesson = " ".join(parse_json(text, Lesson).lesson.split())
-    if not lesson:
-        raise InvalidReply("the lesson is empty")
-    return lesson[:LONGEST_LESSON]

@@ -67,10 +67,10 @@ class EpisodeFiles:
         Image.fromarray(picture).save(path, compress_level=1)
         counts["frames"] += 1
 
-    def end(self, episode: int, line: Mapping[str, Any], fps: float) -> None:
-        """An episode is over; its film, if pictures were taken, is made."""
+    def end(self, episode: int, line: Mapping[str, Any], fps: float | None) -> None:
+        """An episode is over; its film, if pictures were taken, is made, with `fps` frames a second (None: none is)."""
         frames = sorted((self._folder / str(episode) / "frames").glob("*.png"))
-        if frames:
+        if frames and fps is not None:
             save_film(frames, self._folder / str(episode), "episode", fps)
         self._open.pop(episode, None)
         _append(self._list, line)

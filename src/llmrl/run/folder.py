@@ -28,6 +28,10 @@ EXCLUDED: tuple[str, ...] = (
     "dry_run",
     "hydra",  # the launcher's own settings
     "prompts",  # where they are; what they say is in `prompts_digest`
+    # What is kept of episodes to be looked at.
+    "play.videos",
+    "play.records",
+    "play.fps",
     # How a language model is asked, not what it is or what it answers.
     "llm.cache",
     "llm.cache_dir",

@@ -97,8 +97,13 @@ class GameMaker:
             from llmrl.envs.gym.stock import StockGames
 
             return StockGames(self, n, render)
-        from llmrl.envs.gym.batched import BATCHED, batched
+        import gymnasium
 
+        from llmrl.envs.gym.batched import BATCHED, batched
+        from llmrl.envs.gym.stock import check_map
+
+        if (spec := gymnasium.registry.get(self.id)) is not None:
+            check_map(spec, self)
         games = batched(self.id, dict(self.kwargs), self.horizon, n)
         if games is None:
             raise ConfigError(

@@ -6,14 +6,14 @@ import contextlib
 import difflib
 import importlib
 import io
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError
+from llmrl.envs.gym.drawing import check_draws, drawing_arguments
+from llmrl.envs.gym.faults import REFUSALS, check_states, refused
 
 if TYPE_CHECKING:
     import gymnasium
@@ -54,6 +54,12 @@ class StockGames:
         except BaseException:
             self.close()
             raise
+        if render:
+            try:
+                check_draws(maker.id, self.envs[0])
+            except ConfigError:
+                self.close()
+                raise
         self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
         first = self.envs[0].unwrapped
         self.horizon = limit_of(self.envs[0])
@@ -62,6 +68,7 @@ class StockGames:
         self._begun = np.zeros(n, dtype=bool)
         self.infos: Sequence[Mapping[str, Any]] = [{} for _ in range(n)]
         self._observations: list[Any] = [None] * n
+        self._id, self._steps = maker.id, [0] * n
 
     def reset(self, seeds: np.ndarray, mask: np.ndarray) -> Sequence[Any]:
         infos = list(self.infos)
@@ -71,6 +78,8 @@ class StockGames:
                 self.envs[i] = self._remake()
             with _quiet(self.envs[i].unwrapped):
                 self._observations[i], infos[i] = self.envs[i].reset(seed=int(seeds[i]))
+            self._steps[i] = 0
+            check_states(self._id, self.observation_space, self._observations[i], 0)
         self._begun |= mask
         self.infos = infos
         return list(self._observations)
@@ -83,6 +92,8 @@ class StockGames:
         infos = list(self.infos)
         for i in np.flatnonzero(playing).tolist():
             self._observations[i], reward[i], terminated[i], truncated[i], infos[i] = self.envs[i].step(actions[i])
+            self._steps[i] += 1
+            check_states(self._id, self.observation_space, self._observations[i], self._steps[i])
         self.infos = infos
         return list(self._observations), reward, terminated, truncated
 
@@ -103,15 +114,15 @@ def make(maker: GameMaker, render: bool) -> gymnasium.Env[Any, Any]:
     import gymnasium
     from gymnasium import error
 
-    mode: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
+    mode: dict[str, Any] = {}
     limit = {} if maker.horizon is None else {"max_episode_steps": maker.horizon}
     try:
         spec = _spec(maker.id)
         if spec is not None:
-            _check_map(spec, maker)
-        if spec is not None and render:
-            _check_renders(spec)
-        return gymnasium.make(maker.id, disable_env_checker=True, **mode, **limit, **maker.kwargs)
+            check_map(spec, maker)
+        if render:
+            mode = {"render_mode": "rgb_array"} if spec is None else drawing_arguments(spec)
+        return gymnasium.make(maker.id, disable_env_checker=True, **{**mode, **limit, **maker.kwargs})
     except error.DependencyNotInstalled as fault:
         extra = next((extra for word, extra in _EXTRAS.items() if word in str(fault)), None)
         cure = f"pip install 'llmrl[{extra}]'" if extra else str(fault)
@@ -128,7 +139,9 @@ def make(maker: GameMaker, render: bool) -> gymnasium.Env[Any, Any]:
     except TypeError as fault:
         if "argument" not in str(fault):
             raise
-        raise ConfigError(f"{maker.id} does not take env.kwargs={dict(maker.kwargs)}: {fault}") from fault
+        raise refused(maker.id, maker.kwargs, fault) from fault
+    except REFUSALS as fault:
+        raise refused(maker.id, maker.kwargs, fault) from fault
 
 
 def _spec(name: str) -> EnvSpec | None:
@@ -144,35 +157,31 @@ def _spec(name: str) -> EnvSpec | None:
     return gymnasium.registry.get(id)
 
 
-def _check_map(spec: EnvSpec, maker: GameMaker) -> None:
-    """Raise ConfigError where each object of FrozenLake would draw a map of its own, from no seed."""
+def check_map(spec: EnvSpec, maker: GameMaker) -> None:
+    """Raise ConfigError where each object of FrozenLake would draw a map of its own, from no seed, or where the map is
+    none."""
+    if not str(spec.entry_point).endswith(":FrozenLakeEnv"):
+        return
     kwargs = {**spec.kwargs, **maker.kwargs}
-    drawn = "map_name" in kwargs and kwargs["map_name"] is None and kwargs.get("desc") is None
-    if str(spec.entry_point).endswith(":FrozenLakeEnv") and drawn:
+    rows = kwargs.get("desc")
+    if rows is not None:
+        words = [row.decode() if isinstance(row, bytes) else str(row) for row in rows] if _lists(rows) else [""]
+        if len({len(row) for row in words}) != 1 or not all(row and set(row) <= set("SFHG") for row in words):
+            raise ConfigError(
+                f"{maker.id}: env.kwargs.desc={rows} is no map: give rows of one length, of the letters S (start), F "
+                "(ice), H (hole) and G (goal), such as [SFF,FHF,FFG]"
+            )
+        if not any("S" in row for row in words):
+            raise ConfigError(f"{maker.id}: env.kwargs.desc={rows} has no S, where the game would start")
+    if rows is None and "map_name" in kwargs and kwargs["map_name"] is None:
         raise ConfigError(
             f"{maker.id} without a map draws one that no seed decides, another one for each game: set "
             "env.kwargs.map_name=4x4 or 8x8, or give a map as env.kwargs.desc (a list of rows like SFFF)"
         )
 
 
-def _check_renders(spec: EnvSpec) -> None:
-    """Raise ConfigError where the environment says that it draws no pictures."""
-    from gymnasium.envs.registration import load_env_creator
-
-    creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
-    modes = getattr(creator, "metadata", {}).get("render_modes", [])
-    if "rgb_array" not in modes:
-        raise ConfigError(
-            f"{spec.id} draws no pictures (its render modes: {', '.join(modes) or 'none'}), so there can be no video "
-            "of it; use play.videos=0 and env.render=false"
-        )
-    if "envs.mujoco" in str(spec.entry_point) and not _has_screen():
-        # MuJoCo opens a window unless it is told how to draw without a screen.
-        os.environ.setdefault("MUJOCO_GL", "egl")
-
-
-def _has_screen() -> bool:
-    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+def _lists(rows: object) -> bool:
+    return isinstance(rows, list | tuple) and all(isinstance(row, str | bytes) for row in rows)
 
 
 def _is_minigrid(env: Any) -> bool:

@@ -39,6 +39,10 @@ class Criterion:
             )
         return None if kind is None else cls(kind, at)
 
+    def __str__(self) -> str:
+        """`terminated`, `return >= 475`, `reward >= 0.01`."""
+        return self.kind if self.at is None else f"{self.kind} >= {self.at:g}"
+
     def judge(self, returned: Any, best_reward: Any, terminated: Any) -> Any:
         """Whether an episode is a success; of many episodes, elementwise.
 

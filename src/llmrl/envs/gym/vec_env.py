@@ -13,6 +13,7 @@ from llmrl.core.limits import PositiveInt
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec
+from llmrl.envs.gym.faults import MISREAD, check_rewards, first_outside
 from llmrl.envs.gym.games import Describer, Engine, GameMaker
 from llmrl.envs.gym.spaces import action_numbers, observation_channels, to_actions
 from llmrl.envs.gym.stock import StockGames
@@ -97,7 +98,7 @@ class GymnasiumEnv:
         # What the environment says beside an observation is only known when it has said it.
         self._seen = self._games.reset(np.zeros(n_envs, dtype=np.int64), np.ones(n_envs, dtype=bool))
         self._masked = "action_mask" in self._games.infos[0]
-        self._describer = None if text is None else _describer(text, self.maker)
+        self._describer = None if text is None else _describer(text, self.maker, self._criterion)
         self._channels = observation_channels(self._games.observation_space)
         self.spec = self._describe(name or id, numbers)
 
@@ -185,6 +186,7 @@ class GymnasiumEnv:
         """One step of the games that are `playing` [n_envs]; their rewards [n_envs]."""
         actions = to_actions(self._games.action_space, action, self.clip_actions)
         self._seen, reward, terminated, truncated = self._games.step(actions, playing)
+        check_rewards(self.spec.name, reward, self._length)
         self._terminated |= terminated
         self._truncated |= truncated
         self._returns += reward
@@ -192,7 +194,13 @@ class GymnasiumEnv:
         return reward
 
     def _observe(self) -> Observation:
-        observation: Observation = {name: encode(self._seen) for name, (_, encode) in self._channels.items()}
+        try:
+            observation: Observation = {name: encode(self._seen) for name, (_, encode) in self._channels.items()}
+        except MISREAD as fault:
+            wrong = first_outside(self.spec.name, self._games.observation_space, self._seen, self._length)
+            if wrong is None:
+                raise
+            raise wrong from fault
         infos = self._games.infos
         if self._describer is not None:
             observation["text"] = Told(self._describer, self._seen, infos)
@@ -272,7 +280,7 @@ class GymnasiumEnv:
         self._games.close()
 
 
-def _describer(text: str, maker: GameMaker) -> Describer:
+def _describer(text: str, maker: GameMaker, criterion: Criterion | None) -> Describer:
     from llmrl.envs.texts import describer
 
-    return describer(text, maker)
+    return describer(text, maker, criterion)

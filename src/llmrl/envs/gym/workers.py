@@ -3,7 +3,8 @@
 The numbers of the episodes still to be played lie in one pipe that all workers read from, four bytes each, so that a
 worker that is done takes the next one without anybody's help. Everything else is said over a socket to each worker: the
 evaluation goes there, its scores come back. A second pipe says nothing: its end means that the asking process is gone,
-and a thread waits for that, in the middle of an episode, too. A worker never imports torch.
+and a thread waits for that, in the middle of an episode, too. A worker imports no
+torch, but for a controller that is made of it.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def _serve(link: Connection, jobs: int) -> None:
                     lanes.close()
                 lanes = Lanes(rules, n)
             answer = lanes.play(controller, vectors, seeds, _numbers(jobs))
-        except ConfigError as fault:
+        except (ConfigError, EngineError) as fault:
             answer = fault
         except Exception as fault:  # noqa: BLE001 (whatever a game of a third party raises is told to who waits)
             answer = EngineError(f"{rules.maker.id}: {fault!r} in a worker process\n{traceback.format_exc()}")

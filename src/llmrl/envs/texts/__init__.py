@@ -8,9 +8,10 @@ if TYPE_CHECKING:
     import gymnasium
 
     from llmrl.envs.gym.games import Describer, GameMaker
+    from llmrl.envs.gym.success import Criterion
 
 
-def describer(text: str, maker: GameMaker) -> Describer:
+def describer(text: str, maker: GameMaker, criterion: Criterion | None = None) -> Describer:
     """`describer_of` an environment that `maker` makes; whatever engine plays, Gymnasium's own is looked at.
 
     Raises:
@@ -20,12 +21,12 @@ def describer(text: str, maker: GameMaker) -> Describer:
 
     env = make(maker, render=False)
     try:
-        return describer_of(text, env)
+        return describer_of(text, env, criterion)
     finally:
         env.close()
 
 
-def describer_of(text: str, env: gymnasium.Env[Any, Any]) -> Describer:
+def describer_of(text: str, env: gymnasium.Env[Any, Any], criterion: Criterion | None = None) -> Describer:
     """What puts an environment into words.
 
     Args:
@@ -33,10 +34,11 @@ def describer_of(text: str, env: gymnasium.Env[Any, Any]) -> Describer:
             environment), `own` (the environment says it itself, see `own.OwnWords`) or `auto` (names and ranges of its
             spaces).
         env: the environment; it is only looked at.
+        criterion: what makes an episode a success, which is told (a class says it itself); None: nothing does.
 
     Raises:
         ConfigError: there is no such text, it lacks something, or it is not about this environment.
     """
     from llmrl.envs.texts.find import find
 
-    return find(text, env)
+    return find(text, env, criterion)

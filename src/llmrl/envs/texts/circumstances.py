@@ -1,11 +1,14 @@
-"""What holds of one environment as it was made, and of no other of its kind: its limit of steps, and arguments that
-change its rules."""
+"""What holds of one environment as it was made, and of no other of its kind: its limit of steps, what counts as a
+success, and arguments that nothing else is said of."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmrl.envs.gym.stock import limit_of
+from llmrl.envs.gym.success import Criterion
+from llmrl.envs.texts.arguments import Arguments, shown
 
 if TYPE_CHECKING:
     import gymnasium
@@ -17,23 +20,31 @@ def limit(env: gymnasium.Env[Any, Any]) -> str:
     return "" if steps is None else f"An episode ends after {steps} step{'s' * (steps != 1)} at the latest."
 
 
-def rules(env: gymnasium.Env[Any, Any]) -> str:
-    """Sentences about arguments of Gymnasium's environments that change their rules; empty where none does."""
-    kind, given = type(env.unwrapped).__name__, {} if env.spec is None else env.spec.kwargs
-    told = []
-    if kind == "TaxiEnv" and given.get("is_rainy"):
-        straight = float(given.get("rainy_probability", 0.8))
-        told.append(
-            f"It rains: a taxi that can drive goes where you want with probability {straight:g}, and otherwise to one "
-            "of the two sides, at right angles to it, with equal probability."
-        )
-    if kind == "TaxiEnv" and given.get("fickle_passenger"):
-        told.append(
-            "In some episodes the passenger changes the destination, once, as soon as the taxi has moved after the "
-            "pickup."
-        )
-    if kind == "LunarLander" and given.get("enable_wind"):
-        told.append("There is wind, which pushes the lander to the sides and turns it, as long as no leg is down.")
-    if kind == "BlackjackEnv" and given.get("natural") and not given.get("sab"):
-        told.append("A win with an ace and a ten as your first two cards gives 1.5.")
-    return " ".join(told)
+def changed(arguments: Arguments, told: Collection[str] = ()) -> str:
+    """A sentence about arguments that are not the usual ones, but for those that are `told` otherwise; empty where
+    there are none."""
+    settings = [f"{name} = {shown(x)}" for name, x in arguments.changed().items() if name not in told]
+    return f"Changed settings of the game: {', '.join(settings)}." if settings else ""
+
+
+def success(criterion: Criterion | None, named: Mapping[str, str] | None = None) -> str:
+    """A sentence about what makes an episode a success; empty where nothing does.
+
+    Args:
+        criterion: what does.
+        named: what criteria mean in this game, as the end of a sentence, by what `str` makes of them.
+    """
+    if criterion is None:
+        return ""
+    means = (named or {}).get(str(criterion))
+    if means is None and criterion.at is None:
+        means = "the game ends by itself, not because the steps have run out"
+    elif means is None:
+        what = "the sum of its rewards" if criterion.kind == "return" else "the reward of one of its steps"
+        means = f"{what} is {criterion.at:g} or more"
+    return f"An episode is a success if {means}."
+
+
+def together(*sentences: str) -> str:
+    """Paragraphs, but for those that are empty."""
+    return "\n".join(sentence for sentence in sentences if sentence)

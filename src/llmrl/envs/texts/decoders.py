@@ -15,6 +15,7 @@ class Decoder(Protocol):
     Attributes:
         names: of what it tells; the text's observation describes each.
         facts: that the text's goal may name as `{name}`.
+        arguments: of the environment, which the facts and what is told of an observation speak of.
         states: see `GameText.states`.
     """
 
@@ -23,6 +24,9 @@ class Decoder(Protocol):
 
     @property
     def facts(self) -> Mapping[str, str]: ...
+
+    @property
+    def arguments(self) -> tuple[str, ...]: ...
 
     @property
     def states(self) -> str: ...
@@ -36,6 +40,7 @@ class FrozenLake:
     """Row, column and surroundings on the map that is really played, whatever its size."""
 
     names = ("row", "column", "neighbours")
+    arguments = ("desc", "map_name", "is_slippery", "success_rate")
     _TILES = {"S": "start", "F": "ice", "H": "hole", "G": "goal"}
     _MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 
@@ -62,6 +67,7 @@ class CliffWalking:
     """Row and column, and whether the ground is slippery."""
 
     names = ("row", "column")
+    arguments = ("is_slippery",)
 
     def __init__(self, env: Any, where: str) -> None:
         game = env.unwrapped
@@ -98,6 +104,7 @@ class GridView:
 
     names = ("mission", "facing", "carrying", "view")
     facts: Mapping[str, str] = {}
+    arguments: tuple[str, ...] = ()
     states = ""
     _FACING = ("east", "south", "west", "north")
 

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import GameText
-from llmrl.envs.texts.circumstances import limit, rules
+from llmrl.envs.gym.success import Criterion
+from llmrl.envs.texts.arguments import Arguments
+from llmrl.envs.texts.circumstances import changed, limit, success, together
 from llmrl.envs.texts.decoders import DECODERS, Decoder
+from llmrl.envs.texts.filling import Filling
 from llmrl.envs.texts.schema import Text, pairs, read_text
 from llmrl.envs.texts.telling import states_rule, teller
 
@@ -28,21 +31,21 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in FILES.glob("*.yaml"))
 
 
-def find(text: str, env: gymnasium.Env[Any, Any]) -> Describer:
+def find(text: str, env: gymnasium.Env[Any, Any], criterion: Criterion | None) -> Describer:
     """See `llmrl.envs.texts.describer_of`."""
     from llmrl.envs.texts.own import Drafted, OwnWords
 
     if text == "own":
-        return OwnWords(env)
+        return OwnWords(env, criterion)
     if text == "auto":
-        return Drafted(env)
+        return Drafted(env, criterion)
     if text in shipped():
-        return Described(read_text(FILES / f"{text}.yaml"), env)
+        return Described(read_text(FILES / f"{text}.yaml"), env, criterion)
     if text.endswith((".yaml", ".yml")):
         path = Path(text).expanduser()
         if not path.is_file():
             raise ConfigError(f"env.text={text}: there is no such file")
-        return Described(read_text(path), env)
+        return Described(read_text(path), env, criterion)
     module, _, name = text.rpartition(".")
     if not module:
         raise ConfigError(
@@ -65,15 +68,16 @@ class Described:
     Args:
         text: what is said of it.
         env: the environment; it is only looked at.
+        criterion: what makes an episode a success; None: nothing does.
 
     Attributes:
         game: what can be told before it begins.
 
     Raises:
-        ConfigError: the text is about another observation or other actions.
+        ConfigError: the text is about another observation, other actions, or other arguments.
     """
 
-    def __init__(self, text: Text, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, text: Text, env: gymnasium.Env[Any, Any], criterion: Criterion | None = None) -> None:
         self._decoder: Decoder | None = None
         if text.decoder:
             self._decoder = _decoder(text, env)
@@ -83,12 +87,21 @@ class Described:
             self._tell = teller(env.observation_space, text.observation, text.decimals, where)
             states = states_rule(env.observation_space, text.observation)
         check_actions(text.actions, env.action_space, text.where)
-        goal = text.goal
-        for name, fact in ({} if self._decoder is None else self._decoder.facts).items():
-            goal = goal.replace("{" + name + "}", fact)
-        more = (rules(env), limit(env), text.success)
-        goal = "\n".join([goal.rstrip(), *(said for said in more if said)])
+        goal = self._goal(text, env, criterion)
         self.game = GameText(goal, pairs(text.observation), text.actions, states=states)
+
+    def _goal(self, text: Text, env: gymnasium.Env[Any, Any], criterion: Criterion | None) -> str:
+        """What the game is, with what holds of it as it was made."""
+        arguments = Arguments(env)
+        facts, known = ({}, ()) if self._decoder is None else (self._decoder.facts, self._decoder.arguments)
+        filling = Filling(facts, arguments, text.arguments, text.where)
+        return together(
+            filling.fill(text.goal).rstrip(),
+            filling.rest(text.goal),
+            changed(arguments, {*known, *filling.told(text.goal)}),
+            limit(env),
+            success(criterion, text.success),
+        )
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
         """The named values as a JSON object."""

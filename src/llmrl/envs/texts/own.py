@@ -10,7 +10,9 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import GameText
-from llmrl.envs.texts.circumstances import limit
+from llmrl.envs.gym.success import Criterion
+from llmrl.envs.texts.arguments import Arguments
+from llmrl.envs.texts.circumstances import changed, limit, success, together
 from llmrl.envs.texts.find import check_actions
 from llmrl.envs.texts.schema import DECIMALS, Field, pairs, parse_text
 from llmrl.envs.texts.telling import states_rule, teller
@@ -27,11 +29,13 @@ player answers."""
 class OwnWords:
     """`env.text=own`: the environment, or a wrapper around it, has the methods of `METHODS`.
 
+    What it says is told as it is: what its arguments mean is its own business.
+
     Raises:
         ConfigError: it lacks one of them, or what they give does not fit its spaces.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], criterion: Criterion | None = None) -> None:
         name = _name(env)
         goal, observation, actions = (_called(env, method, name) for method in METHODS)
         # `type` is customary there; what a value may be is told by the other keys.
@@ -44,9 +48,8 @@ class OwnWords:
         self._tell = teller(env.observation_space, text.observation, text.decimals, where)
         check_actions(text.actions, env.action_space, where)
         states = states_rule(env.observation_space, text.observation)
-        self.game = GameText(
-            f"{text.goal}\n{limit(env)}".rstrip(), pairs(text.observation), text.actions, states=states
-        )
+        goal = together(text.goal, limit(env), success(criterion))
+        self.game = GameText(goal, pairs(text.observation), text.actions, states=states)
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
         return json.dumps(self._tell(observation), ensure_ascii=False)
@@ -56,11 +59,16 @@ class Drafted:
     """`env.text=auto`: names and ranges as far as the spaces tell them. Good enough to try; a text of one's own is
     better."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], criterion: Criterion | None = None) -> None:
         fields = draft(env.observation_space)
         self._tell = teller(env.observation_space, fields, DECIMALS, f"the draft of {_name(env)}")
-        goal = f"The game is {_name(env)} of Gymnasium. Collect as much reward as you can over an episode. {limit(env)}"
-        self.game = GameText(goal.rstrip(), pairs(fields), draft_actions(env.action_space))
+        goal = together(
+            f"The game is {_name(env)} of Gymnasium. Collect as much reward as you can over an episode.",
+            changed(Arguments(env)),
+            limit(env),
+            success(criterion),
+        )
+        self.game = GameText(goal, pairs(fields), draft_actions(env.action_space))
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
         return json.dumps(self._tell(observation), ensure_ascii=False)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import ConfigError
+from llmrl.envs.texts.arguments import shown
+from llmrl.envs.texts.filling import Cases
 
-_KEYS = ("about", "decoder", "goal", "success", "decimals", "observation", "actions")
+_KEYS = ("decoder", "goal", "arguments", "success", "decimals", "observation", "actions")
 _FIELD_KEYS = ("description", "unit", "range", "values", "size", "fields")
+_CRITERION = re.compile(r"terminated|(return|reward) >= (-?\d+\.?\d*)")
 DECIMALS = 4
 """Digits after the point of the real numbers that are told."""
 
@@ -66,8 +70,10 @@ class Text:
 
     Attributes:
         where: the file, for messages.
-        goal: what the game is, what is rewarded, when it ends; `{name}` stands for a fact that the decoder knows.
-        success: what makes an episode a success, a sentence; empty where nothing does.
+        goal: what the game is, what is rewarded, when it ends; `{name}` stands for a fact that the decoder knows, or
+            for an argument of the environment (`filling.Filling`).
+        arguments: what values of arguments mean.
+        success: what criteria of success mean in this game (`circumstances.success`).
         observation: the fields of an observation, in the order of its numbers, members or keys.
         actions: (what to answer, what it does), in the order of the actions.
         decoder: what takes observations apart, see `decoders.DECODERS`; empty for the spaces' own structure.
@@ -76,7 +82,8 @@ class Text:
 
     where: str
     goal: str
-    success: str
+    arguments: Cases
+    success: Mapping[str, str]
     observation: tuple[Field, ...]
     actions: tuple[tuple[str, str], ...]
     decoder: str = ""
@@ -115,7 +122,8 @@ def parse_text(content: Any, where: str) -> Text:
     return Text(
         where,
         goal=_words(content, "goal", where),
-        success=_words(content, "success", where) if "success" in content else "",
+        arguments=_cases(content.get("arguments", {}), f"{where}: arguments"),
+        success=_success(content.get("success", {}), f"{where}: success"),
         observation=_fields(_needed(content, "observation", where), f"{where}: observation"),
         actions=_actions(_needed(content, "actions", where), f"{where}: actions"),
         decoder=_words(content, "decoder", where) if "decoder" in content else "",
@@ -142,6 +150,8 @@ def _field(name: str, entry: Any, where: str) -> Field:
     bounds = entry.get("range")
     if bounds is not None and not (isinstance(bounds, list) and len(bounds) == 2):
         raise ConfigError(f"{where}.range: a list of two numbers is needed, got {bounds!r}")
+    if bounds is not None and all(isinstance(bound, int | float) for bound in bounds) and not bounds[0] <= bounds[1]:
+        raise ConfigError(f"{where}.range={bounds}: the lowest value comes first")
     parts = _fields(entry["fields"], f"{where}.fields") if "fields" in entry else ()
     size = entry.get("size")
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
@@ -166,6 +176,29 @@ def _actions(content: Any, where: str) -> tuple[tuple[str, str], ...]:
     if len({name for name, _ in pairs}) < len(pairs) or not pairs:
         raise ConfigError(f"{where}: every action needs a name of its own")
     return pairs
+
+
+def _cases(content: Any, where: str) -> Cases:
+    """Of each argument, the sentence about each of its values; a sentence may be empty."""
+    found = {}
+    for name, cases in _mapping(content, where).items():
+        told = _mapping(cases, f"{where}.{name}")
+        if wrong := [value for value, said in told.items() if not isinstance(said, str)]:
+            raise ConfigError(f"{where}.{name}.{shown(wrong[0])}: a sentence is needed, which may be empty")
+        found[str(name)] = {shown(value): " ".join(said.split()) for value, said in told.items()}
+    return found
+
+
+def _success(content: Any, where: str) -> dict[str, str]:
+    """What criteria mean, by their own words, such as `return >= 475`."""
+    content, found = _mapping(content, where), {}
+    for name in content:
+        criterion = _CRITERION.fullmatch(str(name))
+        if criterion is None:
+            raise ConfigError(f"{where}.{name}: there are: terminated, return >= <number>, reward >= <number>")
+        at = criterion[2]
+        found[f"{criterion[1]} >= {float(at):g}" if at else str(name)] = _words(content, name, where)
+    return found
 
 
 def _needed(content: Mapping[str, Any], key: str, where: str) -> Any:

@@ -159,6 +159,7 @@ def _numbers(space: Any, fields: Sequence[Field], decimals: int, where: str) -> 
             f"{where}.{several[0].name} has values, which name one number, and {several[0].numbers} numbers"
         )
     starts = np.cumsum([0, *sizes]).tolist()
+    _check_values(space, fields, starts, where)
     # A named part of a Box is told like a Box of its own.
     inner = [(field.name, first, first + size, _named(field, decimals)) for field, first, size in _zip(fields, starts)]
 
@@ -167,6 +168,23 @@ def _numbers(space: Any, fields: Sequence[Field], decimals: int, where: str) -> 
         return {name: part(numbers[first:last]) for name, first, last, part in inner}
 
     return tell
+
+
+def _check_values(space: Any, fields: Sequence[Field], starts: Sequence[int], where: str) -> None:
+    """Raise ConfigError where values name a number that need not be one of 0, 1, ...: names would hide what it is."""
+    if space.dtype.kind != "f":
+        return
+    low, high = np.ravel(space.low).tolist(), np.ravel(space.high).tolist()
+    for field, first in zip(fields, starts, strict=False):
+        if field.fields:
+            inner = np.cumsum([first, *(part.numbers for part in field.fields)]).tolist()
+            _check_values(space, field.fields, inner, f"{where}.{field.name}")
+        elif field.values and (low[first], high[first]) != (0, len(field.values) - 1):
+            raise ConfigError(
+                f"{where}.{field.name} has values, which name the whole numbers from 0 to {len(field.values) - 1}, and "
+                f"it is a real number from {low[first]:g} to {high[first]:g}: leave values out, and say what it means "
+                "in its description"
+            )
 
 
 def _zip(fields: Sequence[Field], starts: Sequence[int]) -> list[tuple[Field, int, int]]:
@@ -179,6 +197,15 @@ def _named(field: Field, decimals: int) -> Callable[[list[float]], Any]:
         starts = np.cumsum([0, *(part.numbers for part in field.fields)]).tolist()
         inner = [(f.name, first, first + n, _named(f, decimals)) for f, first, n in _zip(field.fields, starts)]
         return lambda x: {name: part(x[first:last]) for name, first, last, part in inner}
-    if values := field.values:
-        return lambda x: values[min(max(round(x[0]), 0), len(values) - 1)]
+    if field.values:
+        return lambda x: _value_of(field, x[0])
     return (lambda x: plain(x[0], decimals)) if field.numbers == 1 else (lambda x: plain(x, decimals))
+
+
+def _value_of(field: Field, number: float) -> str:
+    if not (float(number).is_integer() and 0 <= number < len(field.values)):
+        raise ConfigError(
+            f"{field.name} has values, which name the whole numbers from 0 to {len(field.values) - 1}, and it is "
+            f"{number:g}: leave values out of the text, and say what it means in its description"
+        )
+    return field.values[int(number)]

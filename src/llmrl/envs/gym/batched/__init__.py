@@ -83,8 +83,8 @@ def batched(id: str, kwargs: Mapping[str, Any], horizon: int | None, n: int) -> 
         return None
     import gymnasium
 
-    from llmrl.core.errors import ConfigError
     from llmrl.envs.gym import tasks
+    from llmrl.envs.gym.faults import REFUSALS, refused
 
     tasks.register()
     # Other versions of Gymnasium have other environments.
@@ -96,4 +96,6 @@ def batched(id: str, kwargs: Mapping[str, Any], horizon: int | None, n: int) -> 
     except TypeError as fault:
         if "argument" not in str(fault):
             raise
-        raise ConfigError(f"{id} does not take env.kwargs={dict(kwargs)}: {fault}") from fault
+        raise refused(id, kwargs, fault) from fault
+    except REFUSALS as fault:
+        raise refused(id, kwargs, fault) from fault

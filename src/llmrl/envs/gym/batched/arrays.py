@@ -144,7 +144,7 @@ class Draws:
 
 
 def choices(actions: Any, n: int) -> NDArray[np.int64]:
-    """Discrete actions [m] as int64.
+    """Discrete actions, of any shape, as int64.
 
     Raises:
         ValueError: one is not 0 to n - 1.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llmrl.envs.gym.batched.arrays import choices
 from llmrl.envs.gym.batched.generators import generators
 
 Outcome = tuple[float, int, float, bool]
@@ -126,11 +127,14 @@ def play(table: Table, policies: NDArray[np.int64], seeds: NDArray[np.int64], ho
         policies: the action that each takes in each state.
         seeds: what `env.reset` would be given, [k].
         horizon: steps after which an episode is truncated.
+
+    Raises:
+        ValueError: a policy takes an action that there is not.
     """
     q, n_states, c = len(policies), table.n_states, len(table.sums) + 1
     numbers = 1 + horizon * (c > 1)
     draws = np.array([source.random(numbers) for source in generators(seeds)])
-    rows = np.arange(n_states) * table.n_actions + policies
+    rows = np.arange(n_states) * table.n_actions + choices(policies, table.n_actions)
     # States are numbered c apart, so that a class is added and there is the outcome. Each policy has states of its own;
     # behind them all is one that an episode which is over never leaves.
     own, over = np.arange(q) * n_states * c, q * n_states * c

@@ -74,9 +74,8 @@ class MazeEnv(OneGame):
     """See `llmrl.envs.gym.tasks.maze`."""
 
     def __init__(self, render_mode: str | None = None, parity: bool = False) -> None:
-        super().__init__(
-            maze.MazeGames(1, None, parity), Words(maze.GOAL_TEXT, maze.OBSERVED, maze.ACTIONS), render_mode
-        )
+        goal = maze.GOAL_TEXT + maze.PARITY_TEXT * parity
+        super().__init__(maze.MazeGames(1, None, parity), Words(goal, maze.OBSERVED, maze.ACTIONS), render_mode)
 
 
 class NimEnv(OneGame):
@@ -84,7 +83,7 @@ class NimEnv(OneGame):
 
     def __init__(self, render_mode: str | None = None, takes: Sequence[int] = nim.TAKES) -> None:
         actions = {f"take {n}": f"take {n} stick{'s' * (n != 1)}" for n in takes}
-        super().__init__(nim.nim_games(1, None, takes), Words(nim.GOAL_TEXT, nim.OBSERVED, actions), render_mode)
+        super().__init__(nim.nim_games(1, None, takes), Words(nim.goal_text(takes), nim.OBSERVED, actions), render_mode)
 
 
 class NavigationEnv(OneGame):

@@ -34,6 +34,10 @@ _OPEN = frozenset({(0, 1), (1, 2), (2, 5), (4, 5), (0, 3), (3, 6), (6, 7), (7, 8
 GOAL = SIDE * SIDE - 1
 _STEP_COST = 0.1 / SIDE**2
 _FLAG_LOST = 200
+PARITY_TEXT = (
+    f" That is so up to step {_FLAG_LOST - 1}. From the {_FLAG_LOST}th step on the goal does not end the episode any "
+    "more, and each step into it, or in it, gives 1."
+)
 _CELL = 100
 """Pixels of a cell along either axis."""
 

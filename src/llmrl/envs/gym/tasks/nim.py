@@ -12,16 +12,24 @@ from llmrl.envs.gym.batched.table import Outcome, Rules, Table
 from llmrl.envs.gym.batched.tabular import TabularGames
 from llmrl.envs.gym.tasks import canvas
 
-GOAL_TEXT = (
-    "Ten sticks lie on the table. You and your opponent take 1, 2 or 3 of them in turn; you begin, and whoever takes "
-    "the last stick loses.\n"
-    "The game is worth 1 if you win and -1 if you lose. Taking none, or more than are left, loses at once."
-)
 OBSERVED = {"sticks": {"description": "sticks that are left, before your move", "range": [0, 10], "size": 11}}
 STICKS = 10
 MOST = 3
 TAKES = (1, 2, 3)
 """How many sticks each action takes."""
+
+
+def goal_text(takes: Sequence[int] = TAKES) -> str:
+    """The game in words, for a player who may take as many sticks as `takes` says."""
+    who = "You and your opponent take 1, 2 or 3 of them in turn"
+    if set(takes) != set(TAKES):
+        own = ", ".join(map(str, takes[:-1]))
+        who = f"You and your opponent take some of them in turn, you {own} or {takes[-1]}, your opponent 1, 2 or 3"
+    return (
+        f"Ten sticks lie on the table. {who}; you begin, and whoever takes the last stick loses.\n"
+        "The game is worth 1 if you win and -1 if you lose. Taking none, more than 3, or more than are left, loses at "
+        "once."
+    )
 
 
 def rules(takes: Sequence[int] = TAKES) -> Rules:

@@ -23,14 +23,16 @@ GOAL_TEXT = (
 OBSERVED = {
     "paddle_y": {"description": "middle of your paddle", "unit": "pixels", "range": [40, 560]},
     "ball_x": {"description": "left edge of the ball, 10 at your paddle", "unit": "pixels", "range": [-5, 795]},
-    "ball_y": {"description": "upper edge of the ball", "unit": "pixels", "range": [-5, 595]},
+    "ball_y": {"description": "upper edge of the ball", "unit": "pixels", "range": [-5, 605]},
     "ball_dx": {"description": "speed of the ball to the right", "unit": "pixels a step", "range": [-5, 5]},
     "ball_dy": {"description": "speed of the ball downwards", "unit": "pixels a step", "range": [-5, 5]},
 }
 ACTIONS = {"up": "move the paddle up by 5", "down": "move the paddle down by 5", "stay": "leave it where it is"}
 _SHIFT = np.array([-PADDLE_SPEED, PADDLE_SPEED, 0.0])
 _LOW = np.array([PADDLE / 2, -BALL_SPEED, -BALL_SPEED, -BALL_SPEED, -BALL_SPEED])
-_HIGH = np.array([HEIGHT - PADDLE / 2, WIDTH - BALL + BALL_SPEED, HEIGHT - BALL + BALL_SPEED, BALL_SPEED, BALL_SPEED])
+# A ball that is below the field when it meets the lower end of a paddle (at most at HEIGHT) is sent further down; from
+# there it goes back and forth, as it turns in every step in which it is outside.
+_HIGH = np.array([HEIGHT - PADDLE / 2, WIDTH - BALL + BALL_SPEED, HEIGHT + BALL_SPEED, BALL_SPEED, BALL_SPEED])
 
 
 class PongGames(ArrayGames):

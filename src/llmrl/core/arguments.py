@@ -1,0 +1,59 @@
+"""Arguments checked against the type hints of what takes them, ranges included (`llmrl.core.limits`)."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+from typing import Any
+
+from llmrl.core.errors import ConfigError
+
+
+def type_hints_of(target: Any) -> dict[str, Any]:
+    """Type hints of the constructor, evaluated; names that only exist for type checkers are left out.
+
+    Those belong to objects that no config can hold.
+    """
+    function = target.__init__ if inspect.isclass(target) else target
+    # The constructor of a class without one of its own is a built-in of no module.
+    namespace = vars(sys.modules[getattr(function, "__module__", None) or target.__module__])
+    hints: dict[str, Any] = {}
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        if isinstance(annotation, str):
+            try:
+                evaluated = typing.get_type_hints(_Annotated(annotation), globalns=namespace, include_extras=True)[
+                    "value"
+                ]
+            except NameError:
+                continue
+            hints[name] = evaluated
+        else:
+            hints[name] = annotation
+    return hints
+
+
+class _Annotated:
+    """Carrier that lets `typing.get_type_hints` evaluate a single annotation."""
+
+    def __init__(self, annotation: str) -> None:
+        self.__annotations__ = {"value": annotation}
+
+
+def checked(value: Any, hint: Any, where: str) -> Any:
+    """`value`, converted as little as its hint allows (int to float, list to tuple), or a ConfigError."""
+    from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+
+    try:
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+        except PydanticUserError:  # dataclasses and models carry their own configuration
+            adapter = TypeAdapter(hint)
+        return adapter.validate_python(value, strict=not isinstance(value, list | dict))
+    except PydanticSchemaGenerationError as error:
+        raise TypeError(f"{where}: no check can be made for the type hint {hint!r}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f"[{p}]" if isinstance(p, int) else "" for p in first["loc"])
+        wrong = first["input"] if place else value
+        raise ConfigError(f"{where}{place}={wrong!r}: {first['msg'].lower()}, got {type(wrong).__name__}") from error

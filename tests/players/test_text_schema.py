@@ -1,0 +1,243 @@
+"""Texts of one's own: any space can be told, and so is what an environment says itself; what a text lacks is named."""
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+import yaml
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.spaces import GameText
+from llmrl.envs.gym.games import GameMaker
+from llmrl.envs.texts import describer, describer_of
+from llmrl.envs.texts.own import draft, draft_actions
+from llmrl.envs.texts.schema import parse_text, read_text
+from llmrl.envs.texts.telling import teller
+
+TEXT = {
+    "goal": "Win.",
+    "observation": {"x": {"description": "a place"}, "y": {"description": "a height"}},
+    "actions": {"left": "go left", "right": "go right"},
+}
+
+
+FLAG = spaces.Box(0, 1, (1,), dtype=np.float32)
+
+
+def box(n):
+    return spaces.Box(-10, 10, (n,), dtype=np.float32)
+
+
+SPACES = [
+    spaces.Discrete(5),
+    spaces.Discrete(5, start=-2),
+    spaces.MultiDiscrete([2, 3]),
+    spaces.MultiBinary(3),
+    box(4),
+    spaces.Box(-np.inf, np.inf, (2, 2)),
+    spaces.Text(8),
+    spaces.Tuple([spaces.Discrete(3), box(2)]),
+    spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Dict({"c": box(1), "d": spaces.Text(4)}), "e": box(3)}),
+]
+
+
+class TestAnySpace:
+    @pytest.mark.parametrize("space", SPACES, ids=str)
+    def test_a_draft_tells_it(self, space):
+        tell = teller(space, draft(space), 3, "here")
+        space.seed(0)
+        for _ in range(10):
+            told = tell(space.sample())
+            assert json.loads(json.dumps(told, allow_nan=False)) == told
+
+    @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=2, max_size=2))
+    @settings(max_examples=50, deadline=None)
+    def test_any_number_becomes_json(self, numbers):
+        text = parse_text(TEXT, "t")
+        told = teller(box(2), text.observation, 3, "here")(np.array(numbers, dtype=np.float32))
+        assert list(json.loads(json.dumps(told, allow_nan=False))) == ["x", "y"]
+
+    def test_nested_names(self):
+        space = spaces.Dict({"lander": box(2), "legs": spaces.MultiBinary(2)})
+        content = {
+            "lander": {"description": "the lander", "fields": {"x": "place", "y": "height"}},
+            "legs": {"description": "contact", "size": 2},
+        }
+        text = parse_text({**TEXT, "observation": content}, "t")
+        told = teller(space, text.observation, 2, "here")({"lander": np.array([0.123, 1]), "legs": np.array([1, 0])})
+        assert told == {"lander": {"x": 0.12, "y": 1.0}, "legs": [1, 0]}
+
+    @pytest.mark.parametrize(
+        "space", [spaces.Discrete(3), spaces.MultiDiscrete([2, 2]), spaces.MultiBinary(2), box(2)], ids=str
+    )
+    def test_drafts_of_actions(self, space):
+        n = 3 if isinstance(space, spaces.Discrete) else 2
+        assert len(draft_actions(space)) == n
+
+
+class TestFaults:
+    """Every one is named, with the place."""
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"goal": None}, "t has no 'goal'"),
+            ({"goal": "  "}, "t has no 'goal'"),
+            ({"observation": None}, "t has no 'observation'"),
+            ({"observation": {}}, "t: observation is empty"),
+            ({"observation": {"x": {"unit": "m"}}}, "t: observation.x has no 'description'"),
+            ({"observation": {"x": {"description": "a", "colour": "b"}}}, "t: observation.x has 'colour'"),
+            ({"observation": {"x": {"description": "a", "range": 3}}}, "t: observation.x.range: a list of two"),
+            (
+                {"observation": {"x": {"description": "a", "range": [8, -8]}}},
+                "t: observation.x.range=[8, -8]: the lowest",
+            ),
+            ({"observation": {"x": {"description": "a", "size": 0}}}, "t: observation.x.size=0"),
+            ({"observation": {"x": {"description": "a", "values": "b"}}}, "t: observation.x.values: a list"),
+            ({"observation": {"x": {"description": "a", "fields": {"y": {}}}}}, "t: observation.x.fields.y has no"),
+            ({"observation": ["x"]}, "t: observation: a mapping of names"),
+            ({"actions": None}, "t has no 'actions'"),
+            ({"actions": {"left": ""}}, "t: actions.left has no description"),
+            ({"decimals": -1}, "t: decimals=-1"),
+            ({"rewards": "many"}, "t has 'rewards', and a text has: decoder"),
+            ({"success": "you win"}, "t: success: a mapping"),
+            (
+                {"success": {"score >= 3": "you win"}},
+                "t: success.score >= 3: there are: terminated, return >= <number>",
+            ),
+            ({"success": {"return >= many": "you win"}}, "t: success.return >= many: there are"),
+            ({"success": {"terminated": ""}}, "t: success has no 'terminated'"),
+            ({"arguments": ["speed"]}, "t: arguments: a mapping"),
+            ({"arguments": {"speed": "fast"}}, "t: arguments.speed: a mapping"),
+            ({"arguments": {"speed": {True: 3}}}, "t: arguments.speed.true: a sentence is needed"),
+        ],
+    )
+    def test_of_a_text(self, change, message):
+        with pytest.raises(ConfigError) as error:
+            parse_text({**TEXT, **change}, "t")
+        assert str(error.value).startswith(message)
+
+    @pytest.mark.parametrize(
+        ("space", "message"),
+        [
+            (box(3), "names 2 numbers (x, y), and the observation has 3"),
+            (spaces.Discrete(5), "tells x 1 x y 1 = 1 states apart, and there are 5"),
+            (spaces.Tuple([spaces.Discrete(2)] * 3), "has 2 fields, and the observation has 3 members"),
+            (spaces.Dict({"x": box(1), "z": box(1)}), "lacks 'z', which is part of the observation"),
+            (spaces.Dict({"x": box(1)}), "has 'y', and the observation has: x"),
+            (spaces.Text(3), "has 2 fields, and the observation is one Text"),
+        ],
+        ids=str,
+    )
+    def test_of_fields_for_another_space(self, space, message):
+        with pytest.raises(ConfigError) as error:
+            teller(space, parse_text(TEXT, "t").observation, 3, "t: observation")
+        assert message in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("space", "field", "message"),
+        [
+            (box(4), {"size": 3}, "names 3 numbers (x), and the observation has 4"),
+            (box(2), {"values": ["no", "yes"]}, "names 1 numbers (x), and the observation has 2"),
+            (box(2), {"values": ["no", "yes"], "size": 2}, "has values, which name one number, and 2 numbers"),
+            (box(1), {"values": ["no", "yes"]}, "a real number from -10 to 10: leave values out"),
+            (spaces.Dict({"x": box(1)}), {"values": ["no", "yes"]}, "a real number from -10 to 10: leave values out"),
+            (spaces.Discrete(5), {"size": 4}, "tells x 4 = 4 states apart, and there are 5"),
+            (spaces.Dict({"x": box(4)}), {"size": 3}, "names 3 numbers (x), and the observation has 4"),
+        ],
+        ids=str,
+    )
+    def test_of_a_single_field(self, space, field, message):
+        text = parse_text({**TEXT, "observation": {"x": {"description": "a place", **field}}}, "t")
+        with pytest.raises(ConfigError) as error:
+            teller(space, text.observation, 3, "t: observation")
+        assert message in str(error.value)
+
+    @pytest.mark.parametrize("space", [FLAG, spaces.Dict({"x": FLAG})], ids=str)
+    def test_values_of_a_single_number_are_told(self, space):
+        field = {"description": "whether it is raised", "values": ["no", "yes"]}
+        tell = teller(space, parse_text({**TEXT, "observation": {"x": field}}, "t").observation, 3, "here")
+        seen = np.ones(1)
+        assert tell({"x": seen} if isinstance(space, spaces.Dict) else seen) == {"x": "yes"}
+        with pytest.raises(ConfigError, match=r"x has values.*it is 0\.75"):
+            tell({"x": seen * 0.75} if isinstance(space, spaces.Dict) else seen * 0.75)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("taksi", "there are acrobot, "),
+            ("my/nowhere.yaml", "there is no such file"),
+            ("no_such_package.Words", "there is no such class"),
+            ("builtins.str", "it has no attribute game"),
+            ("own", "does not put itself into words: it has no method get_goal_description"),
+            ("blackjack", "names 3 numbers|tells player_sum"),
+            ("cartpole", "tells|names 4 numbers"),
+        ],
+    )
+    def test_of_a_choice(self, text, message):
+        with pytest.raises(ConfigError, match=message):
+            describer(text, GameMaker("MountainCar-v0" if text in ("blackjack", "cartpole") else "Taxi-v4"))
+
+    def test_of_actions_that_are_not_the_games(self, tmp_path):
+        file = tmp_path / "car.yaml"
+        file.write_text(yaml.safe_dump(TEXT))
+        with pytest.raises(ConfigError, match="describes 2 actions, and there are 3 choices"):
+            describer(str(file), GameMaker("MountainCar-v0"))
+
+    def test_of_a_file(self, tmp_path):
+        broken = tmp_path / "broken.yaml"
+        broken.write_text("goal: [")
+        with pytest.raises(ConfigError, match="is no YAML"):
+            read_text(broken)
+        broken.write_text("goal: x\ndecoder: crystal_ball\nobservation: {x: y}\nactions: {a: b}")
+        with pytest.raises(ConfigError, match="decoder=crystal_ball: there are frozen_lake, cliff_walking, grid_view"):
+            describer(str(broken), GameMaker("Taxi-v4"))
+
+
+class Speaking(gymnasium.Wrapper):
+    """A wrapper that says of Blackjack what a player needs to know, as published players want it."""
+
+    def get_goal_description(self):
+        return "Beat the dealer."
+
+    def get_observation_schema(self):
+        return {
+            "sum": {"description": "of your cards", "type": "int", "size": 1},
+            "dealer": {"description": "the card that you see", "type": "int", "size": 1},
+            "ace": {"description": "a usable ace", "type": "bool", "size": 1},
+        }
+
+    def get_action_schema(self):
+        return {1: "take a card", 0: "stop"}
+
+
+class Words:
+    """A describer of one's own."""
+
+    def __init__(self, env):
+        self.game = GameText("Win.", (("cards", "all of them"),), (("0", "stop"), ("1", "go on")))
+
+    def describe(self, observation, info):
+        return f"cards: {observation}"
+
+
+class TestOwnWords:
+    def test_of_a_wrapper(self):
+        words = describer_of("own", Speaking(gymnasium.make("Blackjack-v1")))
+        assert words.game.goal == "Beat the dealer."
+        assert words.game.actions == (("0", "stop"), ("1", "take a card"))
+        assert json.loads(words.describe((14, 10, 1), {})) == {"sum": 14, "dealer": 10, "ace": 1}
+
+    def test_of_a_class(self):
+        words = describer_of(f"{__name__}.Words", gymnasium.make("Blackjack-v1"))
+        assert words.describe((14, 10, 1), {}) == "cards: (14, 10, 1)"
+
+    def test_of_a_file(self, tmp_path):
+        file = tmp_path / "car.yaml"
+        file.write_text(yaml.safe_dump({**TEXT, "actions": {"left": "l", "nothing": "n", "right": "r"}}))
+        words = describer(str(file), GameMaker("MountainCar-v0"))
+        assert json.loads(words.describe(np.array([0.5, -0.25]), {})) == {"x": 0.5, "y": -0.25}
