@@ -1,13 +1,13 @@
-"""Wall time of one evaluation of policy search: 20 episodes of one policy, and of eight at once.
+"""Wall time of one evaluation of policy search: 20 episodes of one policy, and of eight different ones at once.
 
     python benchmarks/policy_search.py [--rounds 7] [--workers 2] [--only cartpole swimmer ...]
 
 Beside it the sequential loop that one would write with Gymnasium alone: an environment made once by `gymnasium.make`,
-the policy in three lines of NumPy, episode after episode. Both play the same policies (known_policies.json) under the
-same seeds, and their returns are compared. They take turns, `rounds` times; printed are medians over the rounds, and
-the lowest and highest ratio. Several evaluations are timed together where one takes less than a fifth of a second. Two
-processes only show what they are worth where two cores are idle: a scheduler that gives every session its share gives
-two processes of one session no more than one.
+the policy in three lines of NumPy, episode after episode. Both play the same policies (the one of known_policies.json,
+and seven near it) under the same seeds, and must return the same. They take turns, `rounds` times; printed are medians
+over the rounds, and the lowest and highest ratio. Several evaluations are timed together where one takes less than a
+fifth of a second. Two processes only show what they are worth where two cores are idle: a scheduler that gives every
+session its share gives two processes of one session no more than one.
 
 Targets: 10 where games are batched, 1.7 with two worker processes.
 """
@@ -36,6 +36,9 @@ from llmrl.envs.gym.vec_env import GymnasiumEnv
 HERE = Path(__file__).parent
 EPISODES, CANDIDATES = 20, 8
 AT_LEAST_S = 0.2
+GROWS = {"swimmer": 0.05}
+"""Where returns may differ, by which share: the two add up a policy's sums in another order, and a thousand steps make
+much of a last bit. Everywhere else they are equal to the last bit."""
 SETTINGS = (
     ("cartpole", "batched"),
     ("frozen_lake", "batched"),
@@ -52,14 +55,17 @@ Sequential = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def sequential(option: dict[str, Any], clip: bool) -> Sequential:
-    """The loop: returns [k] of parameters [d] under seeds [k]."""
+    """The loop: returns [q, k] of parameters [q, d] under seeds [k]."""
     limit = {} if option["horizon"] is None else {"max_episode_steps": option["horizon"]}
     env = gymnasium.make(option["id"], **limit, **option["kwargs"])
     space = env.action_space
     real = isinstance(space, gymnasium.spaces.Box)
     size = space.shape[0] if isinstance(space, gymnasium.spaces.Box) else int(space.n)  # type: ignore[attr-defined]
 
-    def play(parameters: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    def play(vectors: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        return np.stack([play_one(parameters, seeds) for parameters in vectors])
+
+    def play_one(parameters: np.ndarray, seeds: np.ndarray) -> np.ndarray:
         table, weights, bias = parameters.astype(int), parameters[:-size].reshape(-1, size), parameters[-size:]
         returns = np.zeros(len(seeds))
         for i, seed in enumerate(seeds.tolist()):
@@ -90,6 +96,17 @@ def seconds(work: Callable[[], object], times: int) -> float:
     return (time.perf_counter() - start) / times
 
 
+def policies(known: np.ndarray, table: bool, n_actions: int) -> np.ndarray:
+    """A known policy and others near it, [CANDIDATES, d]: weights 1 % off, or another action in one state."""
+    rng = np.random.default_rng(0)
+    vectors = np.tile(known, (CANDIDATES, 1))
+    if table:
+        vectors[np.arange(1, CANDIDATES), rng.choice(len(known), CANDIDATES - 1, replace=False)] += 1
+        return vectors % n_actions
+    vectors[1:] *= 1.0 + 0.01 * rng.standard_normal((CANDIDATES - 1, len(known)))
+    return vectors
+
+
 def measure(name: str, engine: str, rounds: int, workers: int) -> str:
     entry = next(entry for entry in json.loads((HERE / "known_policies.json").read_text()) if entry["env"] == name)
     option = yaml.safe_load((HERE.parent / "conf" / "env" / f"{name}.yaml").read_text())
@@ -101,29 +118,35 @@ def measure(name: str, engine: str, rounds: int, workers: int) -> str:
         if entry["agent"] == "tabular"
         else LinearAgent(env.spec, bound=1e9, decimals=None, clip_actions=clip)
     )
-    parameters, seeds = np.array(entry["parameters"], dtype=np.float64), np.arange(EPISODES)
+    seeds, known = np.arange(EPISODES), np.array(entry["parameters"], dtype=np.float64)
+    near = policies(known, entry["agent"] == "tabular", env.spec.n_actions)
     loop = sequential(option, clip)
     columns = []
     with env.evaluator(clip, workers) as evaluator:
         for candidates in (1, CANDIDATES):
-            vectors = np.tile(parameters, (candidates, 1))
+            vectors = near[:candidates]
 
             def ours(vectors: np.ndarray = vectors) -> np.ndarray:
                 return evaluator.evaluate(agent.controller, vectors, seeds).returns
 
-            theirs, mine = loop(parameters, seeds), ours()
-            assert np.allclose(mine, theirs, rtol=0.05, atol=1e-6), f"{name}: {theirs} and {mine}"
-            times = [max(1, round(AT_LEAST_S / seconds(work, 1))) for work in (ours, lambda: loop(parameters, seeds))]
-            rows = [
-                (seconds(lambda: loop(parameters, seeds), times[1]) * candidates, seconds(ours, times[0]))
-                for _ in range(rounds)
-            ]
+            def theirs(vectors: np.ndarray = vectors) -> np.ndarray:
+                return loop(vectors, seeds)
+
+            check(name, theirs(), ours())
+            times = [max(1, round(AT_LEAST_S / seconds(work, 1))) for work in (ours, theirs)]
+            rows = [(seconds(theirs, times[1]), seconds(ours, times[0])) for _ in range(rounds)]
             slow, fast = np.median(rows, axis=0) * 1000
             ratios = sorted(theirs / ours for theirs, ours in rows)
             shown = f"{np.median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})"
             columns.append(f"{slow:9.1f}{fast:9.2f}  {shown:24}")
     where = "batched" if engine == "batched" else f"{workers} processes"
     return f"{name:25}{where:13}" + "".join(columns)
+
+
+def check(name: str, theirs: np.ndarray, ours: np.ndarray) -> None:
+    """Raise AssertionError unless the returns are the same."""
+    tolerance = GROWS.get(name, 0.0)
+    assert np.allclose(ours, theirs, rtol=tolerance, atol=0.0), f"{name}: {theirs} and {ours}"
 
 
 def main() -> None:

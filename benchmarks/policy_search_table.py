@@ -5,10 +5,11 @@
     python benchmarks/policy_search_table.py outputs/policy_search
 
 Prints a Markdown table with a row for each config (runs that differ in their seed only are one row; rows that would
-look alike get the hash of their folders' names): on unseen seeds, the mean return of the best proposal of a
-run (mean and standard deviation over runs); beside it the mean return that made it the best, which luck has helped; the
-mean over the last tenth of the iterations; the mean over all of them (area under the curve); and what is published for
-the task, 10 runs of GPT-4o with the authors' environments and, most likely, the mean of each run's best iteration.
+look alike get the hash of their folders' names): on unseen seeds, the mean return of the best proposal of a run (mean
+and standard deviation over runs, 95 % bootstrap interval of the mean); beside it the mean return that made it the best,
+which luck has helped; the mean over the last tenth of the iterations; the mean over all of them (area under the curve);
+and what is published for the task, 10 runs of GPT-4o with the authors' environments and, most likely, the mean of each
+run's best iteration. Where a language model proposed, the method names it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrl.analysis.runs import find_runs
+from llmrl.analysis.runs import find_runs, read_run
+from llmrl.analysis.statistics import describe
+from llmrl.core.errors import RunFolderError
 from llmrl.run.folder import config_hash
 
 PUBLISHED = {
@@ -45,15 +48,15 @@ PUBLISHED = {
 COLUMNS = ("incumbent_return", "best_return", "final_return", "area")
 
 
-def method(config: dict[str, dict[str, object]]) -> str:
-    """How a run searched, in a few words."""
+def method(config: dict[str, dict[str, object]], llm: str) -> str:
+    """How a run searched, in a few words; `llm` is the label of its language model, empty without one."""
     target = config["principal"].get("_target_")
     if target is None:
         return f"{config['agent'].get('algorithm', 'none')} (Stable-Baselines3)"
     name = str(target).split(".")[-2].rstrip("_")
     policy = str(config["agent"]["_target_"]).rpartition(".")[2].removesuffix("Agent").lower()
     raw = ", actions not clipped" if config["agent"].get("clip_actions") is False else ""
-    return f"{name}, {policy}{raw}"
+    return f"{name}{f' {llm}' if llm else ''}, {policy}{raw}"
 
 
 def main() -> None:
@@ -63,7 +66,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="of runs, e.g. outputs/policy_search")
     args = parser.parse_args()
     found: dict[tuple[str, str, str, str], list[dict[str, float]]] = defaultdict(list)
-    for run in find_runs(args.folder):
+    try:
+        runs = find_runs(args.folder)
+    except RunFolderError as error:
+        raise SystemExit(str(error)) from error
+    for run in runs:
         if not (run / "summary.json").is_file():
             continue
         summary = json.loads((run / "summary.json").read_text())
@@ -72,7 +79,9 @@ def main() -> None:
             budget = (
                 f"{config['search']['iterations']} x {config['search']['candidates'] * config['search']['episodes']}"
             )
-            found[config["env"]["name"], method(config), budget, config_hash(config)].append(summary)
+            found[config["env"]["name"], method(config, read_run(run).llm), budget, config_hash(config)].append(summary)
+    if not found:
+        raise SystemExit(f"no policy search has finished in {args.folder}")
     own = "best proposal, unseen seeds | as it was chosen | last tenth | all iterations"
     print(f"| task | method | iterations x episodes | runs | {own} | best RL, published | ProPS | ProPS+ |")
     print("|---" * 11 + "|")
@@ -81,6 +90,7 @@ def main() -> None:
         if alike[task, how, budget] > 1:
             how = f"{how} ({digest})"
         cells = [cell([summary[name] for summary in summaries]) for name in COLUMNS]
+        cells[0] += interval([summary[COLUMNS[0]] for summary in summaries])
         published = PUBLISHED.get(task, ("-", "-", "-"))
         print(f"| {' | '.join([task, how, budget, str(len(summaries)), *cells, *published])} |")
 
@@ -90,6 +100,14 @@ def cell(values: list[float]) -> str:
     if len(values) == 1:
         return f"{values[0]:.2f}"
     return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
+
+
+def interval(values: list[float]) -> str:
+    """95 % bootstrap interval of the mean over runs; nothing of a single one."""
+    if len(values) == 1:
+        return ""
+    found = describe(np.array(values))
+    return f" [{found['low']:.4g}, {found['high']:.4g}]"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from known_functions import MULTIMODAL, QUADRATIC, best_found, optimize
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.principals.cem import CEMPrincipal
 from llmrl.principals.cmaes import CMAESPrincipal
 from societies import outcome, toy
@@ -148,3 +149,10 @@ class TestCEM:
 def test_short_of_a_generation_it_is_a_random_search(name):
     principal = BOTH[name](QUADRATIC.spec.proposals, Seeds(0), population=50)
     assert len(np.unique(principal.ask(None, 40), axis=0)) == 40
+
+
+@pytest.mark.parametrize(("d", "warned"), [(500, False), (501, True)])
+def test_many_numbers_are_not_for_cmaes(d, warned, caplog):
+    numbers = tuple(Parameter(f"x{i}", 0.0, 1.0, "", "") for i in range(d))
+    CMAESPrincipal(ParameterSpace("many", numbers), Seeds(0))
+    assert ("principal=cem or random" in caplog.text) == warned

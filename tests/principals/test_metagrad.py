@@ -7,7 +7,7 @@ import pytest
 
 from experiments import comparable_metrics, only_run_folder, run
 from llmrl.core.errors import ConfigError
-from llmrl.core.protocols import GradientProposer
+from llmrl.core.gradients import GradientProposer
 from llmrl.core.seeding import Seeds
 from llmrl.learners.meta_gradient import MetaGradient
 from llmrl.principals.metagrad import MetaGradPrincipal

@@ -1,22 +1,28 @@
 """principal=llm with the parameters of a policy: what it asks, what it accepts, what it costs."""
 
 import os
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from experiments import compose
 from fake_openai_server import FakeOpenAIServer
 from llmrl.agents.search_agent import LinearAgent, MLPAgent, TabularAgent
 from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.spaces import Channel
 from llmrl.llms.client import ChatClient
+from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.structured import InvalidReply
 from llmrl.principals.llm import LLMPrincipal
 from models import Echo, connected, scripted
 from policies import ARM, LAKE, POLE, returned, searcher
 from societies import toy
 
+TEN = replace(POLE, observation={"vector": Channel((4,), "float32")})
+"""A game like CartPole: a linear policy has ten numbers."""
 GOLDEN = Path(__file__).parent / "golden"
 PUBLISHED = {"rows": "named", "reply": "lines", "count_from": 0, "told_iterations": 400}
 
@@ -257,6 +263,24 @@ class TestReplies:
             principal.parse("[0, 3, 0, 0]")
 
 
+def test_a_part_of_the_history_takes_a_fifth_of_the_tokens():
+    """400 iterations after 20 random vectors: the best 20 and the last 10 as a preset shows them, described, and all
+    under names as published. Prompts are rendered at every fortieth iteration, and grow evenly in between."""
+    moments, total = range(0, 401, 40), []
+    for preset in ("cartpole_llm", "cartpole_props"):
+        settings = {**compose(f"experiment=search/{preset}")["principal"]}
+        assert settings.pop("_target_").endswith("LLMPrincipal")
+        principal, tokens = searcher(TEN, LinearAgent(TEN), **settings), []
+        principal.expect(400, 20)
+        told(principal, 20)
+        for moment in moments:
+            tokens.append(estimate_tokens(principal.question(None).text))
+            told(principal, 40)
+            principal.iteration = moment + 40
+        total.append(np.interp(np.arange(400), moments, tokens).sum())
+    assert total[0] < total[1] / 5 and total[1] > 5e6
+
+
 @pytest.mark.parametrize("settings", [{}, {"together": True}, {"history": "best_and_last", "window": 3, "newest": 2}])
 def test_the_estimate_is_near_what_is_asked(settings):
     """Calls are counted exactly, prompt tokens to a fifth; vectors of a warm-up stand in the prompts."""
@@ -320,3 +344,13 @@ def test_prompts_of_mechanisms_are_none_of_policies():
     with pytest.raises(ConfigError, match="no mechanism"):
         LLMPrincipal(POLE, scripted())
     assert isinstance(searcher(LAKE, TabularAgent(LAKE, entries="values")), LLMPrincipal)
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "warned"),
+    [(LAKE, {}, True), (LAKE, {"prompt": "numeric"}, False), (POLE, {}, False)],
+    ids=["described, no text", "numeric", "described, a text"],
+)
+def test_a_description_of_nothing_is_warned_of(spec, settings, warned, caplog):
+    searcher(spec, **settings)
+    assert ("nothing but its name is known: set env.text" in caplog.text) == warned

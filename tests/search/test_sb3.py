@@ -1,6 +1,8 @@
 """Stable-Baselines3 through one adapter, under the budget of the searches."""
 
 import json
+import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -79,7 +81,14 @@ def test_algorithms(tmp_path, overrides):
 
 @pytest.mark.parametrize("game", ["counting_game:Counting-v0", "Blackjack-v1"])
 def test_observations_of_other_kinds_are_flattened(tmp_path, game):
-    small = ("search.iterations=1", "search.episodes=2", "search.evaluate_episodes=2", "agent=sb3", "env.horizon=9")
+    small = (
+        "search.iterations=1",
+        "search.episodes=2",
+        "search.evaluate_episodes=2",
+        "agent=sb3",
+        "env.horizon=9",
+        "hardware.cores=1",
+    )
     run(f"output_root={tmp_path}", "env=gymnasium", f"env.id={game}", "env.n_envs=1", *small)
     assert "incumbent_return" in json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
 
@@ -129,6 +138,8 @@ def test_refusals(build, message):
     [
         (("env=cartpole", "principal=cem"), "agent=sb3 learns in a loop of its own.*principal=none"),
         (("env=cartpole", "search.warmup=3"), "search.warmup is for principals"),
+        (("env=cartpole", "search.warmup_episodes=1"), "search.warmup_episodes is for principals"),
+        (("env=cartpole", "search.warmup_draw=normal3_round1"), "search.warmup_draw is for principals"),
         (("env=cartpole", "search.extra_rollout=true"), "search.extra_rollout is for principals"),
         (("env=simple_doorkey", "~env.horizon"), "env=simple_doorkey"),
     ],
@@ -141,6 +152,47 @@ def test_combinations_that_cannot_work(overrides, message):
             build_loop(config, parts)
         finally:
             parts.close()
+
+
+def test_its_plan_tells_evaluations_too():
+    config = compose("env=cartpole", "agent=sb3", "search.iterations=9", "search.evaluate_every=4")
+    parts = build_parts(config, None)
+    try:
+        rows = dict(build_loop(config, parts).plan())
+    finally:
+        parts.close()
+    assert rows["  learnt so far"] == "played 3 x 100 episodes on unseen seeds" and rows["episodes"] == "180"
+
+
+@pytest.mark.parametrize(("algorithm", "spec"), [("ppo", POLE), ("a2c", ARM), ("dqn", LAKE), ("sac", ARM)])
+def test_what_it_has_learnt_can_go_to_worker_processes(algorithm, spec):
+    controller = agent(spec, algorithm=algorithm).controller
+    copy = pickle.loads(pickle.dumps(controller))  # noqa: S301
+    seen = (
+        np.arange(4) if spec is LAKE else np.random.default_rng(0).normal(size=(4, *spec.observation["vector"].shape))
+    )
+    assert np.array_equal(copy.act(seen, np.zeros((4, 0))), controller.act(seen, np.zeros((4, 0))))
+
+
+def test_evaluations_have_the_cores_of_the_run():
+    """But for a policy that cannot be sent to another process."""
+    config = compose(*SMALL, "env=cartpole", "hardware.cores=3")
+    parts = build_parts(config, None)
+    asked = []
+
+    def evaluator(clip_actions, workers):
+        asked.append(workers)
+        raise InterruptedError
+
+    parts.env.evaluator = evaluator
+    try:
+        for hook in (None, lambda: None):
+            parts.agents[0].network.hook = hook
+            with pytest.raises(InterruptedError):
+                build_loop(config, parts).run(SimpleNamespace(restored=None))
+    finally:
+        parts.close()
+    assert asked == [3, 1]
 
 
 def test_weights_are_saved_and_played():

@@ -8,6 +8,8 @@ import pytest
 from llmrl.agents.search_agent import LinearAgent
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.llms import scripted_search
+from llmrl.principals.reading import read_numbers
+from models import ask, scripted
 from policies import ARM, LAKE, POLE, returned, searcher
 
 FORMS = {
@@ -88,6 +90,17 @@ def test_a_repair_turn_gets_another_answer():
     )
     assert json.loads(first)["params"] != json.loads(again)["params"]
     assert scripted_search.reply([question]) == first
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_spoilt_numbers_are_far_outside_in_every_form(form):
+    """All of them, of either sign, and nothing else: indices stay what they are."""
+    settings = FORMS[form]
+    n = 2 if settings.get("together") else 1
+    [reply] = scripted(out_of_range=1.0).chat([ask(searcher(**settings).question(None, 1, n).text)])
+    vectors = read_numbers(reply.text, n, 8, lines_first=True).vectors
+    assert vectors.shape == (n, 8) and (np.abs(vectors) >= 1e5).all()
+    assert (vectors > 0).any() and (vectors < 0).any()
 
 
 WAVES = {

@@ -17,7 +17,8 @@ from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.llms.ledger import FILE_NAME as LEDGER
 from llmrl.llms.ledger import read_calls
-from llmrl.loops.proposals import FILE_NAME, ProposalLog, read_proposals
+from llmrl.loops.play import PlayLoop
+from llmrl.loops.proposals import FILE_NAME, read_proposals
 from llmrl.loops.search import SearchLoop
 from llmrl.loops.warmup import warmup_vectors
 from llmrl.principals.random_ import RandomPrincipal
@@ -259,6 +260,19 @@ def test_one_proposal_at_a_time():
         parts.close()
 
 
+@pytest.mark.parametrize("agent", ["linear", "tabular", "mlp_policy", "projection"])
+def test_a_policy_without_numbers_is_not_played(agent):
+    config = compose("env=frozen_lake" if agent == "tabular" else "env=cartpole", f"agent={agent}")
+    parts = build_parts(config, None)
+    try:
+        with pytest.raises(ConfigError, match=r"principal=none proposes none: choose principal=cmaes.*principal=fixed"):
+            build_loop(config, parts)
+        parts.agents[0].adopt(np.zeros(parts.agents[0].controller.space.dim))
+        assert isinstance(build_loop(config, parts), PlayLoop)
+    finally:
+        parts.close()
+
+
 def test_the_plan_tells_episodes_and_tokens():
     config = compose("experiment=search/cartpole_props", "llm=scripted")
     parts = build_parts(config, build_llm(config, None, check=False))
@@ -269,21 +283,6 @@ def test_the_plan_tells_episodes_and_tokens():
     assert rows["episodes"] == "8,020, of at most 500 steps each" and rows["  parameters"] == "10 of a linear policy"
     assert rows["LLM calls"] == "400, at most 2,400 with repairs"
     assert 6e6 < int(rows["  prompt tokens"].removeprefix("about ").replace(",", "")) < 12e6
-
-
-def test_a_storm_of_malformed_replies(tmp_path):
-    """Half of all replies are spoilt: the search goes on, and each of them is counted."""
-    storm = ("llm.malformed=0.1", "llm.out_of_range=0.1", "llm.empty=0.1", "llm.truncated=0.1", "llm.refusal=0.1")
-    overrides = ("principal=llm", "llm=scripted", "search.iterations=40", "search.episodes=1", *storm)
-    _, folder, rows, proposals = searched(tmp_path, *overrides)
-    calls = list(read_calls(folder / LEDGER))
-    last = [row for row in rows if "llm/invalid_replies" in row][-1]
-    invalid = sum(not call["valid"] for call in calls)
-    assert last["llm/invalid_replies"] == invalid and last["llm/calls"] == len(calls)
-    assert 0.35 < invalid / len(calls) < 0.65 and len(proposals) == 40
-    assert last["llm/invalid_replies"] == last["llm/repairs"] + 2 * last["llm/fallbacks"]
-    assert last["llm/fallbacks"] > 3 and last["llm/repairs"] > 3
-    assert "scripted (not a language model)" in (folder / "status.json").read_text()
 
 
 class TestResume:
@@ -331,21 +330,6 @@ class TestResume:
         assert (whole / FILE_NAME).read_bytes() == (killed / FILE_NAME).read_bytes()
         assert summary(whole) == summary(killed)
 
-    def test_the_log_of_proposals_is_cut_back_to_the_checkpoint(self, tmp_path):
-        log = ProposalLog(tmp_path)
-        for i in range(4):
-            log.write({"iteration": i, "reasoning": "because \ud800 of \u2212"})
-        log.close()
-        with (tmp_path / FILE_NAME).open("a") as file:
-            file.write('{"iteration": 4, "vec')
-        log = ProposalLog(tmp_path, 2)
-        log.write({"iteration": 2})
-        assert log.position() == 3
-        log.close()
-        assert [p["iteration"] for p in read_proposals(tmp_path)] == [0, 1, 2]
-        with pytest.raises(Exception, match="has 3 lines but the checkpoint was written at 9"):
-            ProposalLog(tmp_path, 9)
-
 
 def _comparable(folder):
     """Rows without what was paid, which a resumed run finds in its cache."""
@@ -358,15 +342,3 @@ def test_a_mechanism_s_principal_is_as_before():
     vectors = RandomPrincipal(space, Seeds(3)).ask(n=4)
     drawn = Seeds(3).numpy("principal").uniform(space.low, space.high, (4, 2))
     assert np.array_equal(vectors, drawn)
-
-
-def test_reasons_may_hold_what_unicode_breaks_lines_at(tmp_path):
-    reason = "one\u2028two\x85three\x0bfour"
-    for lines in (0, 1, 2):
-        log = ProposalLog(tmp_path, lines)
-        log.write({"vector": [1.0], "reasoning": reason})
-        log.close()
-    assert read_proposals(tmp_path) == 3 * [{"vector": [1.0], "reasoning": reason}]
-    with (tmp_path / "proposals.jsonl").open("a") as file:
-        file.write('{"vector": [2')
-    assert len(read_proposals(tmp_path)) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -119,7 +120,7 @@ class SB3Agent:
     @property
     def controller(self) -> SB3Controller:
         """What it has learnt so far, acting deterministically."""
-        return SB3Controller(self)
+        return SB3Controller(self.network, self.channel)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Never asked: it learns in its own loop."""
@@ -141,8 +142,7 @@ class SB3Agent:
 
     def actions(self, observation: np.ndarray, deterministic: bool) -> np.ndarray:
         """Actions [n] or [n, a] for observations [n, ...]; not deterministic, from torch's global stream."""
-        chosen, _ = self.network.predict(observation, deterministic=deterministic)
-        return np.asarray(chosen)
+        return _chosen(self.network, observation, deterministic)
 
     def _model(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> BaseAlgorithm:
         import stable_baselines3
@@ -187,15 +187,30 @@ class SB3Policy:
 
 
 class SB3Controller:
-    """What an `SB3Agent` has learnt, acting deterministically, as a controller without parameters."""
+    """What an `SB3Agent` has learnt, acting deterministically, as a controller without parameters.
+
+    A copy in another process acts on the CPU there.
+
+    Args:
+        network: of the agent.
+        channel: that it reads.
+    """
 
     space = ParameterSpace("nothing", ())
 
-    def __init__(self, agent: SB3Agent) -> None:
-        self.agent, self.channel = agent, agent.channel
+    def __init__(self, network: BasePolicy, channel: str) -> None:
+        self.network, self.channel = network, channel
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
-        return self.agent.actions(observation, deterministic=True)
+        return _chosen(self.network, observation, deterministic=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"network": copy.deepcopy(self.network).to("cpu"), "channel": self.channel}
+
+
+def _chosen(network: BasePolicy, observation: np.ndarray, deterministic: bool) -> np.ndarray:
+    chosen, _ = network.predict(observation, deterministic=deterministic)
+    return np.asarray(chosen)
 
 
 def _check_actions(spec: EnvSpec, algorithm: Algorithm) -> None:

@@ -56,6 +56,9 @@ class SearchAgent:
     """Plays a `Controller` with the parameters it was last given; what improves them is a principal.
 
     Before it is given any they are all 0, or as near to it as the bounds allow.
+
+    Attributes:
+        given: it was given some.
     """
 
     learns = False
@@ -63,10 +66,12 @@ class SearchAgent:
     def __init__(self, spec: EnvSpec, controller: Controller) -> None:
         self.controller = controller
         self.policy = ControllerPolicy(controller, spec)
+        self.given = False
 
     def adopt(self, parameters: np.ndarray) -> None:
         """Play with these parameters, [d], from now on."""
         self.policy.parameters = np.array(parameters, dtype=np.float64)
+        self.given = True
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -12,8 +13,14 @@ from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.core.protocols import Agent, Controller, VecEnv
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
-from llmrl.loops.episodes import PlaysControllers, evaluation_metrics, evaluation_seeds
-from llmrl.loops.search import LATE
+from llmrl.loops.episodes import (
+    Evaluations,
+    Plays,
+    PlaysControllers,
+    curve_summary,
+    evaluation_metrics,
+    evaluation_seeds,
+)
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
@@ -62,6 +69,7 @@ class BaselineLoop:
         episode_seeds, warmup, warmup_episodes, warmup_draw, extra_rollout: of searches only.
         evaluate_every: blocks between evaluations; 0: only at the end.
         evaluate_episodes: episodes of an evaluation.
+        cores: processes that these are played in, where the game has no batched engine and the policy can go there.
 
     Raises:
         ConfigError: parts that cannot work together, or a setting of searches only.
@@ -82,6 +90,7 @@ class BaselineLoop:
         extra_rollout: bool = False,
         evaluate_every: NonNegativeInt = 0,
         evaluate_episodes: PositiveInt = 100,
+        cores: int | None = None,
     ) -> None:
         [agent] = agents
         assert isinstance(agent, SelfTaught)
@@ -90,6 +99,8 @@ class BaselineLoop:
         for name, asked in {
             "episode_seeds": episode_seeds != "fresh",
             "warmup": warmup > 0,
+            "warmup_episodes": warmup_episodes is not None,
+            "warmup_draw": warmup_draw != "uniform",
             "extra_rollout": extra_rollout,
         }.items():
             if asked:
@@ -98,7 +109,8 @@ class BaselineLoop:
                 )
         self.env, self.agent, self.seeds = env, agent, seeds
         self.blocks, self.block = iterations, candidates * episodes
-        self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
+        self.evaluations = Evaluations(evaluate_every, evaluate_episodes, iterations)
+        self.cores = cores
         self.returns: list[float] = []  # mean of each block
         self.env_steps = 0
         self.trained = False
@@ -106,7 +118,7 @@ class BaselineLoop:
     def plan(self) -> list[tuple[str, str]]:
         return [
             ("  training", f"{self.blocks:,} blocks of {self.block:,} episodes"),
-            ("  evaluation", f"{self.evaluate_episodes:,} episodes on unseen seeds"),
+            ("  learnt so far", self.evaluations.told),
             ("episodes", f"{self.blocks * self.block:,}"),
         ]
 
@@ -118,7 +130,7 @@ class BaselineLoop:
         assert isinstance(self.env, PlaysControllers)
         if run.restored is not None:
             self._restore(run.restored)
-        plays = self.env.evaluator(True, 1)
+        plays = self.env.evaluator(True, self.cores if _can_be_sent(self.agent.controller) else 1)
         try:
             if not self.trained:
                 self._train(run, lambda: self._measure(plays))
@@ -131,8 +143,7 @@ class BaselineLoop:
         run.summary = {
             **{name.removeprefix("search/"): value for name, value in final.items()},
             "best_return": max(self.returns),
-            "final_return": float(np.mean(self.returns[-max(1, round(LATE * self.blocks)) :])),
-            "area": float(np.mean(self.returns)),
+            **curve_summary(self.returns),
             "episodes": self.blocks * self.block,
             "env_steps": self.env_steps,
         }
@@ -169,14 +180,14 @@ class BaselineLoop:
             "search/episodes": float(len(self.returns) * self.block),
         }
         done = len(self.returns)
-        if self.evaluate_every and done % self.evaluate_every == 0 and done < self.blocks:
+        if self.evaluations.due(done):
             metrics |= measure()
         run.metrics.log(done, metrics, env_steps=self.env_steps)
         returns.clear()
         lengths.clear()
 
-    def _measure(self, plays: Any) -> dict[str, float]:
-        seeds = evaluation_seeds(self.seeds, self.evaluate_episodes)
+    def _measure(self, plays: Plays) -> dict[str, float]:
+        seeds = evaluation_seeds(self.seeds, self.evaluations.episodes)
         return evaluation_metrics(plays.evaluate(self.agent.controller, np.zeros((1, 0)), seeds))
 
     def _state(self) -> State:
@@ -193,3 +204,12 @@ class BaselineLoop:
         self.trained, self.returns = state["trained"], list(state["returns"])
         self.env_steps = state["env_steps"]
         self.agent.load_state_dict(state["agents"][0])
+
+
+def _can_be_sent(controller: Controller) -> bool:
+    """Whether a worker process can be given it."""
+    try:
+        pickle.dumps(controller)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.protocols import Agent, Estimating, Meter, VecEnv
 from llmrl.core.records import CallEstimate, State
@@ -49,6 +50,9 @@ class PlayLoop:
         greedy: the likeliest action is taken where the agent knows it.
         objective, spending_cost: what the society is judged on, as in `design`; None is the environment's own.
         meter: totals of a language model's calls; None if none is used.
+
+    Raises:
+        ConfigError: the agent's policy is a function of numbers that nobody has given it.
     """
 
     def __init__(
@@ -67,6 +71,11 @@ class PlayLoop:
         meter: Meter | None = None,
     ) -> None:
         [self.agent] = agents
+        if not getattr(self.agent, "given", True):
+            raise ConfigError(
+                "the agent plays by numbers that a principal proposes, and principal=none proposes none: choose "
+                "principal=cmaes, cem, random or llm to search them, or principal=fixed principal.values=[...]"
+            )
         self.env, self.seeds, self.meter = env, seeds, meter
         self.collector = Collector(env, self.agent.policy, device)
         self.episodes, self.videos, self.fps, self.greedy = episodes, videos, fps, greedy

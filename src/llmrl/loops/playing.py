@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from llmrl.core.seeding import Seeds
 from llmrl.learners.rollout import Collector, Episode
 
@@ -18,6 +20,7 @@ def play_episodes(
     seeds: Seeds,
     greedy: bool = False,
     prepare: Callable[[], None] = lambda: None,
+    exactly: bool = False,
 ) -> list[Episode]:
     """The first episode of every game, in as many rounds as give `n` episodes; all episodes of the last round count.
 
@@ -31,6 +34,7 @@ def play_episodes(
             same games.
         greedy: take the likeliest action.
         prepare: called before each round, to set mechanism and context.
+        exactly: the last round has only the games that are missing, for players that cost something.
     """
     spec = collector.spec
     horizon = spec.horizon or UNKNOWN_HORIZON
@@ -40,10 +44,11 @@ def play_episodes(
     i = 0
     while len(episodes) < n:
         prepare()
-        collector.reset(seeds.integer(f"env {i}"))
+        games = np.arange(spec.n_envs) < (n - len(episodes) if exactly else spec.n_envs)
+        collector.reset(seeds.integer(f"env {i}"), games)
         generator = seeds.torch(f"actions {i}")
         first: dict[int, Episode] = {}
-        while len(first) < spec.n_envs:
+        while len(first) < games.sum():
             played = collector.collect(piece, generator, learn=False, greedy=greedy, restart=False).episodes
             first |= {episode.game: episode for episode in played}
         episodes += [first[game] for game in sorted(first)]

@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, SearchableAgent, VecEnv
-from llmrl.core.records import CallEstimate, Outcome, State
+from llmrl.core.records import CallEstimate, State
 from llmrl.core.seeding import Seeds
-from llmrl.loops.episodes import Played, Plays, PlaysControllers, drawn, evaluation_metrics, evaluation_seeds
+from llmrl.loops.episodes import (
+    Evaluations,
+    Played,
+    Plays,
+    PlaysControllers,
+    curve_summary,
+    drawn,
+    evaluation_metrics,
+    evaluation_seeds,
+    outcome_of,
+)
 from llmrl.loops.proposals import ProposalLog
 from llmrl.loops.warmup import Draw, warmup_vectors
 
@@ -22,15 +31,22 @@ if TYPE_CHECKING:
     from llmrl.run.progress import Progress
     from llmrl.run.run import Run
 
-LATE = 0.1
-"""Share of the iterations, from the end, that `final_return` averages."""
-
 
 @runtime_checkable
 class Expecting(Protocol):
     """A proposer that wants to know what the loop is going to do."""
 
     def expect(self, iterations: int, episodes: int) -> None: ...
+
+
+@runtime_checkable
+class Fallible(Protocol):
+    """A proposer that may propose numbers with which nothing can be played."""
+
+    def instead(self, vectors: np.ndarray, failed: np.ndarray) -> np.ndarray:
+        """What to try, [n, d], for the `vectors` [n, d] it was asked for if those that `failed` [n] returned no
+        numbers."""
+        ...
 
 
 class SearchLoop:
@@ -108,7 +124,7 @@ class SearchLoop:
         self.warmup, self.warmup_episodes = warmup, warmup_episodes or episodes
         # Drawn at once, so that a draw that cannot be is refused before anything is played.
         self.warmup_vectors = warmup_vectors(self.space, warmup_draw, warmup, seeds.numpy("warmup"))
-        self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
+        self.evaluations = Evaluations(evaluate_every, evaluate_episodes, iterations)
         if isinstance(principal, Expecting):
             principal.expect(iterations, episodes)
         # The progress of the run, all of it in a checkpoint.
@@ -128,14 +144,12 @@ class SearchLoop:
     def plan(self) -> list[tuple[str, str]]:
         several = "" if self.candidates == 1 else f" of {self.candidates:,} proposals each"
         warm = f", after {self.warmup:,} random vectors x {self.warmup_episodes:,}" if self.warmup else ""
-        times = self.iterations // self.evaluate_every if self.evaluate_every else 0
-        times += not self.evaluate_every or self.iterations % self.evaluate_every > 0
         longest = "" if self.env.spec.horizon is None else f", of at most {self.env.spec.horizon:,} steps each"
         return [
             ("  iterations", f"{self.iterations:,}{several}"),
             ("  parameters", f"{self.space.dim:,} of a {self.space.name}"),
             ("  episodes", f"{self.episodes:,} a proposal, {self.episode_seeds} seeds{warm}"),
-            ("  best so far", f"played {times:,} x {self.evaluate_episodes:,} episodes on unseen seeds"),
+            ("  best so far", self.evaluations.told),
             ("episodes", f"{self.total_episodes:,}{longest}"),
         ]
 
@@ -167,6 +181,8 @@ class SearchLoop:
 
     def _warm_up(self, run: Run, plays: Plays, log: ProposalLog, progress: Progress) -> None:
         found = self._play(plays, self.warmup_vectors, self._seeds_of("warmup episodes", self.warmup_episodes))
+        self._check(self.warmup_vectors, found)
+        self._count(found)
         metrics = self._tell(run, log, self.warmup_vectors, found, [""] * self.warmup)
         # The mean of fewer episodes would be the best by luck, and stay it.
         if self.warmup_episodes == self.episodes:
@@ -180,11 +196,10 @@ class SearchLoop:
         keep = nullcontext() if self.meter is None else run.saved_if_refused(self.iteration, lambda: self._state(log))
         with keep:
             asked = self.principal.ask(None, self.candidates)
-        vectors = self.space.rounded(asked, clip=False)
         name = "common" if self.episode_seeds == "common" else f"iteration {self.iteration}"
-        found = self._play(plays, vectors, self._seeds_of(name, self.episodes))
+        vectors, found = self._try(plays, self.space.rounded(asked, clip=False), self._seeds_of(name, self.episodes))
         if self.extra_rollout:
-            self._play(plays, vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1))
+            self._count(self._play(plays, vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1)))
         self.iteration += 1
         metrics = self._tell(run, log, vectors, found, list(getattr(self.principal, "reasons", [])))
         means = found.returns.mean(1)
@@ -193,34 +208,50 @@ class SearchLoop:
         assert self.best is not None
         self.best_returns.append(self.best["return"])
         metrics["search/best_return"] = self.best["return"]
-        if self.evaluate_every and self.iteration % self.evaluate_every == 0 and self.iteration < self.iterations:
+        if self.evaluations.due(self.iteration):
             metrics |= self._evaluate_best(plays)
         run.metrics.log(self.iteration, metrics, env_steps=self.played["env_steps"])
         progress.update(self.played["episodes"])
         run.safe_point(self.iteration, lambda: self._state(log))
 
-    def _play(self, plays: Plays, vectors: np.ndarray, seeds: np.ndarray) -> Played:
-        """Episodes that count.
+    def _try(self, plays: Plays, vectors: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, Played]:
+        """Episodes of `vectors`, and which vectors these are in the end: a principal that can err may have others in
+        place of those that return no numbers. Episodes of the latter are not counted.
 
         Raises:
             ConfigError: a return is no number.
         """
-        found = plays.evaluate(self.agent.controller, vectors, seeds)
-        if not np.isfinite(found.returns).all():
-            bad = vectors[np.flatnonzero(~np.isfinite(found.returns).all(1))[0]]
+        found = self._play(plays, vectors, seeds)
+        failed = ~np.isfinite(found.returns).all(1)
+        if failed.any() and isinstance(self.principal, Fallible):
+            vectors = self.space.rounded(self.principal.instead(vectors, failed), clip=False)
+            found = self._play(plays, vectors, seeds)
+        self._check(vectors, found)
+        self._count(found)
+        return vectors, found
+
+    def _play(self, plays: Plays, vectors: np.ndarray, seeds: np.ndarray) -> Played:
+        # Numbers that are too large for the game are told of by what it returns.
+        with np.errstate(all="ignore"):
+            return plays.evaluate(self.agent.controller, vectors, seeds)
+
+    def _check(self, vectors: np.ndarray, found: Played) -> None:
+        failed = ~np.isfinite(found.returns).all(1)
+        if failed.any():
             raise ConfigError(
                 f"an episode of env={self.env.spec.name} returned no finite number under the parameters "
-                f"{bad.tolist()}; smaller ones (agent.bound) or agent.clip_actions=true may help"
+                f"{vectors[failed][0].tolist()}; smaller ones (agent.bound) or agent.clip_actions=true may help"
             )
+
+    def _count(self, found: Played) -> None:
         self.played["episodes"] += found.returns.size
         self.played["env_steps"] += int(found.lengths.sum())
-        return found
 
     def _tell(
         self, run: Run, log: ProposalLog, vectors: np.ndarray, found: Played, reasons: Sequence[str]
     ) -> dict[str, float]:
         """Tell the principal, write the proposals down; metrics of this iteration."""
-        outcomes = [self._outcome(vector, found, i) for i, vector in enumerate(vectors)]
+        outcomes = [outcome_of(vector, found, i) for i, vector in enumerate(vectors)]
         metrics = self.principal.tell(outcomes) | ({} if self.meter is None else self.meter.metrics())
         for i, outcome in enumerate(outcomes):
             line = {
@@ -243,20 +274,6 @@ class SearchLoop:
         metrics["principal/proposals"] = float(self.warmup + self.iteration * self.candidates)
         return metrics
 
-    def _outcome(self, vector: np.ndarray, found: Played, i: int) -> Outcome:
-        values = np.asarray(found.returns[i], dtype=np.float64)
-        summaries = {"length": float(found.lengths[i].mean())}
-        if found.successes is not None:
-            summaries["success"] = float(found.successes[i].mean())
-        return Outcome(
-            vector=vector,
-            value=float(values.mean()),
-            values=values,
-            standard_error=standard_error_of_mean(values),
-            returns=np.array([values.mean()]),
-            summaries=summaries,
-        )
-
     def _compare(self, vectors: np.ndarray, means: np.ndarray) -> None:
         """Let the agent keep the best proposal so far; the earlier one of equals."""
         i = int(np.argmax(means))
@@ -268,20 +285,18 @@ class SearchLoop:
         """The best proposal so far on seeds that are used for nothing else, the same ones every time."""
         assert self.best is not None
         vector = np.array([self.best["vector"]])
-        found = plays.evaluate(self.agent.controller, vector, evaluation_seeds(self.seeds, self.evaluate_episodes))
-        return evaluation_metrics(found)
+        seeds = evaluation_seeds(self.seeds, self.evaluations.episodes)
+        return evaluation_metrics(self._play(plays, vector, seeds))
 
     def _seeds_of(self, name: str, n: int) -> np.ndarray:
         return drawn(self.seeds.child(name), n)
 
     def _summary(self, final: dict[str, float]) -> dict[str, Any]:
         assert self.best is not None
-        late = max(1, round(LATE * self.iterations))
         return {
             **{name.removeprefix("search/"): value for name, value in final.items()},
             "best_return": self.best["return"],
-            "final_return": float(np.mean(self.returns[-late:])),
-            "area": float(np.mean(self.returns)),
+            **curve_summary(self.returns),
             "area_of_best": float(np.mean(self.best_returns)),
             "iterations": self.iteration,
             "proposals": self.warmup + self.iteration * self.candidates,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
 from llmrl.core.errors import ConfigError
@@ -9,6 +11,12 @@ from llmrl.core.limits import PositiveFloat
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.principals.evolution import EvolutionPrincipal, Population, Search, whole
+
+logger = logging.getLogger(__name__)
+
+MANY = 500
+"""Numbers above which a generation costs more than most games: its covariance matrix has their square, and is taken
+apart each time."""
 
 
 class CMAESPrincipal(EvolutionPrincipal):
@@ -42,6 +50,14 @@ class CMAESPrincipal(EvolutionPrincipal):
             import cmaes  # noqa: F401
         except ModuleNotFoundError as error:
             raise ConfigError("principal=cmaes needs the package cmaes: pip install 'llmrl[search]'") from error
+        if space.dim > MANY:
+            logger.warning(
+                "principal=cmaes searches %s numbers, whose covariance matrix of %s entries is taken apart in each "
+                "generation (above about %s this takes longer than the games): principal=cem or random does without it",
+                f"{space.dim:,}",
+                f"{space.dim**2:,}",
+                MANY,
+            )
         self.population = 4 + int(3 * np.log(space.dim)) if population is None else population
         self.sigma, self.restarts = sigma, restarts
 

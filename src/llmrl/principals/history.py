@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from llmrl.core.records import Outcome, State
-from llmrl.core.spaces import EnvSpec
+from llmrl.core.spaces import EnvSpec, ParameterSpace
 
 Policy = Literal["all", "last", "best", "chain", "best_and_last"]
 Contexts = Literal["all", "own"]
@@ -17,6 +17,9 @@ Record = dict[str, Any]
 
 CURVE_POINTS = 4
 """A level is reported at this many evenly spaced moments of the episode, the last one included."""
+
+PAYOFF_SHOWN = 123.456
+"""What estimates put where a history will hold a number that is not known yet."""
 
 MEANINGS = {"sum": "as the total of an episode", "mean": "as the mean over its steps", "last": "as a level"}
 """How `EnvSpec.metrics` sums up an episode, in words for the prompt."""
@@ -102,6 +105,24 @@ class History:
         ]
         grouped.append(("of an episode", [f"{name} ({meaning})" for name, meaning in self.welfare.items()]))
         return [(meaning, names) for meaning, names in grouped if names]
+
+    def typical(self, space: ParameterSpace, generation: int) -> Outcome:
+        """An outcome with as many numbers as a real one, for estimates; a new best of its context now and then."""
+        steps = np.full(self.spec.horizon or 1000, PAYOFF_SHOWN)
+        contexts = max(len(self.spec.contexts), 1)
+        # Of t random payoffs about log t are the highest so far.
+        payoff = PAYOFF_SHOWN + (generation // contexts + 1).bit_length()
+        return Outcome(
+            vector=space.rounded(space.low + (space.high - space.low) * 0.12345),
+            value=payoff,
+            values=np.full(2, payoff),
+            standard_error=PAYOFF_SHOWN,
+            context=generation % contexts if self.spec.contexts else None,
+            returns=np.full(self.spec.n_agents, PAYOFF_SHOWN),
+            trajectories=dict.fromkeys(self.spec.metrics, steps),
+            summaries=dict.fromkeys(self.spec.metrics, PAYOFF_SHOWN),
+            welfare=dict.fromkeys(self.welfare, PAYOFF_SHOWN),
+        )
 
     def state_dict(self) -> State:
         return {"records": [dict(record) for record in self.records]}

@@ -33,8 +33,8 @@ REPLY_TOKENS = 150
 """Tokens of a typical reply, three sentences and a few numbers, that estimates of cost count with, and"""
 NUMBER_TOKENS = 4
 """of each number beyond the first ten."""
-PAYOFF_SHOWN = 123.456
-"""What estimates put where a history will hold a number that is not known yet."""
+COUNTED = ("moved_numbers", "repeated_proposals", "unplayable_proposals")
+"""See `tell`; the last one is of policies only."""
 
 
 class LLMPrincipal:
@@ -71,7 +71,8 @@ class LLMPrincipal:
         fallback: where none is valid, propose the `best` vector of this context so far (of those that were judged by
             the most episodes) or the `last` one again (the middle of the bounds if there is none), or `stop` the run.
         out_of_range: a number out of bounds makes a reply invalid (`reask`), is put inside them (`clamp`), or is tried
-            as it is (`accept`; of a policy only, and published).
+            as it is (`accept`; of a policy only, and published). Of choices, as an action is one, there are none out of
+            bounds: there `accept` is `reask`.
         duplicates: a proposal made before makes a reply invalid (`reask`) or is tried once more (`accept`); None: of a
             mechanism, accept, of a policy, reask.
         together: ask for all proposals of a step in one question. Of a policy only, like the next four.
@@ -155,7 +156,7 @@ class LLMPrincipal:
         self.history = History(spec)
         self.tried: set[tuple[float, ...]] = set()
         self.iteration = 0  # questions answered
-        self.counters = {"moved_numbers": 0, "repeated_proposals": 0}
+        self.counters = dict.fromkeys(COUNTED[: 2 if controller is None else 3], 0)
         self.reasons: list[str] = []
         self.in_reply = 1  # vectors that the replies asked for last were to hold
         self.asker = self._new_asker()
@@ -192,17 +193,33 @@ class LLMPrincipal:
                 f"no valid reply for step {place[0]}, question {question}, in {self.repair_turns + 1} turns, and "
                 "principal.fallback=stop ends the run; set principal.fallback=best to go on"
             )
-        own = self.history.in_context(context)
-        best = self.history.best(context) if self.fallback == "best" or not own else np.array(own[-1]["vector"])
-        vector = self.space.rounded((self.space.low + self.space.high) / 2) if best is None else best
+        vector = self._again(context)
         logger.warning("no valid reply for generation %d, proposal %d; proposing %s", *place, vector.tolist())
         return Reading(np.tile(vector, (self.in_reply, 1)))
+
+    def _again(self, context: str | None) -> np.ndarray:
+        """What is proposed for want of anything better: the last vector or the best, else the middle of the bounds."""
+        own = self.history.in_context(context)
+        best = np.array(own[-1]["vector"]) if self.fallback == "last" and own else self.history.best(context)
+        return self.space.rounded((self.space.low + self.space.high) / 2) if best is None else best
+
+    def instead(self, vectors: np.ndarray, failed: np.ndarray) -> np.ndarray:
+        """What to try, [n, d], for the `vectors` [n, d] of the last `ask` if those that `failed` [n] return no numbers.
+
+        In their place, what is proposed without a valid reply (with `fallback=stop`, too, for these replies were).
+        """
+        vector = self._again(None)
+        logger.warning("no finite return with %s; trying %s instead", vectors[failed].tolist(), vector.tolist())
+        self.counters["unplayable_proposals"] += int(failed.sum())
+        self.reasons = ["" if bad else reason for reason, bad in zip(self.reasons, failed, strict=True)]
+        return np.where(failed[:, None], vector, vectors)
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Learn outcomes, of its own proposals or of others'.
 
         Metrics, counted since the start of the run: those of `Asker`, and llm/moved_numbers (put inside the bounds),
-        llm/repeated_proposals (made before, or by another question of the same step).
+        llm/repeated_proposals (made before, or by another question of the same step), llm/unplayable_proposals (of
+        policies; see `instead`).
         """
         self.history.add(outcomes)
         self.tried |= {_key(outcome.vector) for outcome in outcomes}
@@ -215,14 +232,14 @@ class LLMPrincipal:
         future.history, future.tried, future.iteration = History(self.spec), set(), 0
         future.asker = self._new_asker()
         if known:
-            future.history.add([self._typical_outcome(0)] * known)
+            future.history.add([future.history.typical(self.space, 0)] * known)
         # The prompt grows about evenly between these moments.
         moments = sorted({0, 1, *(steps * i // 8 for i in range(9))} & set(range(steps)))
         context = self.spec.contexts[0] if self.spec.contexts else None
         tokens = []
         for moment in moments:
             while future.iteration < moment:
-                future.history.add([self._typical_outcome(future.iteration)] * n)
+                future.history.add([future.history.typical(self.space, future.iteration)] * n)
                 future.iteration += 1
             tokens.append(estimate_tokens(future.question(context, n, n).text))
         calls = steps if self.together else steps * n
@@ -241,7 +258,7 @@ class LLMPrincipal:
     def load_state_dict(self, state: State) -> None:
         self.history.load_state_dict(state["history"])
         self.asker.load_state_dict(state["asker"])
-        self.iteration, self.counters = state["iteration"], dict(state["counters"])
+        self.iteration, self.counters = state["iteration"], self.counters | state["counters"]
         self.tried = {_key(record["vector"]) for record in self.history.records}
 
     def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt:
@@ -293,17 +310,21 @@ class LLMPrincipal:
             InvalidReply: there are none, a number is out of bounds, or a vector was tried before.
         """
         reading = self.questions.read(text, self.in_reply)
-        vectors = reading.vectors
-        outside = int(((vectors < self.space.low) | (vectors > self.space.high)).sum())
-        if self.out_of_range == "reask":
+        if self.refuses(reading.vectors):
             try:
-                self.space.check(vectors)
+                self.space.check(reading.vectors)
             except ConfigError as error:
                 raise InvalidReply(first_faults(str(error))) from None
-        vectors = self.space.rounded(vectors, clip=self.out_of_range != "accept")
+        vectors = self.space.rounded(reading.vectors, clip=self.out_of_range != "accept")
         if self.reask_duplicates:
             self._check_fresh(vectors)
-        return Reading(vectors, reading.reasoning, outside if self.out_of_range == "clamp" else 0)
+        moved = self.space.outside(reading.vectors).sum() if self.out_of_range == "clamp" else 0
+        return Reading(vectors, reading.reasoning, int(moved))
+
+    def refuses(self, vectors: np.ndarray) -> bool:
+        """Whether numbers out of bounds among `vectors` [..., d] make a reply invalid."""
+        outside = self.space.outside(vectors) & (self.space.choices | (self.out_of_range == "reask"))
+        return self.out_of_range != "clamp" and bool(outside.any())
 
     def _check_fresh(self, vectors: np.ndarray) -> None:
         seen = set(self.tried)
@@ -319,25 +340,6 @@ class LLMPrincipal:
     def _new_asker(self) -> Asker[Reading]:
         return Asker(
             self.llm, self.questions.purpose, self.read, self._repair, self.questions.schema(1), self.repair_turns
-        )
-
-    def _typical_outcome(self, generation: int) -> Outcome:
-        """An outcome with as many numbers as a real one, for estimates; a new best of its context now and then."""
-        steps = np.full(self.spec.horizon or 1000, PAYOFF_SHOWN)
-        contexts = max(len(self.spec.contexts), 1)
-        # Of t random payoffs about log t are the highest so far.
-        payoff = PAYOFF_SHOWN + (generation // contexts + 1).bit_length()
-        low, high = self.space.low, self.space.high
-        return Outcome(
-            vector=self.space.rounded(low + (high - low) * 0.12345),
-            value=payoff,
-            values=np.full(2, payoff),
-            standard_error=PAYOFF_SHOWN,
-            context=generation % contexts if self.spec.contexts else None,
-            returns=np.full(self.spec.n_agents, PAYOFF_SHOWN),
-            trajectories=dict.fromkeys(self.spec.metrics, steps),
-            summaries=dict.fromkeys(self.spec.metrics, PAYOFF_SHOWN),
-            welfare=dict.fromkeys(self.history.welfare, PAYOFF_SHOWN),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,8 @@ from llmrl.llms.structured import json_schema
 from llmrl.principals.history import History, Record
 from llmrl.principals.questions import Asked, Hints
 from llmrl.principals.reading import OneProposal, Reading, SeveralProposals, read_numbers
+
+logger = logging.getLogger(__name__)
 
 FAMILY = "search"
 FOLDER = Path(__file__).with_name("search_prompts")
@@ -69,6 +72,12 @@ class PolicyQuestions:
                 f"principal.prompt={prompt} is none for policy search; there are {', '.join(self.prompts.names)}"
             )
         self.prompt = prompt or "described"
+        if self.prompt == "described" and spec.text is None:
+            logger.warning(
+                "principal.prompt=described tells what the game is, and of env=%s nothing but its name is known: set "
+                "env.text (auto, a shipped text or a file), or principal.prompt=numeric",
+                spec.name,
+            )
         self.observations, self.hints, self.rows, self.reply = observations, hints, rows, reply
         self.count_from, self.told_iterations, self.fresh = count_from, told_iterations, fresh
         self.iterations: int | None = None  # of the loop, and

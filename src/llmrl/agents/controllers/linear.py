@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from llmrl.agents.controllers.decide import Decision, Output, leaky_relu
+from llmrl.agents.controllers.decide import LEAK, Decision, Output, leaky_relu
 from llmrl.agents.controllers.words import indices, input_names, listed, n_inputs
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 
@@ -109,7 +109,8 @@ class LayeredController:
         shift = f" + params[{at + k * m} + j]" if self.bias else ""
         start = f"{at} + " if at else ""
         sum_ = f"the sum over i of {source}[i] * params[{start}{m} * i + j]{shift}"
-        how = "" if last else f"{'tanh' if self.activation == 'tanh' else 'leaky ReLU (slope 0.2 below 0)'} of "
+        rule = "tanh" if self.activation == "tanh" else f"leaky ReLU (slope {LEAK:g} below 0)"
+        how = "" if last else f"{rule} of "
         told = [f"{target}[j], for j from 0 to {m - 1}, is {how}{sum_}, with i from 0 to {k - 1}."]
         if number == 0 and k <= WRITTEN_OUT:
             for i, name in enumerate(self.input_names):

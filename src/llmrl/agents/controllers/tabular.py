@@ -39,7 +39,9 @@ class TabularController:
         self.names = tuple(action_name(spec, i) for i in allowed)
         self._states = states_told(spec)
         low, high = float(allowed[0]), float(allowed[-1])
-        entries = (Parameter(f"params[{s}]", low, high, "action", f"action in state {s}", 0) for s in range(n))
+        entries = (
+            Parameter(f"params[{s}]", low, high, "action", f"action in state {s}", 0, choice=True) for s in range(n)
+        )
         self.space = ParameterSpace(self.name, tuple(entries))
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
