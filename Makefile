@@ -53,6 +53,10 @@ bench: install  ## prints ratios measured side by side
 	$(BIN)/python benchmarks/minigrid_ppo.py --rounds 1
 	$(BIN)/python benchmarks/teacher_quality.py --episodes 200
 	$(BIN)/python benchmarks/particle_teachers.py --games 200
+	@# On one idle core: a minute, a quarter of one, and a minute and a half; the page of fine-tuning has longer training.
+	$(BIN)/python benchmarks/policy_search.py --rounds 1
+	$(BIN)/python benchmarks/known_policies.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/finetuning.py --base-steps 150 --sft-steps 40 --grpo-steps 10
 
 docs: install  ## a site in build/docs, links checked
 	$(BIN)/mkdocs build --strict

@@ -40,12 +40,17 @@ def comparable_metrics(folder: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
-def silent_run(*overrides: str) -> None:
-    """`run` for a child process whose output nobody reads."""
+def silent() -> None:
+    """Make this a child process whose output nobody reads."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
     import torch
 
     torch.set_num_threads(1)
+
+
+def silent_run(*overrides: str) -> None:
+    """`run` for a child process."""
+    silent()
     run(*overrides)

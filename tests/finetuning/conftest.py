@@ -26,3 +26,33 @@ def proposer(tmp_path_factory):
         x, y = rng.integers(-6, 7, 2)
         pairs.append((question, f'{{"reasoning": "{why}", "params": [{x}, {y}]}}'))
     return make_proposer(tmp_path_factory.mktemp("proposer"), pairs)
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def grpo(proposer, tmp_path_factory):
+    """A finished run: replies are rewarded for their return alone."""
+    from tuned import finetune
+
+    only = [f"rewards.{name}=0" for name in ("valid", "inside", "improvement")]
+    return finetune(
+        tmp_path_factory.mktemp("grpo"),
+        proposer,
+        "grpo",
+        "method.optimiser.steps=24",
+        *only,
+        "transfer=[other]",
+        "checkpoint_seconds=99",
+    )
+
+
+@pytest.fixture(scope="session")
+def sft(proposer, tmp_path_factory):
+    """A finished run."""
+    from tuned import finetune
+
+    return finetune(tmp_path_factory.mktemp("sft"), proposer, "sft", "method.optimiser.steps=12")

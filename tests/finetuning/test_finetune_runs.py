@@ -1,49 +1,23 @@
 """Fine-tuning from end to end, with a model so small that it can be trained here."""
 
-import importlib.util
 import json
-import os
-import signal
+import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments import comparable_metrics, only_run_folder
-from llmrl.core.errors import ConfigError, LLMError
-from tuned import COMMON, QUICK, configured, finetune, folder_of
+from experiments import compose, only_run_folder
+from llmrl.cli.finetune import use_of
+from llmrl.core.errors import ConfigError
+from tuned import COMMON, QUICK, assert_same, configured, finetune, folder_of, lines
 
 for package in ("trl", "peft", "datasets"):
     pytest.importorskip(package)
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _offline(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-@pytest.fixture(scope="module")
-def grpo(proposer, tmp_path_factory):
-    """A finished run: replies are rewarded for their return alone."""
-    root = tmp_path_factory.mktemp("grpo")
-    only = [f"rewards.{name}=0" for name in ("valid", "inside", "improvement")]
-    return finetune(
-        root, proposer, "grpo", "method.optimiser.steps=24", *only, "transfer=[other]", "checkpoint_seconds=99"
-    )
-
-
-@pytest.fixture(scope="module")
-def sft(proposer, tmp_path_factory):
-    return finetune(tmp_path_factory.mktemp("sft"), proposer, "sft", "method.optimiser.steps=12")
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def trained(folder, name):
@@ -119,12 +93,26 @@ def test_other_commands_say_where_its_results_are(sft):
         evaluate(parser().parse_args([str(sft)]))
 
 
-def test_the_adapter_plays_on_in_a_search(grpo, proposer, tmp_path):
-    """The command that the run prints: the tuned model is asked by llmrl-train, with the prompts it was trained on."""
+def test_the_command_it_prints_is_a_search_with_the_same_prompts():
+    typed = ["env=maze", "agent=tabular", "principal.rows=named", "llm.max_tokens=99", "method=sft", "seed=3"]
+    config = {"llm": {"model": "a folder/model"}, "dataset": {"iterations": 7, "episodes": 3}}
+    command = shlex.split(use_of(config, "outputs/x=1/adapter", typed))
+    assert command[0] == "llmrl-train"
+    search = compose(*command[1:])
+    assert search["env"]["name"] == "maze" and search["principal"]["rows"] == "named"
+    assert search["llm"]["model"] == "a folder/model" and search["llm"]["adapter"] == "outputs/x=1/adapter"
+    assert search["llm"]["max_tokens"] == 99
+    assert search["search"]["iterations"] == 7 and search["search"]["episodes"] == 3 and search["seed"] == 0
+
+
+@pytest.mark.parametrize("method", ["grpo", "sft"])
+def test_the_adapter_plays_on_in_a_search(method, proposer, tmp_path, request):
+    """The tuned model is asked by llmrl-train, with the prompts it was trained on."""
     from experiments import run
 
+    tuned = request.getfixturevalue(method)
     common = [item for item in COMMON if not item.startswith(("dataset", "evaluation", "rewards"))]
-    model = ["llm=local_chat", f"llm.model={proposer}", f"llm.adapter='{grpo / 'adapter'}'"]
+    model = ["llm=local_chat", f"llm.model={proposer}", f"llm.adapter='{tuned / 'adapter'}'"]
     search = ["search.iterations=4", "search.episodes=2", "search.candidates=2", "principal=llm"]
     result = run(*common, *model, *search, f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
@@ -149,78 +137,6 @@ def test_the_adapter_plays_on_in_a_search(grpo, proposer, tmp_path):
     assert "runs_digest" in (second / "config.yaml").read_text()
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("sft", ()), ("grpo", ("method.updates=2", "method.kl=0.05", "method.lora.dropout=0.1"))],
-)
-def test_told_to_stop_and_gone_on_with_it_ends_as_if_nothing_had_happened(
-    proposer, tmp_path, method, options, monkeypatch
-):
-    """Signals in the middle of the training; also between steps that share their replies."""
-    from llmrl.run.metrics import MetricLog
-    from llmrl.run.run import Stopped
-
-    options = ("method.optimiser.steps=4", "method.optimiser.schedule=cosine", *options)
-    whole = finetune(tmp_path / "whole", proposer, method, *options)
-    log = MetricLog.log
-    for stop_at in (1, 3):
-
-        def told(self, step, metrics, stop_at=stop_at, **axes):
-            log(self, step, metrics, **axes)
-            if step == stop_at:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(MetricLog, "log", told)
-            with pytest.raises(Stopped):
-                finetune(tmp_path / "stopped", proposer, method, *options)
-    resumed = finetune(tmp_path / "stopped", proposer, method, *options)
-    assert json.loads((resumed / "status.json").read_text())["attempt"] == 3
-    assert_same(whole, resumed)
-
-
-def assert_same(one, other):
-    """Metrics, adapter and results, bit for bit."""
-    ours, theirs = comparable_metrics(one), comparable_metrics(other)
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        assert {k: v for k, v in a.items() if not k.startswith("spent/")} == {
-            k: v for k, v in b.items() if not k.startswith("spent/")
-        }
-    for name in ("adapter/adapter_model.safetensors", "adapter/adapter_config.json", "evaluation.json", "train.jsonl"):
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
-
-
-def test_killed_at_any_moment_it_goes_on_from_its_last_checkpoint(proposer, tmp_path):
-    """kill -9 of a real process in training; half a checkpoint of weights beside the last whole one does not count."""
-    options = ("method.optimiser.steps=5", "dataset.held_out=8")
-    whole = finetune(tmp_path / "whole", proposer, "grpo", *options)
-    typed = [*COMMON[1:], f"output_root={tmp_path / 'killed'}", f"llm.model={proposer}", *QUICK["grpo"], *options]
-    command = [sys.executable, "-m", "llmrl.cli.finetune", "--config-dir", str(Path(__file__).parent / "conf"), *typed]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not (saved := list((tmp_path / "killed").rglob("trainer/checkpoint-3/trainer_state.json"))):
-        assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
-    assert process.returncode == -signal.SIGKILL
-    half = saved[0].parents[1] / "checkpoint-4"
-    half.mkdir(exist_ok=True)
-    (half / "trainer_state.json").write_text("{")
-    assert_same(whole, finetune(tmp_path / "killed", proposer, "grpo", *options))
-
-
-def test_a_finished_run_is_not_run_again_and_trials_are_shared(grpo, proposer, tmp_path, capsys):
-    from llmrl.cli.finetune import run_experiment
-
-    typed = [*QUICK["sft"], "method.optimiser.steps=1", "dataset.held_out=4"]
-    config = configured(tmp_path, proposer, *typed, f"trials_dir={grpo.parents[2] / 'finetune_trials'}")
-    first = run_experiment(config, typed)
-    assert not (tmp_path / "finetune_trials").exists()
-    assert run_experiment(config, typed) == first and "Already finished" in capsys.readouterr().out
-
-
 def test_tasks_where_random_trials_are_all_the_same_have_a_scale(proposer, tmp_path):
     from llmrl.cli.finetune_parts import build
     from llmrl.core.seeding import Seeds
@@ -236,80 +152,6 @@ def test_tasks_where_random_trials_are_all_the_same_have_a_scale(proposer, tmp_p
                     parts.loop._asked(task, data, parts.loop.rewards)
 
 
-def test_a_dry_run_plays_nothing_and_loads_nothing(proposer, tmp_path, capsys):
-    from llmrl.cli.finetune import run_experiment
-
-    assert run_experiment(configured(tmp_path, proposer, "dry_run=true", "transfer=[other]"), []) is None
-    printed = capsys.readouterr().out
-    assert "linear policy, 2 numbers from -6 to 6" in printed and "other tasks" in printed and "grpo" in printed
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("overrides", "error", "message"),
-    [
-        (["llm.model=/no/such/folder"], LLMError, "there is no folder /no/such/folder"),
-        (["env=escape_room", "agent=linear"], ConfigError, "no environment of Gymnasium"),
-        (["dataset.trials=0"], ConfigError, "there is no data"),
-        (["dataset=search", "dataset.runs=[/no/such]"], ConfigError, "dataset.runs: there is no proposals.jsonl"),
-        (["dataset.examples=500"], ConfigError, r"dataset\.examples=500"),
-        (["llm.max_tokens=8"], ConfigError, r"llm\.max_tokens=8 cuts every valid reply"),
-        (["llm.context_window=60"], LLMError, "context window"),
-        (["llm.dtype=float16"], ConfigError, "use bfloat16 or float32"),
-        (["method.lora.targets=[nowhere]"], ConfigError, r"no such layers; it has down_proj"),
-        (["method.lora.targets=[lm_head]"], ConfigError, "cannot have an adapter"),
-        (["method.samples=1"], ConfigError, "use >= 2"),
-        (["method.optimiser.batch=7"], ConfigError, "no multiple of method.optimiser.batch=7"),
-        (["method.prompts=100", "method.samples=8"], ConfigError, r"48 prompts, and a step takes method\.prompts=100"),
-        (["rewards.low=1", "rewards.high=0"], ConfigError, "leaves no room"),
-        (["+rewards.beauty=1"], ConfigError, "rewards has no option 'beauty'"),
-        (["method.optimiser.learning_rate=-1"], ConfigError, "method.optimiser.learning_rate=-1"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_the_model_is_asked(proposer, tmp_path, overrides, error, message):
-    from llmrl.cli.finetune import run_experiment
-
-    root = tmp_path / "runs"
-    with pytest.raises(error, match=message):
-        run_experiment(configured(root, proposer, *QUICK["grpo"], *overrides), overrides)
-    assert not list(root.rglob("llm_calls.jsonl")) or not any(p.read_text() for p in root.rglob("llm_calls.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["llm=scripted"], "trains a model whose weights are here"),
-        (["llm=local_scorer_causal"], "trains a model whose weights are here"),
-        (["principal=random"], "trains the language model of principal=llm"),
-        (["agent=random"], "agent=.*RandomAgent has no parameters"),
-        (["env=cleanup"], "no environment of Gymnasium"),
-    ],
-)
-def test_parts_that_cannot_be_tuned_are_refused(proposer, tmp_path, overrides, message):
-    from experiments import compose
-    from llmrl.cli.finetune import run_experiment
-
-    model = [] if overrides[0].startswith("llm=") else [f"llm.model={proposer}"]
-    with pytest.raises(ConfigError, match=message):
-        run_experiment(compose(f"output_root={tmp_path}", *model, *overrides, primary="finetune"), overrides)
-
-
-def test_a_missing_package_is_named(proposer, tmp_path, monkeypatch):
-    from llmrl.cli.finetune import run_experiment
-
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "trl" else find(name, *a))
-    with pytest.raises(ConfigError, match=r"needs trl: pip install 'llmrl\[finetune\]'"):
-        run_experiment(configured(tmp_path, proposer), [])
-
-
-def test_an_adapter_cannot_be_trained_on_top_of(proposer, sft, tmp_path):
-    from llmrl.cli.finetune import run_experiment
-
-    with pytest.raises(ConfigError, match=r"leave it null, or merge"):
-        run_experiment(configured(tmp_path, proposer, f"llm.adapter='{sft / 'adapter'}'"), [])
-
-
 def test_another_seed_is_another_training(proposer, sft, tmp_path):
     from llmrl.llms.local.adapter import adapter_fingerprint
 
@@ -318,29 +160,7 @@ def test_another_seed_is_another_training(proposer, sft, tmp_path):
     assert adapter_fingerprint(str(other / "adapter")) != adapter_fingerprint(str(sft / "adapter"))
 
 
-def test_the_command_is_light_and_helps(tmp_path):
-    """Help, config and a mistyped field need none of the heavy packages."""
-    code = (
-        "import sys; from llmrl.cli import finetune; sys.argv = ['llmrl-finetune', *sys.argv[1:]]\n"
-        "try:\n    finetune.main()\n"
-        "finally:\n    print('HEAVY', sorted({'torch', 'trl', 'peft', 'datasets'} & set(sys.modules)))\n"
-    )
-
-    def call(*arguments):
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=tmp_path)
-        assert "HEAVY []" in done.stdout, done
-        return done
-
-    assert "llmrl-finetune" in call("--help").stdout
-    shown = call("--cfg", "job", "method=sft", "transfer=[maze,nim]").stdout
-    assert "llmrl.finetuning.sft.SFT" in shown and "nim:" in shown
-    wrong = call("method.optimiser.step=3")
-    assert wrong.returncode == 1
-    assert "method.optimiser has no option 'step'; it has: steps" in wrong.stderr
-    assert "Did you mean steps?" in wrong.stderr
-
-
-def test_a_sweep_goes_through_the_launcher(proposer, sft, tmp_path):
+def test_sweeps_and_searches_go_through_the_launcher(proposer, sft, tmp_path):
     """As a cluster's jobs are made: composed first, each computed in a process of its own, with the same numbers."""
     import yaml
 
@@ -349,7 +169,11 @@ def test_a_sweep_goes_through_the_launcher(proposer, sft, tmp_path):
     typed = [*COMMON[1:], f"output_root={tmp_path}", f"llm.model={proposer}", *QUICK["sft"], "seed=0"]
     command = [sys.executable, "-m", "llmrl.cli.finetune", "--config-dir", str(Path(__file__).parent / "conf"), "-m"]
     command += [*typed, "method.optimiser.steps=12"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+
+    def swept(*more):
+        return subprocess.run([*command, *more], capture_output=True, text=True, timeout=180)
+
+    done = swept()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 finished" in done.stdout
     (log,) = (path.read_text() for path in (tmp_path / ".sweeps").rglob("*.log"))
@@ -357,3 +181,10 @@ def test_a_sweep_goes_through_the_launcher(proposer, sft, tmp_path):
     folder = folder_of(tmp_path)
     assert app_of(yaml.safe_load((folder / "config.yaml").read_text())).name == "llmrl-finetune"
     assert_same(sft, folder)
+    # A search finds the run that is there, and names the command that it was typed with.
+    search = ("hydra/sweeper=optuna", "method.lora.rank=choice(16)", "hydra.sweeper.trials=1")
+    found = swept(*search)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "The best trial again: llmrl-finetune --config-dir" in found.stdout and folder == folder_of(tmp_path)
+    failed = swept(*search, "hydra.sweeper.trials=0")
+    assert failed.returncode == 1 and failed.stderr.startswith("\nllmrl-finetune: hydra.sweeper.trials=0"), failed

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from experiments import compose
+from experiments import comparable_metrics, compose, silent
 
 HERE = Path(__file__).parent
 COMMON = (
@@ -63,3 +64,26 @@ def finetune(root: Path, model: Path, method: str, *overrides: str) -> Path:
 def folder_of(root: Path) -> Path:
     (folder,) = {path.parent for path in root.rglob("status.json") if "backup" not in str(path)}
     return folder
+
+
+def silent_finetune(root: Path, model: Path, method: str, *overrides: str) -> None:
+    """`finetune` for a child process whose output nobody reads."""
+    silent()
+    finetune(root, model, method, *overrides)
+
+
+def lines(folder: Path) -> list[dict]:
+    """The metrics of a run, line by line."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Metrics, adapter and results, bit for bit."""
+    ours, theirs = comparable_metrics(one), comparable_metrics(other)
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert {k: v for k, v in a.items() if not k.startswith("spent/")} == {
+            k: v for k, v in b.items() if not k.startswith("spent/")
+        }
+    for name in ("adapter/adapter_model.safetensors", "adapter/adapter_config.json", "evaluation.json", "train.jsonl"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name

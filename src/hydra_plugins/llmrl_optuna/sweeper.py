@@ -58,8 +58,15 @@ class OptunaSweeper(Sweeper):
         try:
             self._search([*(f"{key}={value}" for key, value in self.params.items()), *arguments])
         except LlmrlError as error:
-            sys.stderr.write(f"\nllmrl-train: {error}\n")
+            sys.stderr.write(f"\n{self._app()}: {error}\n")
             raise SystemExit(1) from error
+
+    def _app(self) -> str:
+        """The command that was typed."""
+        from llmrl.cli.apps import app_of
+
+        assert self.config is not None
+        return app_of(self.config).name
 
     def _search(self, arguments: list[str]) -> None:
         from hydra_plugins.llmrl_optuna._grammar import read
@@ -148,7 +155,7 @@ class OptunaSweeper(Sweeper):
         assert self.config is not None
         sources = self.config.hydra.runtime.config_sources
         folders = [source.path for source in sources if source.provider == "command-line"]
-        words = ["llmrl-train", *(word for folder in folders for word in ("--config-dir", folder))]
+        words = [self._app(), *(word for folder in folders for word in ("--config-dir", folder))]
         words += ["--multirun"] if len(study.seeds) > 1 else []
         return shlex.join([*words, *sought.fixed, *ranking[0].overrides, f"{SEED}={','.join(study.seeds)}"])
 

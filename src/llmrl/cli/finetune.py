@@ -5,6 +5,8 @@ Only Hydra is imported here: `--help`, `--cfg job` and shell completion must ans
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ PROG = "llmrl-finetune"
 @hydra.main(config_path="pkg://llmrl.conf", config_name="finetune", version_base="1.3")
 def finetune(config: DictConfig) -> float | None:
     """The task Hydra calls for every job; returns what a sweeper optimises."""
-    return command.task(PROG, config, resolve, run_experiment)
+    return command.task(PROG, config, resolve, check, run_experiment)
 
 
 def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
@@ -41,6 +43,17 @@ def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
         # Which method made a model belongs into the run's name, chosen or not.
         overrides.append(f"method={hydra_config.runtime.choices['method']}")
     return with_digests(plain), overrides
+
+
+def check(config: dict[str, Any], overrides: list[str]) -> None:
+    """Raise ConfigError or LLMError for a run that can be refused without building it."""
+    from llmrl.cli.compose import build_model, check_means
+    from llmrl.cli.finetune_parts import check_installed, check_values
+
+    check_installed()
+    check_values(config)
+    if command.starts_anew(config, overrides):
+        check_means(config, build_model)
 
 
 def run_reporting(config: dict[str, Any], overrides: list[str]) -> float | None:
@@ -79,12 +92,12 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
         with build(config, run) as parts:
             run.status.env, run.status.llm = parts.task.name, parts.client.label
             run.result = parts.loop.run(run)
-    print_finished(run)
+    print_finished(run, overrides)
     return run.result
 
 
-def print_finished(run: Run) -> None:
-    """What was reached, and how the adapter is used."""
+def print_finished(run: Run, overrides: list[str]) -> None:
+    """What was reached, and how the adapter is used; `overrides` are those of the run."""
     from llmrl.cli.report import print_rows, print_table, terminal
     from llmrl.finetuning.loop import read_results
 
@@ -100,12 +113,19 @@ def print_finished(run: Run) -> None:
         str(run.folder),
         [(k.replace("_", " "), f"{v:,.4g}" if isinstance(v, float) else f"{v}") for k, v in shown.items()],
     )
-    model = run.config["llm"]["model"]
+    terminal().print(f"Use it: {use_of(run.config, run.summary['adapter'], overrides)}", soft_wrap=True)
+
+
+def use_of(config: dict[str, Any], adapter: str, overrides: list[str]) -> str:
+    """The command of a search whose prompts are like those that an adapter was trained on."""
     # Quoted for the shell and for Hydra: names of run folders have equals signs.
-    use = f"llm=local_chat llm.model={model} \"llm.adapter='{run.summary['adapter']}'\""
-    terminal().print(f"Use it: llmrl-train principal=llm {use} env=... agent=...", soft_wrap=True)
+    model = f"llm=local_chat llm.model={shlex.quote(config['llm']['model'])} \"llm.adapter='{adapter}'\""
+    same = [shlex.quote(typed) for typed in overrides if _SAME.match(typed)]
+    told = [f"search.{name}={config['dataset'][name]}" for name in ("iterations", "episodes")]
+    return f"llmrl-train principal=llm {model} {' '.join([*same, *told])}"
 
 
+_SAME = re.compile(r"\+{0,2}((env|agent|prompts)[.=]|principal\.|llm\.(max_tokens|chat_template|context_window|dtype))")
 _COLUMNS = ("before", "after", "difference", "random", "incumbent")
 
 

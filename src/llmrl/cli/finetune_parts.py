@@ -158,6 +158,9 @@ def build(config: Config, run: Run | None) -> FinetuneParts:
 
     builder = Builder(trusted=trusted)
     settings = {name: builder.build(config[name], name) for name in ("dataset", "method", "rewards", "evaluation")}
+    settings["method"].optimiser.check(config["llm"]["dtype"])
+    if not settings["method"].needs_replies:
+        settings["method"].check(settings["dataset"].prompts)
     seeds = Seeds(config["seed"])
     client = models(None)
     evaluators: list[Plays] = []

@@ -138,7 +138,10 @@ def key_of(vector: np.ndarray) -> tuple[float, ...]:
     return tuple(float(x) for x in vector)
 
 
+def held_out_of(n: int, share: float) -> int:
+    """About `share` of `n`, but at least one and not all."""
+    return int(np.clip(round(share * n), 1, max(n - 1, 1)))
+
+
 def _chosen(n: int, share: float, rng: np.random.Generator) -> set[int]:
-    """About `share` of 0 ... n-1, but at least one and not all."""
-    size = int(np.clip(round(share * n), 1, max(n - 1, 1)))
-    return set(rng.permutation(n)[:size].tolist())
+    return set(rng.permutation(n)[: held_out_of(n, share)].tolist())

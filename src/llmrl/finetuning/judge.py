@@ -81,11 +81,13 @@ class Judge:
             returns = self.play(vectors, drawn(self.seeds.child(when), self.rollouts))
         attempts = []
         for question, (vector, fault), played in zip(questions, reads, tried, strict=True):
+            row = np.zeros(0) if played is None else returns[rows[_key(played)]]
             attempts.append(
                 Attempt(
                     vector,
                     inside=vector is not None and self.questions.inside(vector),
-                    returns=np.zeros(0) if played is None else returns[rows[_key(played)]],
+                    # Numbers so large that the game itself breaks have no value.
+                    returns=row if np.isfinite(row).all() else np.zeros(0),
                     history=np.array([trial.value for trial in question.shown]),
                     repeats=played is not None and _key(played) in {_key(trial.vector) for trial in question.shown},
                     fault=fault,

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.limits import PositiveInt
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.evaluation import ask, baselines, difference, measure, summarize
+from llmrl.finetuning.examples import Example
 from llmrl.finetuning.job import Job, Method
 from llmrl.finetuning.judge import Judge
 from llmrl.finetuning.lora import save_adapter
@@ -21,6 +24,7 @@ from llmrl.finetuning.questions import Question
 from llmrl.finetuning.rewards import Rewards, Scale
 from llmrl.finetuning.task import Data, Dataset, Task, write_questions
 from llmrl.finetuning.training import quiet
+from llmrl.finetuning.trials import Trial
 from llmrl.llms.client import ChatClient
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import empty_model, load_model
@@ -127,9 +131,10 @@ class FinetuneLoop:
         client = self.models(None)
         chat = client.provider
         assert isinstance(chat, LocalChat)
+        self._check_model(chat)
         tasks, data = self._tasks(run)
         replies = [self.task.questions.reply(question) for question in data.train]
-        self._check(chat, data, replies)
+        self.method.check(sum(reply is not None for reply in replies) if self.method.needs_replies else len(data.train))
         if run.iteration == 0 and not self.measured["before"]:
             write_questions(run.folder / "train.jsonl", data.train, replies)
             held_out = [self.task.questions.reply(question) for question in data.held_out]
@@ -191,21 +196,20 @@ class FinetuneLoop:
             raise ConfigError(f"{task.name}: {error}") from error
         return _Asked(task, data.held_out, judge, rewards, scale)
 
-    def _check(self, chat: LocalChat, data: Data, replies: Sequence[str | None]) -> None:
-        """Before the model is asked anything."""
-        questions = self.task.questions
-        shortest = questions.write(questions.space.rounded((questions.space.low + questions.space.high) / 2), "")
-        tokens = len(chat.encode_reply(data.train[0].messages, shortest))
+    def _check_model(self, chat: LocalChat) -> None:
+        """Before anything is played: whether the model can be asked, can answer, and can be trained."""
+        questions, space = self.task.questions, self.task.questions.space
+        middle = space.rounded((space.low + space.high) / 2)
+        # A prompt that shows as little as a prompt may.
+        question = questions.ask(Example(0, (Trial(middle, np.zeros(1)),), None))
+        tokens = len(chat.encode_reply(question.messages, questions.write(middle, "")))
         if tokens > chat.reply_tokens:
             raise ConfigError(
                 f"llm.max_tokens={chat.reply_tokens} cuts every valid reply: one without a reason takes about {tokens} "
-                f"tokens of {chat.model} ({questions.space.dim} numbers); raise llm.max_tokens"
+                f"tokens of {chat.model} ({space.dim} numbers); raise llm.max_tokens"
             )
-        self.method.optimiser.check(chat.dtype)
         trained = self.method.lora.check(empty_model(chat.model, chat.revision))
         log.info("%d numbers will be trained beside the weights of %s", trained, chat.model)
-        usable = sum(reply is not None for reply in replies) if self.method.needs_replies else len(data.train)
-        self.method.check(usable)
 
     def _evaluate(
         self, run: Run, when: str, client: ChatClient, tasks: dict[str, _Asked], iteration: int, more: dict[str, float]

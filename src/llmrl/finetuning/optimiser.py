@@ -74,7 +74,7 @@ class Optimiser:
         if device.startswith("cuda") and torch.cuda.device_count() > 1:
             raise ConfigError(
                 f"{torch.cuda.device_count()} GPUs are visible and a run trains on one; show it a single one with "
-                "CUDA_VISIBLE_DEVICES, as hardware=gpu and hardware=slurm_gpu do for each run of a sweep"
+                "CUDA_VISIBLE_DEVICES, as hardware=gpu and hardware=slurm_finetune do for each run of a sweep"
             )
         schedules = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
         return {

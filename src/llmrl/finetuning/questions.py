@@ -127,7 +127,7 @@ class Questions:
 
     def usable(self, vector: np.ndarray) -> np.ndarray | None:
         """The vector as the search would try it; None where it would ask again (`principal.out_of_range`)."""
-        if not self.inside(vector) and self.proposer.out_of_range == "reask":
+        if self.proposer.refuses(vector):
             return None
         return self.space.rounded(vector, clip=self.proposer.out_of_range != "accept")
 

@@ -14,7 +14,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveInt, UnitInterval
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, ParameterSpace
-from llmrl.finetuning.examples import Target, make_examples, split
+from llmrl.finetuning.examples import Target, held_out_of, make_examples, split
 from llmrl.finetuning.questions import Question, Questions
 from llmrl.finetuning.trials import (
     Play,
@@ -92,7 +92,7 @@ class Dataset:
     Args:
         trials: random parameters to be played.
         episodes: of each; search runs have their own, which must be the same.
-        low, high: bounds of random parameters; None: those of the policy, which prompts tell.
+        low, high: bounds of random parameters; None: those of the policy, which prompts tell, as always of choices.
         runs: folders of search runs, or folders around such ones, whose proposals are used.
         prompts: to train on.
         held_out: prompts to evaluate on.
@@ -144,7 +144,15 @@ class Dataset:
         Raises:
             ConfigError: it is not.
         """
-        self._episodes([read_search_run(folder, task.space, task.identity) for folder in find_search_runs(self.runs)])
+        found = [read_search_run(folder, task.space, task.identity) for folder in find_search_runs(self.runs)]
+        self._episodes(found)
+        out = held_out_of(self.trials, self.share)
+        if not found and min(out, self.trials - out) < self.examples:
+            raise ConfigError(
+                f"dataset.examples={self.examples} trials are to be shown in a prompt, and of "
+                f"dataset.trials={self.trials} {out} are held out (dataset.share={self.share:g}) and "
+                f"{self.trials - out} are to train on; raise dataset.trials, or lower dataset.examples"
+            )
 
     def prepare(
         self, task: Task, store: Path, seeds: Seeds, before_chunk: Callable[[int], None] = lambda done: None
@@ -161,12 +169,14 @@ class Dataset:
             ConfigError: data of another task, or too little.
         """
         series = [read_search_run(folder, task.space, task.identity) for folder in find_search_runs(self.runs)]
+        # Of choices there are no others than the policy's.
+        low, high = (None, None) if task.space.choices.any() else (self.low, self.high)
         if self.trials:
             identity = {
                 "task": dict(task.identity),
                 "seed": [seeds.seed, seeds.child("trials").integer("identity")],
                 "episodes": self.episodes,
-                "bounds": [self.low, self.high],
+                "bounds": [low, high],
                 "versions": dict(task.versions),
             }
             folder = trials_folder(store, identity)
@@ -178,8 +188,8 @@ class Dataset:
                     self.trials,
                     self.episodes,
                     folder,
-                    self.low,
-                    self.high,
+                    low,
+                    high,
                     before_chunk,
                 )
             )

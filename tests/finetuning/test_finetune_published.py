@@ -1,0 +1,99 @@
+"""The published setting: its numbers, and that the commands which are told of it compose and can be planned."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import compose
+from llmrl.core.seeding import Seeds
+from llmrl.finetuning.examples import Example
+from llmrl.finetuning.judge import Judge
+from llmrl.finetuning.rewards import REWARDS
+from llmrl.finetuning.trials import Trial
+from tiny_models import make_tiny_causal
+
+PAGE = Path(__file__).parents[2] / "docs" / "finetuning.md"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    pytest.importorskip("transformers")
+    return make_tiny_causal(tmp_path_factory.mktemp("model"), window=8192)
+
+
+def commands() -> list[list[str]]:
+    """The overrides of each command on the page that chooses the published setting."""
+    blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
+    return [shlex.split(line)[1:] for line in lines if "method=grpo_published" in line]
+
+
+def test_the_published_setting_is_the_published_one():
+    config = compose("method=grpo_published", "llm.model=/models/some", primary="finetune")
+    method, data, rewards = config["method"], config["dataset"], config["rewards"]
+    assert (method["lora"]["rank"], method["lora"]["alpha"], method["lora"]["dropout"]) == (8, 32, 0.1)
+    assert {"v_proj", "gate_proj"}.isdisjoint(method["lora"]["targets"])
+    assert method["prompts"] * method["samples"] == 8 * 16 and method["samples"] == 4
+    # 4,000 parameters, a fifth of them held out; five times through the rest.
+    assert method["optimiser"]["steps"] * method["prompts"] == 5 * data["prompts"] == 5 * 0.8 * data["trials"]
+    assert (data["low"], data["high"], data["examples"], data["episodes"]) == (-10, 10, 1, 20)
+    principal = {key: config["principal"][key] for key in ("prompt", "rows", "reply", "out_of_range", "duplicates")}
+    assert list(principal.values()) == ["numeric", "named", "lines", "accept", "accept"]
+    assert config["principal"]["count_from"] == 0  # after one trial: iteration 1
+    assert rewards["parity"] and rewards["rollouts"] == 1 and config["llm"]["max_tokens"] == 256
+    assert {name: rewards[name] for name in REWARDS} == {
+        "valid": 1, "inside": 0, "scaled_return": 1, "improvement": 1, "rank": 0, "repeat": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("env", "numbers", "decimals", "steps", "optimum", "half_way"),
+    [
+        ("mountain_car_continuous", 3, 1, "500, each of 32", 100, -50.0),
+        ("swimmer", 18, 2, "1,000, each of 16", 250, 125.0),
+    ],
+)
+def test_its_commands_on_the_page_can_be_planned(env, numbers, decimals, steps, optimum, half_way, model, tmp_path):
+    from llmrl.cli.finetune_parts import build
+
+    if env == "swimmer":
+        pytest.importorskip("mujoco")
+    (typed,) = [overrides for overrides in commands() if f"env={env}" in overrides]
+    here = {"llm.model": model, "hardware": "cpu"}
+    typed = [f"{key}={here.get(key, value)}" for key, _, value in (word.partition("=") for word in typed)]
+    config = compose(*typed, f"output_root={tmp_path}", "hardware.cores=1", "dry_run=true", primary="finetune")
+    with build(config, None) as parts:
+        plan, questions = dict(parts.plan()), parts.task.questions
+        assert plan["policy"] == f"linear policy, {numbers} numbers from -6 to 6" and steps in plan["  steps"]
+        assert {parameter.decimals for parameter in questions.space.parameters} == {decimals}
+        assert parts.loop.rewards.scale(np.zeros(1))(half_way) == pytest.approx(0.5)
+        questions.proposer.expect(400, 20)
+        vector = np.round(np.linspace(-9.99, 9.99, numbers), decimals)
+        asked = questions.ask(Example(0, (Trial(vector, np.array([half_way])),), None))
+    # The one trial under its names, nothing of the game, out of bounds as it is, the first iteration.
+    row = "; ".join(f"params[{i}]: {x:.5g}" for i, x in enumerate(vector))
+    assert asked.name == "search/numeric" and f"{row}; f(params): {half_way:.2f}" in asked.text
+    assert "iteration 1 of 400" in asked.text and str(optimum) in asked.text
+    assert not {"car", "swim", "force", "observation"} & set(re.findall(r"\w+", asked.text.lower()))
+    assert np.array_equal(questions.usable(vector), vector)
+
+
+def test_with_a_table_nothing_but_its_actions_is_played(model, tmp_path):
+    from llmrl.cli.finetune_parts import build
+
+    few = ["dataset.trials=64", "dataset.episodes=2", "dataset.prompts=8", "dataset.held_out=4"]
+    typed = ["method=grpo_published", "env=nim", "agent=tabular", f"llm.model={model}", f"output_root={tmp_path}"]
+    with build(compose(*typed, *few, "hardware.cores=1", primary="finetune"), None) as parts:
+        questions, low, high = parts.task.questions, parts.task.space.low, parts.task.space.high
+        data = parts.loop.dataset.prepare(parts.task, tmp_path, Seeds(0))
+        shown = np.stack([trial.vector for question in data.train for trial in question.shown])
+        assert np.all((shown >= low) & (shown <= high)) and len(np.unique(shown)) == high[0] - low[0] + 1
+        judge = Judge(questions, parts.task.play, 1, Seeds(1))
+        asked, beyond = data.train[:2], high + 1
+        first, second = judge(asked, [questions.write(high, ""), questions.write(beyond, "")], "step 1")
+    assert first.inside and len(first.returns) == 1
+    assert np.array_equal(second.vector, beyond) and not second.inside and not len(second.returns)
+    assert REWARDS["valid"](second, None) == 1.0 and REWARDS["scaled_return"](second, None) == 0.0

@@ -1,0 +1,73 @@
+"""`llmrl-finetune --multirun hardware=slurm_finetune`: what is submitted, and a job of it on a real SLURM."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmrl.analysis.runs import read_run
+from slurm.cluster import NoClusterError, cluster, outside_of_jobs
+from tuned import COMMON, QUICK, assert_same, folder_of
+
+for package in ("trl", "peft", "datasets", "submitit"):
+    pytest.importorskip(package)
+
+pytestmark = pytest.mark.slow
+
+PRETENDED = {
+    # Keeps the script, as the controller does.
+    "sbatch": 'cp "${@: -1}" "$SCRIPTS/script_$(ls "$SCRIPTS" | wc -l).sh"; echo Submitted batch job 7',
+    "squeue": "",
+    "srun": "exit 1",
+    "scontrol": "echo ClusterName = atlas; echo MaxArraySize = 1001",
+}
+
+
+def submitted(root, model, *overrides, **environment):
+    """`llmrl-finetune --multirun hardware=slurm_finetune`, to its end."""
+    command = [sys.executable, "-m", "llmrl.cli.finetune", "--config-dir", str(Path(__file__).parent / "conf"), "-m"]
+    typed = [word for word in COMMON[1:] if not word.startswith("hardware.")]
+    typed += [f"output_root={root}", f"llm.model={model}", *QUICK["sft"], "hardware=slurm_finetune", *overrides]
+    done = subprocess.run(
+        [*command, *typed], env=outside_of_jobs() | environment, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_job_asks_for_what_training_needs(proposer, tmp_path):
+    """With commands of SLURM that only keep what they are given: one GPU, cores, memory, time, and to be requeued."""
+    scripts, binaries = tmp_path / "scripts", tmp_path / "bin"
+    scripts.mkdir(), binaries.mkdir()
+    for name, text in PRETENDED.items():
+        (binaries / name).write_text(f"#!/bin/bash\n{text}\n")
+        (binaries / name).chmod(0o755)
+    path = os.pathsep.join([str(binaries), os.environ["PATH"]])
+    more = ("hydra.launcher.wait=false", "seed=0,1", "hardware.slurm.partition=big")
+    told = submitted(tmp_path / "runs", proposer, *more, PATH=path, SCRIPTS=str(scripts))
+    assert "2 submitted" in told
+    (script,) = scripts.iterdir()
+    options = {line for line in script.read_text().splitlines() if line.startswith("#SBATCH ")}
+    needed = ("gpus-per-node=1", "cpus-per-task=4", "mem=80000M", "time=5760", "partition=big", "array=0-1%2")
+    assert {f"#SBATCH --{option}" for option in (*needed, "requeue", "signal=USR2@120")} <= options, options
+    assert "export OMP_NUM_THREADS=1" in script.read_text() and "--cpu-bind=none" in script.read_text()
+
+
+@pytest.mark.slurm
+def test_a_job_trains_as_the_command_does(proposer, sft, tmp_path):
+    """The same run as a job, bit for bit; without the GPU and the memory, which clusters for tests lack."""
+    try:
+        here = cluster()
+    except NoClusterError as reason:
+        pytest.skip(str(reason))
+    small = ("hardware.gpus=0", "hardware.device=cpu", "hardware.precision=highest", "hardware.memory_gb=1")
+    told = submitted(tmp_path, proposer, *small, "hardware.cores=1", "method.optimiser.steps=12", "seed=0")
+    assert "1 finished" in told
+    folder = folder_of(tmp_path)
+    assert read_run(folder).state == "finished"
+    (job,) = {path.name.partition("_")[0] for path in (tmp_path / ".sweeps").rglob("*_log.out")}
+    fields = here.show(job)
+    assert (fields["JobState"], fields["Requeue"], fields["TimeLimit"]) == ("COMPLETED", "1", "4-00:00:00")
+    assert_same(sft, folder)
