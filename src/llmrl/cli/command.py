@@ -19,6 +19,7 @@ EXIT_BUDGET = 3
 Config = dict[str, Any]
 Resolve = Callable[[DictConfig], tuple[Config, list[str]]]
 Compute = Callable[[Config, list[str]], float | None]
+Check = Callable[[Config, list[str]], None]
 
 _OPEN = re.compile(r"\w+(\.\w+)*\.(kwargs|arguments)(\.\w+)*=")
 """Overrides of fields that hold arguments of other people's classes, whose names are not in the option's file."""
@@ -42,8 +43,10 @@ def plain_config(config: DictConfig) -> Config:
     return {str(key): value for key, value in container.items()}
 
 
-def task(name: str, config: DictConfig, resolve: Resolve, compute: Compute) -> float | None:
+def task(name: str, config: DictConfig, resolve: Resolve, check: Check, compute: Compute) -> float | None:
     """The task Hydra calls for every job of the command `name`; returns what a sweeper optimises.
+
+    What `check` refuses leaves no run folder behind.
 
     Raises:
         SystemExit: the config is wrong, or the run did not finish.
@@ -52,12 +55,27 @@ def task(name: str, config: DictConfig, resolve: Resolve, compute: Compute) -> f
 
     try:
         plain, overrides = resolve(config)
+        check(plain, overrides)
     except LlmrlError as error:
         sys.stderr.write(f"\n{name}: {error}\n")
         raise SystemExit(EXIT_FAILED) from error
     if plain["hardware"].get("launcher") == "slurm":
         sys.stderr.write(f"{name}: hardware=slurm_* submits with --multirun; without it the run is computed here\n")
     return reporting(name, compute, plain, overrides)
+
+
+def starts_anew(config: Config, overrides: list[str]) -> bool:
+    """Whether a run is to be computed that has no folder yet; what is wrong with one that has is recorded there.
+
+    Raises:
+        RunFolderError: there can be no such folder.
+    """
+    from pathlib import Path
+
+    from llmrl.run.folder import find_folder
+
+    root = Path(config["output_root"])
+    return not config["dry_run"] and not find_folder(root, config["name"], config, overrides, config["seed"]).exists()
 
 
 def reporting(name: str, compute: Compute, config: Config, overrides: list[str]) -> float | None:
@@ -96,14 +114,14 @@ def opened(argument: str) -> str:
 
 
 def console(name: str, app: Callable[[], Any], config_name: str) -> None:
-    """Console script. Hydra has printed why a composition failed; a mistyped field gets the list of valid ones too."""
+    """Console script. Hydra has printed why a composition failed; what was mistyped gets what may have been meant."""
     sys.argv[1:] = [opened(argument) for argument in sys.argv[1:]]
     try:
         app()
     except SystemExit as stop:
         if stop.code == 1 and not isinstance(stop.__cause__, Exception):
-            from llmrl.cli.hints import missing_field
+            from llmrl.cli.hints import missing_field, missing_option
 
-            if hint := missing_field(sys.argv[1:], config_name):
+            if hint := missing_option(sys.argv[1:]) or missing_field(sys.argv[1:], config_name):
                 sys.stderr.write(f"\n{name}: {hint}\n")
         raise

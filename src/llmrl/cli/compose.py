@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.cli.build import Builder
+from llmrl.cli.offers import can_search, needs_mechanism, no_mechanism, options
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Agent, ChatModel, Controller, Loop, Meter, Proposer, Scorer, Teacher, VecEnv
 from llmrl.core.seeding import Seeds
@@ -51,19 +51,6 @@ class Parts:
         self.env.close()
         if isinstance(self.llm, ChatClient):
             self.llm.close()
-
-
-def options(group: str) -> dict[str, dict[str, Any]]:
-    """Every option of a config group shipped with the package, as unresolved plain dicts.
-
-    Options that also set a customary budget (`# @package _global_`) hold the part under the group's own key.
-    """
-    import yaml
-
-    folder = resources.files("llmrl.conf") / group
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
-    contents: dict[str, dict[str, Any]] = {f.name.removesuffix(".yaml"): yaml.safe_load(f.read_text()) for f in files}
-    return {name: content.get(group, content) for name, content in contents.items()}
 
 
 def build_llm(
@@ -188,7 +175,7 @@ def build_parts(
             "folder": folder,
         }
         if governed and env.spec.mechanism is None:
-            raise ConfigError(_no_mechanism(env.spec.name))
+            raise ConfigError(no_mechanism(env, config["principal"]))
         offered["cores"] = worker_cores(config)
         societies = config["design"]["candidates"] if governed and not play_only else 1
         if societies > 1:
@@ -208,8 +195,8 @@ def build_parts(
         elif kind == "search":
             offered |= _searched(agents[0].controller, env)
         builder = Builder({**offered, "seeds": seeds.child("principal")}, trusted)
-        if kind == "search" and not _can_search(config["principal"], builder):
-            raise ConfigError(_needs_mechanism(config["principal"]["_target_"]))
+        if kind == "search" and not can_search(config["principal"], builder):
+            raise ConfigError(needs_mechanism(config["principal"]["_target_"]))
         principal = None if play_only else builder.build(config["principal"], "principal")
     except BaseException:
         env.close()
@@ -265,29 +252,6 @@ def _searched(controller: Controller, env: VecEnv) -> dict[str, Any]:
     return {"space": controller.space, "controller": controller}
 
 
-def _can_search(principal: Config, builder: Builder) -> bool:
-    """Whether a principal takes any space, and not the mechanism of an environment only."""
-    return any(builder.needs(principal, name, "principal") for name in ("space", "controller"))
-
-
-def _needs_mechanism(principal: str) -> str:
-    works = [
-        name for name, option in options("principal").items() if option["_target_"] and _can_search(option, Builder())
-    ]
-    return (
-        f"{principal.rpartition('.')[2]} looks at what happens in a society under a mechanism and cannot search the "
-        f"parameters of a policy; use principal={', '.join(works)}"
-    )
-
-
-def _no_mechanism(env: str) -> str:
-    works = [name for name, option in options("env").items() if option.get("mechanism")]
-    return (
-        f"a principal needs an environment with a mechanism, and {env} has none (env.mechanism may be off); "
-        f"use env={', '.join(works)} with their mechanism, or principal=none"
-    )
-
-
 def build_hardware(config: Config) -> Hardware:
     """What the run is computed on.
 
@@ -301,7 +265,7 @@ def build_hardware(config: Config) -> Hardware:
 def check_values(config: Config) -> None:
     """Raise ConfigError for values that no run could be built with, as far as can be told without building one."""
     builder = Builder(trusted=config["trusted_modules"])
-    if not isinstance(config["seed"], int) or config["seed"] < 0:
+    if type(config["seed"]) is not int or config["seed"] < 0:
         raise ConfigError(f"seed={config['seed']!r}: a whole number >= 0 is needed")
     for group in ("env", "agent", "principal", "teacher", "hardware"):
         builder.check(config[group], group)
@@ -315,8 +279,19 @@ def check_values(config: Config) -> None:
         builder.check({"_target_": LOOPS[each], **config[section(each)]}, section(each))
 
 
+def check_means(config: Config, model: Callable[[Config, None], ChatClient | Scorer | None] = build_llm) -> None:
+    """Raise ConfigError or LLMError for a run that could not be computed here: there is no such device, or its language
+    model, which `model` makes, could never answer."""
+    _device(config)
+    made = model(config, None)
+    if isinstance(made, ChatClient):
+        made.close()
+
+
 def game_processes(config: Config) -> int:
-    """Processes beside the run's own that its games keep busy."""
+    """Processes beside the run's own that its games keep busy; a model that is asked alone has no games."""
+    if "env" not in config:
+        return 0
     env = Builder(trusted=config["trusted_modules"]).locate(config["env"]["_target_"], "env")
     return int(config["env"].get("n_envs", 1)) if getattr(env, "game_per_process", False) else 0
 

@@ -23,7 +23,8 @@ def parser() -> argparse.ArgumentParser:
         "--episodes",
         type=int,
         default=None,
-        help="episodes, rounded up to a multiple of the games (default 100; 10 on the Melting Pot engine)",
+        help="episodes, rounded up to a multiple of the games (default 100; 10 on the Melting Pot engine); exactly so "
+        "many where a player asks a language model (default play.episodes of the run)",
     )
     p.add_argument(
         "--policy",
@@ -53,6 +54,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--video", action="store_true", help="record one episode: world and each agent's view, MP4 and GIF")
     p.add_argument("--video-steps", type=int, default=None, help="steps to record (default: the whole episode)")
     p.add_argument("--fps", type=int, default=20, help="frames per second of videos (default 20)")
+    p.add_argument(
+        "--calls",
+        type=int,
+        default=None,
+        help="replies of a language model that evaluations of this run may pay for, all together (default llm.budget "
+        "of the run)",
+    )
     p.add_argument("--out", type=Path, default=None, help="where results go (default: <run>/evaluation)")
     return p
 
@@ -62,14 +70,17 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
     Raises:
         ConfigError, CheckpointError: the folder is no run, has no whole checkpoint, or the mechanism is out of bounds.
+        LLMError: a language model that plays does not answer, or its budget is used up.
     """
     import numpy as np
     import yaml
 
     from llmrl.analysis.statistics import describe
+    from llmrl.cli.asking import announced, askers, refused, with_budget
     from llmrl.cli.compose import build_llm, build_parts
     from llmrl.cli.players import MODES, build_players, without_teacher
-    from llmrl.core.errors import ConfigError
+    from llmrl.cli.report import print_rows
+    from llmrl.core.errors import BudgetExhausted, ConfigError
     from llmrl.core.seeding import Seeds
     from llmrl.learners.rollout import Collector
     from llmrl.loops.playing import play_episodes
@@ -80,6 +91,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.episodes is not None and args.episodes < 1:
         raise ConfigError(f"--episodes={args.episodes}: at least 1 is needed")
+    if args.calls is not None and args.calls < 0:
+        raise ConfigError(f"--calls={args.calls}: at least 0 is needed")
     iteration, state = saved_state(args.run)
     config = yaml.safe_load((args.run / "config.yaml").read_text())
     if "method" in config:
@@ -90,7 +103,9 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     if "teacher" not in names:
         config = without_teacher(config)
     # The principal, whose language model might cost money, is left out; an agent that needs a model gets it.
-    llm = build_llm({**config, "principal": {"_target_": None}}, folder=None)
+    out = args.out or args.run / "evaluation"
+    out.mkdir(parents=True, exist_ok=True)
+    llm = build_llm(with_budget({**config, "principal": {"_target_": None}}, args.calls), folder=out)
     parts = build_parts(config, llm, render=args.video, play_only=True)
     try:
         [agent] = parts.agents
@@ -102,9 +117,14 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         agent.load_state_dict(state["agents"][society])
         players = build_players(names, whole, parts)
         seeds = Seeds(args.seed).child("evaluate")
-        wanted = (100 if spec.deterministic else 10) if args.episodes is None else args.episodes
-        out = args.out or args.run / "evaluation"
-        out.mkdir(parents=True, exist_ok=True)
+        modes = MODES if args.mode == "both" else (args.mode,)
+        asking = askers(names, config, llm)
+        usual = config["play"]["episodes"] if asking else 100 if spec.deterministic else 10
+        wanted = usual if args.episodes is None else args.episodes
+        if asking:
+            steps = [n for n in (args.video_steps, spec.horizon) if n is not None]
+            filmed = 0 if not args.video or names[0] not in asking else min(steps, default=None)
+            print_rows("What is asked, at most", announced(asking, parts, wanted, len(modes), filmed))
 
         def prepare() -> None:
             if mechanism is not None:
@@ -116,13 +136,14 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         if args.video:
             prepare()
             files = _record(args, parts, players, seeds, out / "videos")
-        modes = MODES if args.mode == "both" else (args.mode,)
         played = {}
         for name, policy in players.items():
             collector = Collector(env, policy, parts.device)
             for mode in modes:
                 greedy = mode == "deterministic"
-                played[name, mode] = play_episodes(collector, wanted, seeds, greedy, prepare)
+                played[name, mode] = play_episodes(collector, wanted, seeds, greedy, prepare, bool(asking))
+    except BudgetExhausted as error:
+        raise refused(error) from error
     finally:
         parts.close()
     judged = config["design"]["objective"] or spec.objective
@@ -134,7 +155,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
             "return per agent": np.array([e.returns.mean() for e in episodes]),
             "base return per agent": base.mean(1),
             "length": np.array([float(e.length) for e in episodes]),
-            **{f"welfare/{name}": x for name, x in measures(episodes).items()},
+            # What one agent earns is all that there is to say of its welfare.
+            **({f"welfare/{name}": x for name, x in measures(episodes).items()} if spec.n_agents > 1 else {}),
             **{name: np.array([e.summaries[name] for e in episodes]) for name in spec.metrics},
         }
 
@@ -182,6 +204,8 @@ def _record(
     args: argparse.Namespace, parts: Parts, players: dict[str, Policy], seeds: Seeds, folder: Path
 ) -> list[Path]:
     """Videos of one episode of the first player, with what it and a teacher that plays thought beside the picture."""
+    import numpy as np
+
     from llmrl.cli.captions import Captioned
     from llmrl.envs.recorder import Recorder
     from llmrl.learners.rollout import Collector
@@ -190,11 +214,11 @@ def _record(
     policy = next(iter(players.values()))
     captioned = Captioned(policy, recorder, parts.env.spec, None if parts.teacher is None else parts.teacher.policy)
     collector = Collector(recorder, captioned, parts.device)
-    collector.reset(seeds.integer("video"))
+    # The other games are not played: nobody looks at them.
+    collector.reset(seeds.integer("video"), np.arange(parts.env.spec.n_envs) == 0)
     horizon = parts.env.spec.horizon or 1000
     left, generator = min(args.video_steps or horizon, horizon), seeds.torch("video")
     while left > 0:
-        # The other games end for good: nobody looks at them.
         rollout = collector.collect(1, generator, learn=False, greedy=args.mode == "deterministic", restart=False)
         left = 0 if any(episode.game == 0 for episode in rollout.episodes) else left - 1
     return recorder.save(folder, args.fps)
@@ -247,11 +271,12 @@ def _context(choice: int | None, proposal: dict[str, Any] | None, spec: Any) -> 
 def main(argv: list[str] | None = None) -> None:
     """Console script."""
     args = parser().parse_args(argv)
+    from llmrl.cli.command import EXIT_BUDGET, EXIT_FAILED
     from llmrl.cli.report import print_evaluation
-    from llmrl.core.errors import LlmrlError
+    from llmrl.core.errors import BudgetExhausted, LlmrlError
 
     try:
         print_evaluation(evaluate(args))
     except LlmrlError as error:
         sys.stderr.write(f"llmrl-evaluate: {error}\n")
-        raise SystemExit(1) from error
+        raise SystemExit(EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED) from error

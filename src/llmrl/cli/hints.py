@@ -1,10 +1,55 @@
-"""Help for a mistyped field: Hydra says that a key is not there, this adds which keys are."""
+"""Help for mistyped options and fields: Hydra says that one is not there, this adds which are, where it is read."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
 from importlib import resources
+from pathlib import Path
+
+_PARTS = "parts"
+"""Folders of what options are made of, which nobody chooses."""
+
+
+def missing_option(arguments: Sequence[str]) -> str | None:
+    """A sentence about the first `group=option` among command-line arguments whose option does not exist, here or in
+    the folders of `--config-dir`; None if all do."""
+    shipped = Path(str(resources.files("llmrl.conf")))
+    roots = [shipped, *_folders(arguments)]
+    groups = {entry.name for root in roots if root.is_dir() for entry in root.iterdir() if entry.is_dir()} - {"hydra"}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        group = key.lstrip("+").partition("@")[0]
+        if not equals or group not in groups:
+            continue
+        found = {
+            path.relative_to(root / group).with_suffix("").as_posix()
+            for root in roots
+            for path in (root / group).rglob("*.yaml")
+        }
+        for option in (each.strip(" []'\"") for each in value.split(",")):
+            if option.removesuffix(".yaml") not in {*found, "null", ""} and not any(c in option for c in "(){}:$"):
+                return _no_option(group, option, {each for each in found if _PARTS not in each.split("/")})
+    return None
+
+
+def _no_option(group: str, option: str, found: set[str]) -> str:
+    """`group` has no `option`, and which it has: those most like it, else those beside it."""
+    folder, _, last = option.rpartition("/")
+    beside = sorted(name for name in found if name.rpartition("/")[0] == folder)
+    near = beside if folder and beside else sorted(found)
+    short = {name.rpartition("/")[2]: name for name in near}
+    like = [short[each] for each in difflib.get_close_matches(last, list(short), cutoff=0.7)]
+    if like:
+        return f"{group} has no option '{option}'. Did you mean {' or '.join(like)}?"
+    inside = sorted({f"{name.split('/')[0]}/..." for name in found if "/" in name} if not beside else set())
+    return f"{group} has no option '{option}'; it has: {', '.join(beside or inside or sorted(found))}"
+
+
+def _folders(arguments: Sequence[str]) -> list[Path]:
+    """Folders of the user's own options."""
+    after = [arguments[i + 1] for i, a in enumerate(arguments[:-1]) if a in ("--config-dir", "-cd")]
+    return [Path(each) for each in (*after, *(a.partition("=")[2] for a in arguments if a.startswith("--config-dir=")))]
 
 
 def missing_field(arguments: Sequence[str], primary: str = "train") -> str | None:
@@ -22,7 +67,7 @@ def missing_field(arguments: Sequence[str], primary: str = "train") -> str | Non
     pairs = [a.partition("=")[::2] for a in overrides]
     groups = {entry.name for entry in resources.files("llmrl.conf").iterdir() if entry.is_dir()}
     choices = [f"{key}={value.split(',')[0]}" for key, value in pairs if key in groups]
-    searchpath = [arguments[i + 1] for i, a in enumerate(arguments[:-1]) if a in ("--config-dir", "-cd")]
+    searchpath = [str(folder) for folder in _folders(arguments)]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("llmrl.conf", version_base="1.3"):

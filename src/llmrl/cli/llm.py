@@ -169,7 +169,7 @@ def _compose(overrides: Sequence[str], config_dir: Path | None) -> dict[str, Any
     try:
         with initialize_config_module("llmrl.conf", version_base="1.3"):
             config = compose("train", overrides=[*overrides, *extra])
-        keys = ("llm", "hardware", "seed", "trusted_modules")
+        keys = ("llm", "hardware", "seed", "trusted_modules", "dry_run")
         return {
             key: OmegaConf.to_object(config[key]) if OmegaConf.is_config(config[key]) else config[key] for key in keys
         }

@@ -16,41 +16,52 @@ _WITH_TABLE = "llmrl.teachers.options.offline_teacher"
 
 
 def with_digests(config: dict[str, Any]) -> dict[str, Any]:
-    """The resolved config with `prompts_digest` (own prompts), `adapter_digest` (of a local model) and `table_digest`
-    (a plan table that is a file), each only where there is one.
+    """The resolved config with `prompts_digest` (own prompts), `adapter_digest` (of a local model), `table_digest` (a
+    plan table that is a file) and `text_digest` (texts of games that are files), each only where there is one.
 
     Raises:
         ConfigError: there is no such file, or it does not say what it said when the run was submitted.
     """
     digests: dict[str, str] = {}
     for key, (what, where, find) in _OUTSIDE.items():
-        place = where(config)
-        if place is None:
+        places = where(config)
+        if not places:
             continue
-        digests[key] = find(Path(place).expanduser())
+        found = [find(Path(place).expanduser()) for place in places]
+        digests[key] = found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()[:12]
         if config.get(key, digests[key]) != digests[key]:
             raise ConfigError(
-                f"{what.format(place)} changed since this run was submitted; repeat its command, which makes a new run"
+                f"{what.format(', '.join(places))} changed since this run was submitted; repeat its command, which "
+                "makes a new run"
             )
     return {**config, **digests}
 
 
-def _prompts(config: dict[str, Any]) -> str | None:
-    folder: str | None = config["prompts"]
-    return folder
+def _prompts(config: dict[str, Any]) -> list[str]:
+    return _one(config["prompts"])
 
 
-def _table(config: dict[str, Any]) -> str | None:
+def _one(place: Any) -> list[str]:
+    return [] if place is None else [str(place)]
+
+
+def _texts(config: dict[str, Any]) -> list[str]:
+    """Texts of the game, and of those that a fine-tuned model is evaluated on, that are files."""
+    nodes = [config["env"], *(task["env"] for _, task in sorted(config.get("transfer", {}).items()))]
+    texts = [node.get("env", node).get("text") for node in nodes]
+    return [text for text in texts if isinstance(text, str) and text.endswith((".yaml", ".yml"))]
+
+
+def _table(config: dict[str, Any]) -> list[str]:
     from llmrl.teachers.offline import CORRECTED, PUBLISHED
 
     teacher = config.get("teacher", {})
     table = teacher.get("table") if teacher.get("_target_") == _WITH_TABLE else None
-    return table if isinstance(table, str) and table not in (PUBLISHED, CORRECTED) else None
+    return [table] if isinstance(table, str) and table not in (PUBLISHED, CORRECTED) else []
 
 
-def _adapter(config: dict[str, Any]) -> str | None:
-    adapter: str | None = config["llm"].get("adapter")
-    return adapter
+def _adapter(config: dict[str, Any]) -> list[str]:
+    return _one(config["llm"].get("adapter"))
 
 
 def _adapter_digest(path: Path) -> str:
@@ -69,16 +80,20 @@ def _folder_digest(path: Path) -> str:
     return folder_digest(path)
 
 
-def _table_digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    except OSError as error:
-        raise ConfigError(f"teacher.table={path} cannot be read: {error.strerror or error}") from error
+def _file_digest(option: str) -> Callable[[Path], str]:
+    def digest(path: Path) -> str:
+        try:
+            return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        except OSError as error:
+            raise ConfigError(f"{option}={path} cannot be read: {error.strerror or error}") from error
+
+    return digest
 
 
-_OUTSIDE: dict[str, tuple[str, Callable[[dict[str, Any]], str | None], Callable[[Path], str]]] = {
+_OUTSIDE: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]], Callable[[Path], str]]] = {
     "prompts_digest": ("the prompts in {} have", _prompts, _folder_digest),
     "adapter_digest": ("the adapter in {} has", _adapter, _adapter_digest),
-    "table_digest": ("the plan table {} has", _table, _table_digest),
+    "table_digest": ("the plan table {} has", _table, _file_digest("teacher.table")),
+    "text_digest": ("the text {} has", _texts, _file_digest("env.text")),
 }
-"""Key in the config -> what it is, where it is (None: there is none), and its digest, 12 hexadecimal digits."""
+"""Key in the config -> what it is, the places where it is, and the digest of one, 12 hexadecimal digits."""

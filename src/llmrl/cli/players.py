@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrl.cli.build import Builder
-from llmrl.cli.compose import Parts, options
+from llmrl.cli.compose import Parts
+from llmrl.cli.offers import options
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Policy
 from llmrl.core.seeding import Seeds

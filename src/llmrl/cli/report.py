@@ -34,7 +34,28 @@ def print_plan(rows: Sequence[tuple[str, str]]) -> None:
 def print_skipped(run: Run) -> None:
     """A finished run of the same configuration and seed is not run again."""
     result = "" if run.result is None else f" (result {run.result:.4g})"
-    terminal().print(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old one.")
+    console = terminal()
+    console.print(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old one.")
+    configs = (run.config, _recorded(run.folder))
+    wanted, made = (config.get("play", {}).get("videos", 0) for config in configs)
+    if wanted > made:
+        console.print(
+            f"It was run with play.videos={made}, and {wanted} are asked for: rerun=true plays the same episodes "
+            "again, with films (replies that llm.cache kept are not paid again), and llmrl-evaluate "
+            f"'{_near(run.folder)}' --video films an episode of another seed.",
+            soft_wrap=True,
+        )
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    """The config that a run was started with last; empty where it cannot be read."""
+    import yaml
+
+    try:
+        content = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def print_summary(run: Run) -> None:

@@ -18,7 +18,7 @@ from llmrl.cli import command
 @hydra.main(config_path="pkg://llmrl.conf", config_name="train", version_base="1.3")
 def train(config: DictConfig) -> float | None:
     """The task Hydra calls for every job; returns what a sweeper optimises."""
-    return command.task("llmrl-train", config, resolve, run_experiment)
+    return command.task("llmrl-train", config, resolve, check, run_experiment)
 
 
 def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
@@ -37,6 +37,15 @@ def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
         # Which model is behind results belongs into the run's name, chosen or not: it may be none at all.
         overrides.append(f"llm={hydra_config.runtime.choices['llm']}")
     return with_digests(plain), overrides
+
+
+def check(config: dict[str, Any], overrides: list[str]) -> None:
+    """Raise ConfigError or LLMError for an experiment that can be refused without building it."""
+    from llmrl.cli.compose import check_means, check_values
+
+    check_values(config)
+    if command.starts_anew(config, overrides):
+        check_means(config)
 
 
 def run_reporting(config: dict[str, Any], overrides: list[str]) -> float | None:

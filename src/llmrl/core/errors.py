@@ -31,7 +31,14 @@ class NotAsked(LLMError):  # noqa: N818  (nothing went wrong)
 
 
 class BudgetExhausted(NotAsked):
-    """One more call could exceed what the run may spend on language models."""
+    """One more call could exceed what the run may spend on language models.
+
+    `reached` says which limit, without what to do about it.
+    """
+
+    def __init__(self, reached: str, advice: str = "") -> None:
+        super().__init__(f"{reached}. {advice}" if advice else reached)
+        self.reached = reached
 
 
 class Interrupted(NotAsked):

@@ -1,0 +1,80 @@
+"""What an evaluation asks of a chat model: who asks, for how many episodes, and what is said of it before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmrl.cli.build import Builder
+from llmrl.cli.compose import Parts
+from llmrl.core.errors import BudgetExhausted
+from llmrl.core.protocols import Estimating
+from llmrl.core.records import CallEstimate
+from llmrl.llms.client import ChatClient
+
+Config = Mapping[str, Any]
+
+_GROUPS = {"student": "agent", "teacher": "teacher"}
+"""Players that may ask -> the group of the config they are built from."""
+
+
+def askers(names: Sequence[str], config: Config, llm: object) -> list[str]:
+    """Those of the players `names` that ask the chat model `llm` as they play: an agent that a chat model is, and a
+    teacher whose model is not known to be free."""
+    if not isinstance(llm, ChatClient):
+        return []
+    builder = Builder(trusted=config["trusted_modules"])
+    asking = [name for name in names if name in _GROUPS and builder.needs(config[_GROUPS[name]], "llm", _GROUPS[name])]
+    costs = llm.provider.cost(10**6, 10**6) != 0
+    return [name for name in asking if name == "student" or costs]
+
+
+def with_budget(config: Config, calls: int | None) -> Config:
+    """The config with a budget of its own for evaluations: so many replies; None: that of the run."""
+    if calls is None:
+        return config
+    budget = {**config["llm"]["budget"], "calls": calls, "tokens": None, "usd": None}
+    return {**config, "llm": {**config["llm"], "budget": budget}}
+
+
+def announced(
+    names: Sequence[str], parts: Parts, episodes: int, rounds: int, filmed: int | None
+) -> list[tuple[str, str]]:
+    """Rows (what, value): what the players `names` will ask.
+
+    Args:
+        names: from `askers`.
+        parts: of the evaluation.
+        episodes: that each of them plays in each of `rounds` modes.
+        filmed: steps of the film that is made besides, if one of them is in it, else 0; None: not known.
+    """
+    from llmrl.cli.plan import calls
+
+    assert isinstance(parts.llm, ChatClient)
+    film = "" if filmed == 0 else ", and 1 that is filmed"
+    rows = [("model", parts.llm.label), ("episodes", f"{len(names) * rounds * episodes:,}{film}")]
+    horizon, [agent] = parts.env.spec.horizon, parts.agents
+    if names != ["student"] or not isinstance(agent, Estimating) or horizon is None or filmed is None:
+        return [*rows, ("LLM calls", "unknown, about as many as there are decisions; --calls limits them")]
+    played = agent.estimate(horizon, episodes)
+    estimates = [played] * rounds + ([agent.estimate(filmed, 1)] if filmed else [])
+    return [*rows, *calls(_sum(estimates), parts.llm)]
+
+
+def refused(error: BudgetExhausted) -> BudgetExhausted:
+    """The error of an evaluation whose budget is used up."""
+    return BudgetExhausted(
+        error.reached,
+        "Evaluations of a run may together spend what the run itself may, and this one has saved no results. Replies "
+        "that were paid for are in the cache: play fewer --episodes, or allow more replies with --calls",
+    )
+
+
+def _sum(estimates: Sequence[CallEstimate]) -> CallEstimate:
+    return CallEstimate(
+        sum(each.calls for each in estimates),
+        sum(each.most_calls for each in estimates),
+        sum(each.prompt_tokens for each in estimates),
+        sum(each.completion_tokens for each in estimates),
+        sum(each.quoted for each in estimates),
+    )

@@ -1,0 +1,58 @@
+"""The options of the config groups that the package ships, and which of them work where the chosen one does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from llmrl.cli.build import Builder
+from llmrl.core.protocols import VecEnv
+
+Config = Mapping[str, Any]
+
+
+def options(group: str) -> dict[str, dict[str, Any]]:
+    """Every option of a config group shipped with the package, as unresolved plain dicts.
+
+    Options that also set a customary budget (`# @package _global_`) hold the part under the group's own key.
+    """
+    import yaml
+
+    folder = resources.files("llmrl.conf") / group
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
+    contents: dict[str, dict[str, Any]] = {f.name.removesuffix(".yaml"): yaml.safe_load(f.read_text()) for f in files}
+    return {name: content.get(group, content) for name, content in contents.items()}
+
+
+def can_search(principal: Config, builder: Builder) -> bool:
+    """Whether a principal takes any space, and not the mechanism of an environment only."""
+    return any(builder.needs(principal, name, "principal") for name in ("space", "controller"))
+
+
+def needs_mechanism(principal: str) -> str:
+    works = [
+        name for name, option in options("principal").items() if option["_target_"] and can_search(option, Builder())
+    ]
+    return (
+        f"{principal.rpartition('.')[2]} looks at what happens in a society under a mechanism and cannot search the "
+        f"parameters of a policy; use principal={', '.join(works)}"
+    )
+
+
+def no_mechanism(env: VecEnv, principal: Config) -> str:
+    """Why a principal has nothing to govern in `env`, and what would work."""
+    works = [name for name, option in options("env").items() if option.get("mechanism")]
+    searched = ""
+    if hasattr(env, "evaluator") and can_search(principal, Builder()):
+        agents = ", ".join(name for name, option in options("agent").items() if _is_function(option))
+        searched = f"an agent whose parameters it can search, agent={agents}; or "
+    return (
+        f"a principal needs an environment with a mechanism, and {env.spec.name} has none (env.mechanism may be off); "
+        f"use {searched}env={', '.join(works)} with their mechanism, or principal=none"
+    )
+
+
+def _is_function(agent: Config) -> bool:
+    """Whether an agent is a function of parameters that a principal can propose."""
+    return hasattr(Builder().locate(agent["_target_"], "agent"), "adopt")
