@@ -84,7 +84,7 @@ def test_its_commands_on_the_page_can_be_planned(env, numbers, decimals, steps, 
 def test_with_a_table_nothing_but_its_actions_is_played(model, tmp_path):
     from llmrl.cli.finetune_parts import build
 
-    few = ["dataset.trials=64", "dataset.episodes=2", "dataset.prompts=8", "dataset.held_out=4"]
+    few = ["dataset.trials=64", "dataset.episodes=2", "dataset.prompts=32", "dataset.held_out=4"]
     typed = ["method=grpo_published", "env=nim", "agent=tabular", f"llm.model={model}", f"output_root={tmp_path}"]
     with build(compose(*typed, *few, "hardware.cores=1", primary="finetune"), None) as parts:
         questions, low, high = parts.task.questions, parts.task.space.low, parts.task.space.high

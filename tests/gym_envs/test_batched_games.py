@@ -152,7 +152,6 @@ def test_pictures_are_those_of_gymnasium():
     ("name", "kwargs"),
     [
         ("Pendulum-v1", {}),
-        ("FrozenLake-v1", {"map_name": None}),
         ("Taxi-v4", {"fickle_passenger": True}),
     ],
 )
