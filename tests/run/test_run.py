@@ -256,6 +256,15 @@ def test_killed_at_random_moments_and_resumed_ends_bit_for_bit_the_same(tmp_path
     assert not list(broken.folder.rglob("*.tmp"))
 
 
+def test_a_checkpoint_that_a_kill_left_too_many_is_removed(tmp_path: Path) -> None:
+    folder = train(tmp_path, total=20).folder / "checkpoints"
+    *_, last = sorted(folder.iterdir())
+    (folder / "checkpoint_000000001.pt").write_bytes(last.read_bytes())
+    store = CheckpointStore(folder, keep=2)
+    store.clean()
+    assert [path.name for path in store.paths()] == ["checkpoint_000000019.pt", "checkpoint_000000020.pt"]
+
+
 def test_damaged_checkpoint_costs_only_the_work_since_the_one_before(tmp_path: Path) -> None:
     def stop(run: Run, iteration: int) -> None:
         if iteration == 9:

@@ -141,8 +141,8 @@ class CheckpointStore:
         return None
 
     def clean(self) -> None:
-        """Remove what a killed process left half-written. For the owner of the run only."""
-        for leftover in self.folder.glob("checkpoint_*.tmp"):
+        """Remove what a killed process left half-written, or had no time to remove. For the owner of the run only."""
+        for leftover in [*self.folder.glob("checkpoint_*.tmp"), *self.paths()[: -self.keep]]:
             leftover.unlink()
 
     def _prune(self, newest: Path) -> None:

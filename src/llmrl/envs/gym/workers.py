@@ -3,8 +3,8 @@
 The numbers of the episodes still to be played lie in one pipe that all workers read from, four bytes each, so that a
 worker that is done takes the next one without anybody's help. Everything else is said over a socket to each worker: the
 evaluation goes there, its scores come back. A second pipe says nothing: its end means that the asking process is gone,
-and a thread waits for that, in the middle of an episode, too. A worker imports no
-torch, but for a controller that is made of it.
+and a thread waits for that, in the middle of an episode, too. A worker imports no torch, but for a controller that is
+made of it.
 """
 
 from __future__ import annotations
