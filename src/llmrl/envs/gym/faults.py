@@ -11,6 +11,7 @@ from llmrl.core.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from gymnasium import Space
+    from gymnasium.spaces import Discrete
 
 REFUSALS = (KeyError, IndexError, ValueError, AssertionError, ImportError)
 """What constructors raise for an argument that cannot be; an ImportError, for a version that has moved elsewhere."""
@@ -28,12 +29,8 @@ def refused(id: str, kwargs: Mapping[str, Any], fault: BaseException) -> ConfigE
     return ConfigError(f"{id} cannot be made{cause}: {said}")
 
 
-def check_states(id: str, space: Space[Any], seen: Any, step: int) -> None:
-    """Raise EngineError if an observation that is one of several states is none of them; others are not looked at."""
-    from gymnasium import spaces
-
-    if not isinstance(space, spaces.Discrete):
-        return
+def check_state(id: str, space: Discrete, seen: Any, step: int) -> None:
+    """Raise EngineError if an observation that is to be one of several states is none of them."""
     try:
         known = 0 <= seen - space.start < space.n
     except TypeError:

@@ -13,7 +13,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.gym.drawing import check_draws, drawing_arguments
-from llmrl.envs.gym.faults import REFUSALS, check_states, refused
+from llmrl.envs.gym.faults import REFUSALS, check_state, refused
 
 if TYPE_CHECKING:
     import gymnasium
@@ -46,6 +46,8 @@ class StockGames:
     """
 
     def __init__(self, maker: GameMaker, n: int, render: bool = False) -> None:
+        from gymnasium.spaces import Discrete
+
         self.n = n
         self.envs: list[gymnasium.Env[Any, Any]] = []
         try:
@@ -69,6 +71,8 @@ class StockGames:
         self.infos: Sequence[Mapping[str, Any]] = [{} for _ in range(n)]
         self._observations: list[Any] = [None] * n
         self._id, self._steps = maker.id, [0] * n
+        # Other observations are looked at where they are read.
+        self._states = self.observation_space if isinstance(self.observation_space, Discrete) else None
 
     def reset(self, seeds: np.ndarray, mask: np.ndarray) -> Sequence[Any]:
         infos = list(self.infos)
@@ -79,7 +83,8 @@ class StockGames:
             with _quiet(self.envs[i].unwrapped):
                 self._observations[i], infos[i] = self.envs[i].reset(seed=int(seeds[i]))
             self._steps[i] = 0
-            check_states(self._id, self.observation_space, self._observations[i], 0)
+            if self._states is not None:
+                check_state(self._id, self._states, self._observations[i], 0)
         self._begun |= mask
         self.infos = infos
         return list(self._observations)
@@ -93,7 +98,8 @@ class StockGames:
         for i in np.flatnonzero(playing).tolist():
             self._observations[i], reward[i], terminated[i], truncated[i], infos[i] = self.envs[i].step(actions[i])
             self._steps[i] += 1
-            check_states(self._id, self.observation_space, self._observations[i], self._steps[i])
+            if self._states is not None:
+                check_state(self._id, self._states, self._observations[i], self._steps[i])
         self.infos = infos
         return list(self._observations), reward, terminated, truncated
 
