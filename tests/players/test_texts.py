@@ -10,10 +10,10 @@ from gymnasium import spaces
 
 from llmrl.cli.compose import options
 from llmrl.core.errors import ConfigError
+from llmrl.envs.babyai.sentences import sentences
 from llmrl.envs.gym.games import GameMaker
 from llmrl.envs.texts import describer
 from llmrl.envs.texts.find import FILES, shipped
-from llmrl.envs.texts.grid_view import sentences
 
 MUJOCO = ("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Swimmer", "Hopper", "Walker2d")
 GAMES = {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from llmrl.envs.gym.games import GameMaker
 
-_PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "llmrl/": "llmrl.envs.gym.tasks"}
+_PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "llmrl.envs.babyai.registration", "llmrl/": "llmrl.envs.gym.tasks"}
 """Modules that register the ids that begin so."""
 _EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "Box2D": "box2d", "swig": "box2d"}
 """Words in Gymnasium's complaint about a missing package -> our extra that brings it."""

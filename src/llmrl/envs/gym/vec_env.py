@@ -10,11 +10,12 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.limits import PositiveInt
-from llmrl.core.records import Array, Observation, State, Step
+from llmrl.core.records import Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec
 from llmrl.envs.gym.faults import MISREAD, check_rewards, first_outside
 from llmrl.envs.gym.games import Describer, Engine, GameMaker
+from llmrl.envs.gym.replayed import Replayed
 from llmrl.envs.gym.spaces import action_numbers, observation_channels, to_actions
 from llmrl.envs.gym.stock import StockGames
 from llmrl.envs.gym.success import Criterion, Success
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from llmrl.envs.gym.episodes import Evaluator
 
 
-class GymnasiumEnv:
+class GymnasiumEnv(Replayed):
     """`n_envs` games of one agent each.
 
     **Observation.** `vector` [n_envs, 1, k] float32: every number of the observation, categories one-hot; `state`
@@ -37,9 +38,6 @@ class GymnasiumEnv:
     **Action.** One of `n_actions`, or several numbers (`spec.numbers`), which are clipped to their bounds.
 
     **Reward.** The environment's own.
-
-    **Seeds.** The k-th episode of a game is seeded with a function of the seed, the game's index and k, so the games
-    that follow a seeded reset start alike whatever the agents do.
 
     A game goes on exactly after a resume: its episode is played again from its seed, action for action. That holds for
     environments that are a function of both; those of Gymnasium that keep more (BipedalWalker, CarRacing) are made
@@ -64,8 +62,6 @@ class GymnasiumEnv:
             needs a number and has none.
     """
 
-    spec: EnvSpec
-
     def __init__(
         self,
         seeds: Seeds,
@@ -80,20 +76,12 @@ class GymnasiumEnv:
         text: str | None = None,
         render: bool = False,
     ) -> None:
+        super().__init__(n_envs, seeds.integer("games"))
         self._criterion = Criterion.of(success, success_at)
         self.clip_actions = True  # whoever plays may want its numbers to go to the games as they are
         self.maker = GameMaker(id, dict(kwargs or {}), horizon, engine)
         self._games = self.maker.make(n_envs, render)
         numbers = action_numbers(self._games.action_space, name or id)
-        self._stream = seeds.integer("games")
-        self._groups = 1
-        self._begun = np.zeros(n_envs, dtype=np.int64)  # episodes since the last seeding
-        self._seeds = np.zeros(n_envs, dtype=np.int64)  # of the episodes in progress
-        self._given: np.ndarray | None = None  # seeds of the next episodes
-        # Actions of the last steps, each of all games; those of game i's episode are `_length[i]` from `_since[i]` on.
-        self._actions: list[np.ndarray] = []
-        self._since, self._length = np.zeros(n_envs, dtype=np.int64), np.zeros(n_envs, dtype=np.int64)
-        self._terminated, self._truncated = np.ones(n_envs, dtype=bool), np.zeros(n_envs, dtype=bool)
         self._returns, self._best = np.zeros(n_envs), np.full(n_envs, -np.inf)
         # What the environment says beside an observation is only known when it has said it.
         self._seen = self._games.reset(np.zeros(n_envs, dtype=np.int64), np.ones(n_envs, dtype=bool))
@@ -135,46 +123,11 @@ class GymnasiumEnv:
             endless=self._games.horizon is None and not (isinstance(self._games, StockGames) and self._games.ends),
         )
 
-    def reset(self, mask: Array | None = None, seed: int | None = None) -> Observation:
-        """Start new episodes where `mask` [n_envs] is true (None: everywhere); `seed` begins new series of episodes."""
-        n = self.spec.n_envs
-        if seed is not None:
-            self._stream = seed
-            self._begun[:] = 0
-        chosen = np.ones(n, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
-        streams, per_group = Seeds(self._stream), n // self._groups
-        for i in np.flatnonzero(chosen).tolist():
-            self._seeds[i] = streams.child(i % per_group).integer(int(self._begun[i]))
-        self._forget(chosen)
-        if self._given is not None:
-            self._seeds[chosen], self._given = self._given[chosen], None
-        self._begun[chosen] += 1
-        self._start(chosen)
-        return self._observe()
-
-    def seed_games(self, seeds: np.ndarray) -> None:
-        """Let the next reset seed game i with `seeds[i]`, [n_envs] int64, whatever seed it is given itself."""
-        self._given = np.array(seeds, dtype=np.int64)
-
-    def _forget(self, chosen: np.ndarray) -> None:
-        """The episodes of the `chosen` games need not be played again."""
-        self._since[chosen], self._length[chosen] = len(self._actions), 0
-        first = int(self._since[self._length > 0].min(initial=len(self._actions)))
-        del self._actions[:first]
-        self._since -= first
-
-    def _start(self, chosen: np.ndarray) -> None:
+    def _begin(self, chosen: np.ndarray) -> None:
         self._seen = self._games.reset(self._seeds, chosen)
-        self._terminated[chosen] = self._truncated[chosen] = False
         self._returns[chosen], self._best[chosen] = 0.0, -np.inf
 
-    def step(self, action: Array) -> Step:
-        """Advance the games that go on by `action` [n_envs, 1] or [n_envs, 1, a]; the others stay as they are."""
-        action = np.array(action)
-        playing = ~(self._terminated | self._truncated)
-        self._actions.append(action)
-        self._length += playing
-        reward = self._advance(action, playing)
+    def _step(self, reward: np.ndarray, playing: np.ndarray) -> Step:
         shown = reward.astype(np.float32)[:, None]
         info = {}
         if self._criterion is not None:
@@ -217,52 +170,8 @@ class GymnasiumEnv:
             )
         return np.asarray(info["action_mask"], dtype=bool)
 
-    def pair_games(self, groups: int) -> None:
-        self.spec.games_per_group(groups)
-        self._groups = groups
-
-    def set_mechanism(self, values: Array) -> None:
-        raise ConfigError(f"env={self.spec.name} has no mechanism to set")
-
-    def set_context(self, context: int) -> None:
-        raise ConfigError(f"env={self.spec.name} has no contexts")
-
     def render(self, index: int = 0) -> np.ndarray:
         return self._games.render(index)
-
-    def state_dict(self) -> State:
-        return {
-            "stream": self._stream,
-            "groups": self._groups,
-            "begun": self._begun.copy(),
-            "seeds": self._seeds.copy(),
-            "acted": [self._acted(i) for i in range(self.spec.n_envs)],
-        }
-
-    def _acted(self, game: int) -> np.ndarray:
-        """Actions of a game's episode, [steps, 1] or [steps, 1, a]."""
-        first = int(self._since[game])
-        acted = [action[game] for action in self._actions[first : first + int(self._length[game])]]
-        return np.array(acted)
-
-    def load_state_dict(self, state: State) -> None:
-        self._stream, self._groups = state["stream"], state["groups"]
-        self._begun, self._seeds = np.array(state["begun"]), np.array(state["seeds"])
-        self._terminated[:] = True
-        self._start(self._begun > 0)
-        acted = [np.asarray(actions) for actions in state["acted"]]
-        self._length = np.array([len(actions) for actions in acted])
-        longest = int(self._length.max(initial=0))
-        # They end together, so that the actions of games that go on follow on each other.
-        self._since = longest - self._length
-        a_game = (1,) if self.spec.numbers is None else (1, self.spec.numbers.dim)
-        kind = np.int64 if self.spec.numbers is None else np.float64
-        self._actions = [np.zeros((self.spec.n_envs, *a_game), dtype=kind) for _ in range(longest)]
-        for i, (first, actions) in enumerate(zip(self._since.tolist(), acted, strict=True)):
-            for action, own in zip(self._actions[first:], actions, strict=True):
-                action[i] = own
-        for t, action in enumerate(self._actions):
-            self._advance(action, t >= self._since)
 
     def single(self) -> gymnasium.Env[Any, Any]:
         """One more game, as Gymnasium has it."""

@@ -136,11 +136,16 @@ class World:
         """Start `games` from `layouts`, in their order."""
         for game, layout in zip(games, layouts, strict=True):
             as_bytes(self.cells)[game, self.margin : -self.margin, self.margin : -self.margin, :3] = layout.cells
-            x, y = layout.position
-            self.at[game] = self._first[game] + (x + self.margin) * self.stride + y + self.margin
-            self.heading[game] = layout.heading
             self.carrying[game] = NOTHING
             self.time[game] = 0
+        if len(games):
+            places = np.array([layout.position for layout in layouts])
+            self.place(np.array(games), places, np.array([layout.heading for layout in layouts]))
+
+    def place(self, games: NDArray[np.int64], at: NDArray[np.int64], heading: NDArray[np.int64]) -> None:
+        """Let the agents of `games` [k] stand on cells `at` [k, (x, y)] and look towards `heading` [k]."""
+        self.at[games] = self._first[games] + (at + self.margin) @ (self.stride, 1)
+        self.heading[games] = heading
 
     def step(self, action: NDArray[np.int64], active: NDArray[np.bool_]) -> Events:
         """Let the agents do `action` [n] in the games where `active` [n] is true; nothing happens in the others."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.texts.grid_view import carried, sentences
+from llmrl.envs.babyai.sentences import carried, sentences
 
 
 class Decoder(Protocol):

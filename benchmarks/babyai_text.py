@@ -1,0 +1,193 @@
+"""Speed of BabyAI-Text: games in lock step against MiniGrid's environment with its sentences one game at a time.
+
+    python benchmarks/babyai_text.py          # frames, then resets
+    python benchmarks/babyai_text.py --bot    # 200 missions of each kind, played by MiniGrid's bot
+
+Both sides take turns in one run, play random actions, start ended games anew, and end with the published prompt of
+every game. One game at a time is what the published environment does: MiniGrid observes, the view is computed a second
+time for the sentences, which are found by walking over its cells. CPU-seconds of the process, one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import deque
+
+import gymnasium
+import numpy as np
+
+import llmrl.envs.babyai.registration  # noqa: F401
+from llmrl.core.seeding import Seeds
+from llmrl.envs.babyai.levels import KINDS
+from llmrl.envs.babyai.vec_env import BabyAIEnv
+
+GAMES = 32
+TRAIN, TEST = "BabyAI-MixedTrainLocal-v0", "BabyAI-MixedTestLocal-v0"
+LEVELS = ("BabyAI-GoToRedBall-v0", "BabyAI-GoToLocal-v0", TRAIN, TEST)
+ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle")
+COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
+TYPES = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava")
+STATES = ("open", "closed", "locked")
+
+
+def frames_in_lock_step(level: str, steps: int) -> tuple[float, int]:
+    """CPU-seconds of `steps` steps of 32 games, and how many episodes were begun in them."""
+    env = BabyAIEnv(Seeds(0), level, n_envs=GAMES)
+    env.provide(["prompt"])
+    rng, begun = np.random.default_rng(0), 0
+    env.reset(seed=0)
+    start = time.process_time()
+    for _ in range(steps):
+        step = env.step(rng.integers(len(ACTIONS), size=(GAMES, 1)))
+        ended = step.terminated | step.truncated
+        if ended.any():
+            env.reset(mask=ended)
+            begun += int(ended.sum())
+    return time.process_time() - start, begun
+
+
+class OneGame:
+    """A game of MiniGrid, described cell by cell."""
+
+    def __init__(self, level: str) -> None:
+        arguments = {"sampling": "rejection"} if level in (TRAIN, TEST) else {}
+        self.env = gymnasium.make(level, disable_env_checker=True, **arguments).unwrapped
+        self.seen: deque[list[str]] = deque(maxlen=3)
+        self.done: deque[str] = deque(maxlen=2)
+
+    def reset(self, seed: int) -> str:
+        self.seen.clear()
+        self.done.clear()
+        self.env.reset(seed=seed)
+        return self.prompt()
+
+    def step(self, action: int) -> bool:
+        _, _, terminated, truncated, _ = self.env.step(action)
+        self.done.append(ACTIONS[action])
+        self.prompt()
+        return terminated or truncated
+
+    def prompt(self) -> str:
+        self.seen.append(self.describe())
+        prompt = f"Possible action of the agent: {', '.join(ACTIONS)} \n Goal of the agent: {self.env.mission}"
+        for i, seen in enumerate(self.seen):
+            prompt += f" \n Observation {i}: "
+            for said in seen:
+                prompt += f"{said}, "
+            prompt += f"\n Action {i}: "
+            if i < len(self.done):
+                prompt += self.done[i]
+        return prompt
+
+    def describe(self) -> list[str]:
+        image = self.env.gen_obs()["image"]
+        said = []
+        if self.env.carrying is not None:
+            said.append(f"You carry a {self.env.carrying.color} {self.env.carrying.type}")
+        for way, line in {
+            "forward": [(3, y) for y in range(5, -1, -1)],
+            "left": [(x, 6) for x in (2, 1, 0)],
+            "right": [(x, 6) for x in (4, 5, 6)],
+        }.items():
+            for n, (x, y) in enumerate(line, start=1):
+                if image[x, y, 0] > 1:
+                    if image[x, y, 0] == 2:
+                        said.append(f"You see a wall {n} step{'s' * (n > 1)} {way}")
+                    break
+        for x in range(7):
+            for y in range(7):
+                kind, colour, state = (int(code) for code in image[x, y])
+                if kind < 3 or (x, y) == (3, 6):
+                    continue
+                name = f"{COLOURS[colour]} {TYPES[kind]}"
+                if TYPES[kind] == "door":
+                    name = f"{STATES[state]} {name}"
+                side, ahead = abs(x - 3), 6 - y
+                where = []
+                if side:
+                    where.append(f"{side} step{'s' * (side > 1)} {'right' if x > 3 else 'left'}")
+                if ahead:
+                    where.append(f"{ahead} step{'s' * (ahead > 1)} forward")
+                said.append(f"You see a {name} {' and '.join(where)}")
+        return said
+
+
+def frames_one_at_a_time(level: str, steps: int, episodes: float) -> float:
+    """CPU-seconds of `steps` frames in which a share of `episodes` are begun."""
+    import contextlib
+    import io
+
+    game, rng, owed, seed = OneGame(level), np.random.default_rng(0), 0.0, 0
+    with contextlib.redirect_stdout(io.StringIO()):
+        game.reset(seed)
+        start = time.process_time()
+        for _ in range(steps):
+            owed += episodes
+            if game.step(int(rng.integers(len(ACTIONS)))) or owed >= 1:
+                seed, owed = seed + 1, owed - 1
+                game.reset(seed)
+        return time.process_time() - start
+
+
+def frames(rounds: int) -> None:
+    print(f"Frames: step, sentences, prompt and resets; {GAMES} games in lock step against one at a time\n")
+    print("| level | one at a time, µs a frame | in lock step, µs a frame | ratio |\n|---|---|---|---|")
+    for level in LEVELS:
+        ours, theirs = [], []
+        for _ in range(rounds):
+            spent, begun = frames_in_lock_step(level, 200)
+            ours.append(spent / 200 / GAMES * 1e6)
+            theirs.append(frames_one_at_a_time(level, 400, begun / 200 / GAMES) / 400 * 1e6)
+        a, b = float(np.median(theirs)), float(np.median(ours))
+        print(f"| {level} | {a:,.0f} | {b:,.1f} | {a / b:.1f} |")
+
+
+def resets(n: int) -> None:
+    print(f"\nResets, ms: mean of {n} (largest)\n\n| level | kind | rejection | direct |\n|---|---|---|---|")
+    cases = [(level, kind) for level in (TRAIN, TEST) for kind in KINDS] + [("BabyAI-GoToLocalS8N16-v0", "goto")]
+    for level, kind in cases:
+        cells = []
+        for sampling in ("rejection", "direct"):
+            env = gymnasium.make(level, kind=kind, sampling=sampling).unwrapped
+            env.gen_obs = dict
+            spent = []
+            for seed in range(n):
+                start = time.process_time()
+                env.reset(seed=seed)
+                spent.append((time.process_time() - start) * 1e3)
+            cells.append(f"{np.mean(spent):.2f} ({max(spent):.1f})")
+        print(f"| {level} | {kind} | {' | '.join(cells)} |")
+
+
+def bot(n: int) -> None:
+    print(f"\nMiniGrid's bot, {n} episodes of each kind\n\n| level | kind | success | mean reward | mean length |")
+    print("|---|---|---|---|---|")
+    for level in (TRAIN, TEST):
+        for kind in KINDS:
+            env = BabyAIEnv(Seeds(0), level, kind=kind, n_envs=n)
+            env.provide(["expert"])
+            observation = env.reset(seed=0)
+            won, base, length = np.zeros(n), np.zeros(n), np.zeros(n)
+            playing = np.ones(n, dtype=bool)
+            while playing.any():
+                step = env.step(np.maximum(observation["expert"], 0))
+                won, base, length = won + step.info["success"], base + step.base_reward[:, 0], length + playing
+                playing, observation = ~(step.terminated | step.truncated), step.observation
+            print(f"| {level} | {kind} | {won.mean():.3f} | {base.mean():.3f} | {length.mean():.1f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bot", action="store_true", help="let MiniGrid's bot play")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the frames, of which the median is told")
+    arguments = parser.parse_args()
+    if arguments.bot:
+        bot(200)
+    else:
+        frames(arguments.rounds)
+        resets(60)
+
+
+if __name__ == "__main__":
+    main()

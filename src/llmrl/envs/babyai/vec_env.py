@@ -1,0 +1,355 @@
+"""BabyAI-Text as a `VecEnv`: many games of a level, seen as prompts, as symbols, or through the bot's eyes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError, EngineError
+from llmrl.core.limits import PositiveFloat, PositiveInt
+from llmrl.core.records import Observation, Step
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Aggregate, Channel, EnvSpec, GameText
+from llmrl.envs.babyai.games import LevelGames, to_minigrid
+from llmrl.envs.babyai.missions import in_french
+from llmrl.envs.babyai.prompts import Prompts, Template
+from llmrl.envs.babyai.sentences import teller
+from llmrl.envs.babyai.words import LANGUAGES, LanguageName, action_names, tokens, vocabulary
+from llmrl.envs.gym.games import GameMaker
+from llmrl.envs.gym.replayed import Replayed
+
+if TYPE_CHECKING:
+    from llmrl.envs.babyai.experts import Experts
+
+Kind = Literal["per_episode", "goto", "pickup", "open", "putnext", "seq", "legacy"]
+Sampling = Literal["direct", "rejection"]
+
+PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
+"""Of the numbers of words in `mission`; words of the vocabulary begin at the last one."""
+_MISSION, _LONG_MISSION = 24, 72
+"""Words of the longest missions: of most levels, and of those that join up to four clauses."""
+_CODES = (11, 6, 3)
+
+
+class BabyAIEnv(Replayed):
+    """`n_envs` games of one agent each.
+
+    **Observation.** Computed only where somebody asks for it (`provide`); until then, all of it.
+
+    - `prompt` [n_envs, 1] of str: the actions, the mission, and the last observations with the actions between them.
+    - `text` [n_envs, 1] of str: the mission and what is seen now, as JSON.
+    - `view` [n_envs, 1, v, v, 3] uint8: what MiniGrid shows, codes of type, colour and state; v is 7 but for a few
+      levels.
+    - `mission` [n_envs, 1, 24] int64 (72 where missions are long): its words as places in `vocabulary` plus 2; 0 is
+      padding, 1 a word that is none of them.
+    - `expert` [n_envs, 1] int64: the action that MiniGrid's bot would take; -1 where it gave up, or would take one that
+      the agent does not have. Only for BabyAI's levels.
+
+    **Action.** Names whose places are MiniGrid's actions: left, right, forward, pick up, drop, toggle, and nothing from
+    the seventh on.
+
+    **Reward.** Of the step that fulfils the mission, `reward_scale` times what the level gives: 1 - 0.9 t / T in step t
+    of at most T; `base_reward` is the level's own. T depends on the mission.
+
+    Args:
+        seeds: the environment's node of the seed tree.
+        level: Gymnasium's id of a level of MiniGrid or BabyAI (docs/babyai_text.md).
+        name: what messages call it; None: the level.
+        kwargs: arguments of the level.
+        kind: what is to be done, in levels of several kinds: drawn from the seed of each episode, one of them, or
+            drawn once for each game (`legacy`, as published).
+        sampling: how levels whose missions must not be about everything are drawn (`TextLevel`).
+        language: of prompts, descriptions, missions and actions.
+        actions: a set of names, or a list of them.
+        replace: texts to put in place of others, one after another, in prompts, texts and missions.
+        history: observations that a prompt shows.
+        template: how a prompt is laid out.
+        reward_scale: see above.
+        n_envs: games in lock step.
+        horizon: steps after which an episode is truncated; None: the mission's own number.
+        render: be able to draw games. Videos need it.
+
+    Attributes:
+        missions: of each game, in words.
+        kinds: of each game's episode; empty texts where the level has one kind only.
+
+    Raises:
+        ConfigError: no such level, an argument it does not take, missions that have no French words, or two actions of
+            one name.
+    """
+
+    def __init__(
+        self,
+        seeds: Seeds,
+        level: str,
+        name: str | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        kind: Kind = "per_episode",
+        sampling: Sampling = "direct",
+        language: LanguageName = "en",
+        actions: str | list[str] = "canonical",
+        replace: Mapping[str, str] | None = None,
+        history: PositiveInt = 3,
+        template: Template = "glam",
+        reward_scale: PositiveFloat = 20.0,
+        n_envs: PositiveInt = 32,
+        horizon: PositiveInt | None = None,
+        render: bool = False,
+    ) -> None:
+        super().__init__(n_envs, seeds.integer("games"))
+        self._language, self._scale = language, reward_scale
+        self._names = action_names(language, actions)
+        makers = _makers(level, dict(kwargs or {}), kind, sampling, horizon, n_envs, seeds)
+        self._games = LevelGames(makers, render)
+        self._teller = teller(language, self._games.size, self._games.size)
+        self._format = (language, template, self._names, history, dict(replace or {}))
+        self._prompts = Prompts(n_envs, *self._format)
+        self._words = {word: FIRST_WORD + i for i, word in enumerate(vocabulary(language))}
+        possible = set(self.kinds) if kind == "legacy" else set(self._games.kinds)
+        self._several = possible if kind in ("per_episode", "legacy") and len(possible) > 1 else set()
+        self.missions = [""] * n_envs
+        self._told: list[list[str]] = [[] for _ in range(n_envs)]
+        self._won = np.zeros(n_envs, dtype=bool)
+        self._advice = np.full(n_envs, -1, dtype=np.int64)
+        self._experts: Experts | None = None
+        self._asked: set[str] | None = None
+        longest = self._games.horizon()
+        long = _many_clauses(self._games.envs[0])
+        self._mission_ids = np.zeros((n_envs, _LONG_MISSION if long else _MISSION), dtype=np.int64)
+        self._reads = True
+        self._begin_games(np.ones(n_envs, dtype=bool))
+        self.spec = self._describe(name or level, longest)
+        if "expert" in self.spec.observation:
+            self._hire()
+
+    def _describe(self, name: str, longest: int) -> EnvSpec:
+        words, size = LANGUAGES[self._language], self._games.size
+        does = [words.does[min(i, len(words.does) - 1)] for i in range(len(self._names))]
+        text = GameText(
+            goal=words.play,
+            observation=(("mission", words.mission), ("view", words.view)),
+            actions=tuple(zip(self._names, does, strict=True)),
+            example=self._text(0),
+        )
+        length, n_words = self._mission_ids.shape[1], FIRST_WORD + len(self._words)
+        channels = {
+            "prompt": Channel((), "object"),
+            "text": Channel((), "object"),
+            "view": Channel((size, size, 3), "uint8", 0, max(_CODES) - 1, codes=_CODES),
+            "mission": Channel((length,), "int64", 0, n_words - 1, codes=(n_words,)),
+        }
+        if self._games.babyai:
+            channels["expert"] = Channel((), "int64", -1, len(self._names) - 1)
+        metrics: dict[str, Aggregate] = {"success": "sum"}
+        metrics |= {f"success_{kind}": "last" for kind in self._games.kinds if kind in self._several}
+        return EnvSpec(
+            name=name,
+            n_envs=self._games.n,
+            n_agents=1,
+            observation=channels,
+            n_actions=len(self._names),
+            action_names=self._names,
+            horizon=longest,
+            metrics=metrics,
+            text=text,
+        )
+
+    @property
+    def kinds(self) -> list[str]:
+        return [str(getattr(env, "kind", "")) if self._games.kinds else "" for env in self._games.envs]
+
+    def provide(self, channels: Sequence[str]) -> None:
+        """Observe these channels, too, from now on; the first time, these alone.
+
+        Raises:
+            ConfigError: the bot is asked for where there is none, or where the agent has too few actions for what it
+                is to do.
+        """
+        if "expert" in channels:
+            self._check_expert()
+        known = [name for name in channels if name in self.spec.observation]
+        asked = (self._asked or set()) | set(known)
+        fresh = asked - (self._asked if self._asked is not None else set(self.spec.observation))
+        self._asked = asked
+        self._reads = bool(asked & {"prompt", "text"})
+        if "expert" not in asked:
+            self._experts = None
+        elif self._experts is None:
+            self._hire()
+        if fresh & {"prompt", "text", "expert"} and self._begun.any():
+            # What was seen on the way matters to these.
+            self.load_state_dict(self.state_dict())
+
+    def _check_expert(self) -> None:
+        name = self.spec.name
+        if not self._games.babyai:
+            raise ConfigError(f"MiniGrid's bot plays the levels of BabyAI, and env={name} is none of them")
+        needed, own = len(LANGUAGES[self._language].actions["canonical"]), len(self._names)
+        if own < needed and not self._games.only_goto():
+            raise ConfigError(
+                f"MiniGrid's bot picks up, drops and toggles, which the {own} actions of env={name} "
+                f"({', '.join(self._names)}) do not offer; use env.actions=canonical"
+            )
+
+    def _hire(self) -> None:
+        from llmrl.envs.babyai.experts import Experts
+
+        self._experts = Experts(self._games.envs, len(self._names))
+
+    def _begin(self, chosen: np.ndarray) -> None:
+        self._begin_games(chosen)
+        if self._experts is not None:
+            for i in np.flatnonzero(chosen).tolist():
+                self._advice[i] = self._experts.start(i)
+
+    def _begin_games(self, chosen: np.ndarray) -> None:
+        self._games.reset(self._seeds, chosen)
+        self._won[chosen] = False
+        games = np.flatnonzero(chosen)
+        self._tell(games)
+        for i in games.tolist():
+            said = str(self._games.envs[i].mission)
+            self.missions[i] = self._prompts.replaced(in_french(said) if self._language == "fr" else said)
+            self._mission_ids[i] = self._numbers(self.missions[i])
+            if self._reads:
+                self._prompts.start(i, self.missions[i], self._told[i])
+
+    def _numbers(self, mission: str) -> np.ndarray:
+        """The words of a mission as numbers, padded."""
+        numbers = np.zeros(self._mission_ids.shape[1], dtype=np.int64)
+        words = tokens(mission)
+        if len(words) > len(numbers):
+            raise EngineError(f"the mission {mission!r} has more than {len(numbers)} words")
+        numbers[: len(words)] = [self._words.get(word, UNKNOWN) for word in words]
+        return numbers
+
+    def _tell(self, games: np.ndarray) -> None:
+        if self._reads and len(games):
+            for i, told in zip(games.tolist(), self._teller.tell(self._games.views[games]), strict=True):
+                self._told[i] = told
+
+    def _advance(self, action: np.ndarray, playing: np.ndarray) -> np.ndarray:
+        chosen = np.asarray(action, dtype=np.int64)[:, 0]
+        done = to_minigrid(chosen)
+        reward, terminated, truncated = self._games.step(done, playing)
+        self._terminated |= terminated
+        self._truncated |= truncated
+        self._won |= reward > 0
+        games = np.flatnonzero(playing)
+        self._tell(games)
+        if self._reads:
+            for i in games.tolist():
+                self._prompts.go_on(i, int(chosen[i]), self._told[i])
+        if self._experts is not None:
+            for i in games.tolist():
+                over = terminated[i] or truncated[i]
+                self._advice[i] = -1 if over else self._experts.advise(i, done[i])
+        return reward
+
+    def _step(self, reward: np.ndarray, playing: np.ndarray) -> Step:
+        base = reward.astype(np.float32)[:, None]
+        info = {"success": (reward > 0).astype(np.float32)}
+        if self._several:
+            kinds = np.array(self.kinds)
+            for kind in self._several:
+                info[f"success_{kind}"] = np.where(kinds == kind, self._won, np.nan).astype(np.float32)
+        scaled = (reward * self._scale).astype(np.float32)[:, None]
+        return Step(self._observe(), scaled, base, self._terminated.copy(), self._truncated.copy(), info)
+
+    def _observe(self) -> Observation:
+        asked = self.spec.observation if self._asked is None else self._asked
+        observation: Observation = {}
+        if "prompt" in asked:
+            observation["prompt"] = self._prompts.prompts()
+        if "text" in asked:
+            texts = np.empty((self.spec.n_envs, 1), dtype=object)
+            texts[:, 0] = [self._text(i) for i in range(self.spec.n_envs)]
+            observation["text"] = texts
+        if "view" in asked:
+            observation["view"] = self._games.views[:, None].copy()
+        if "mission" in asked:
+            observation["mission"] = self._mission_ids[:, None].copy()
+        if "expert" in asked:
+            observation["expert"] = self._advice[:, None].copy()
+        return observation
+
+    def _text(self, game: int) -> str:
+        view = [self._prompts.replaced(said) for said in self._told[game]]
+        return json.dumps({"mission": self.missions[game], "view": view}, ensure_ascii=False)
+
+    def prompt(self, goal: str, observations: Sequence[Sequence[str]], actions: Sequence[str]) -> str:
+        """The prompt of a player with the mission `goal` that has seen `observations` (sentences each), oldest first,
+        and done `actions` between them, one fewer.
+
+        Raises:
+            ConfigError: an action is none of the environment's.
+        """
+        if unknown := [name for name in actions if name not in self._names]:
+            raise ConfigError(f"{unknown[0]!r} is none of the actions {', '.join(self._names)}")
+        prompts = Prompts(1, *self._format)
+        prompts.start(0, prompts.replaced(goal), observations[0])
+        for action, seen in zip(actions, observations[1:], strict=True):
+            prompts.go_on(0, self._names.index(action), seen)
+        return str(prompts.prompts()[0, 0])
+
+    @property
+    def bots_that_gave_up(self) -> int:
+        """Episodes in which the bot had no advice any more."""
+        return 0 if self._experts is None else self._experts.gave_up
+
+    def render(self, index: int = 0) -> np.ndarray:
+        return self._games.render(index)
+
+    def close(self) -> None:
+        self._games.close()
+
+
+def _makers(
+    level: str,
+    kwargs: dict[str, Any],
+    kind: Kind,
+    sampling: Sampling,
+    horizon: int | None,
+    n: int,
+    seeds: Seeds,
+) -> list[GameMaker]:
+    """What makes each game."""
+    import llmrl.envs.babyai.registration  # noqa: F401
+
+    kinds = _kinds(level)
+    if not kinds:
+        if kind != "per_episode":
+            raise ConfigError(
+                f"env.kind={kind}: the missions of env.level={level} are of one kind; only the levels of BabyAI-Text "
+                "(BabyAI-MixedTrainLocal-v0, ...) have several"
+            )
+        return [GameMaker(level, kwargs, horizon)] * n
+    own = {"sampling": sampling, **kwargs}
+    if kind == "legacy":
+        drawn = seeds.numpy("kinds").integers(len(kinds), size=n).tolist()
+        return [GameMaker(level, {"kind": kinds[k], **own}, horizon) for k in drawn]
+    if kind != "per_episode" and kind not in kinds:
+        raise ConfigError(f"env.kind={kind}: env.level={level} has {', '.join(kinds)}")
+    return [GameMaker(level, {"kind": kind, **own}, horizon)] * n
+
+
+def _kinds(level: str) -> tuple[str, ...]:
+    """The kinds of missions of a level of BabyAI-Text; none of any other."""
+    import gymnasium
+    from gymnasium.envs.registration import load_env_creator
+
+    from llmrl.envs.babyai.levels import TextLevel
+
+    spec = gymnasium.registry.get(level)
+    made_by = spec.entry_point if spec is not None else None
+    creator = load_env_creator(made_by) if isinstance(made_by, str) else made_by
+    return creator.kinds if isinstance(creator, type) and issubclass(creator, TextLevel) else ()
+
+
+def _many_clauses(env: Any) -> bool:
+    from minigrid.envs.babyai.core.levelgen import LevelGen
+
+    return isinstance(env, LevelGen)

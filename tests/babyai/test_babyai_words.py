@@ -1,0 +1,103 @@
+"""Languages: missions in French, names of actions, and the closed vocabulary."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+
+import llmrl.envs.babyai.registration  # noqa: F401
+from llmrl.core.errors import ConfigError
+from llmrl.core.seeding import Seeds
+from llmrl.envs.babyai.missions import in_french
+from llmrl.envs.babyai.vec_env import BabyAIEnv
+from llmrl.envs.babyai.words import LANGUAGES, action_names, tokens, vocabulary
+
+
+@pytest.mark.parametrize(
+    ("english", "french"),
+    [
+        ("go to the red ball", "aller à la balle rouge"),
+        ("go to a grey box", "aller à une boîte grise"),
+        ("go to the purple object", "aller à l'objet violet"),
+        ("pick up a key", "attraper une clef"),
+        ("open the green door", "ouvrir la porte verte"),
+        ("open the door on your left", "ouvrir la porte à ta gauche"),
+        ("put the blue key next to a box", "poser la clef bleue à côté d'une boîte"),
+        ("put a ball next to the object", "poser une balle à côté de l'objet"),
+        ("put a ball next to the yellow door", "poser une balle à côté de la porte jaune"),
+        ("pick up a red box, then go to the key", "attraper une boîte rouge, puis aller à la clef"),
+        (
+            "go to the red ball after you pick up a red box",
+            "aller à la balle rouge après avoir attrapé une boîte rouge",
+        ),
+        (
+            "open a door and pick up a key behind you after you go to a ball in front of you and put the box next to a "
+            "key",
+            "ouvrir une porte et attraper une clef derrière toi après être allé à une balle devant toi et avoir posé "
+            "la boîte à côté d'une clef",
+        ),
+    ],
+)
+def test_missions_are_told_in_french(english: str, french: str) -> None:
+    assert in_french(english) == french
+
+
+@pytest.mark.parametrize("level", [name for name in gymnasium.registry if name.startswith("BabyAI-")][::4])
+def test_every_mission_and_prompt_is_made_of_the_closed_vocabulary(level: str) -> None:
+    for language in LANGUAGES:
+        env = BabyAIEnv(Seeds(0), level, language=language, actions="augmented", n_envs=3)
+        env.provide(["prompt", "mission"])
+        known = set(vocabulary(language))
+        observation = env.reset(seed=4)
+        for _ in range(3):
+            assert not [
+                word for prompt in observation["prompt"].ravel() for word in tokens(prompt) if word not in known
+            ]
+            assert not (observation["mission"] == 1).any()
+            observation = env.step(np.full((3, 1), 2)).observation
+
+
+def test_missions_of_other_games_have_no_french() -> None:
+    with pytest.raises(ConfigError, match="the mission 'get to the green goal square' cannot be told in French"):
+        BabyAIEnv(Seeds(0), "MiniGrid-Empty-5x5-v0", language="fr", n_envs=1)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_sets_of_actions_have_one_name_for_each(language: str) -> None:
+    sizes = {"restricted": 3, "canonical": 6, "augmented": 9, "synonyms": 6, "synonyms_shift": 6}
+    assert {name: len(action_names(language, name)) for name in sizes} == sizes
+    canonical = action_names(language, "canonical")
+    assert action_names(language, "restricted") == canonical[:3] == action_names(language, "augmented")[:3]
+    assert all(len(set(action_names(language, name))) == n for name, n in sizes.items())
+    assert len(vocabulary(language)) == len(set(vocabulary(language)))
+
+
+def test_published_names_of_actions() -> None:
+    assert action_names("en", "augmented")[3:] == ("pick up", "drop", "toggle", "sleep", "do nothing", "think")
+    assert action_names("en", "synonyms")[2] == "move ahead"
+    assert action_names("fr", "canonical")[2:] == ("aller tout droit", "attraper", "lâcher", "basculer")
+    assert action_names("en", ["hop", "skip"]) == ("hop", "skip")
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ("all", "env.actions=all is none of restricted, canonical"),
+        ([], "at least one name"),
+        (["go", " "], "none that is empty"),
+        (["go", "turn", "go"], "names 'go' twice"),
+    ],
+)
+def test_actions_that_cannot_be_told_apart_are_refused(actions: str | list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        action_names("en", actions)
+
+
+def test_words_and_numbers_are_found_in_texts() -> None:
+    assert tokens("Possible action of the agent: turn left \n Action 2: ") == [
+        *("possible", "action", "of", "the", "agent", "turn", "left", "action", "2"),
+    ]
+    assert tokens("Tu vois une clef à 12 pas, l'objet FERMÉ") == [
+        *("tu", "vois", "une", "clef", "à", "12", "pas", "l", "objet", "fermé"),
+    ]
