@@ -98,4 +98,4 @@ def test_a_warning_that_would_not_count_as_a_time_out_is_refused():
 def test_every_option_is_whole(name):
     hardware = build_hardware(compose(f"hardware={name}"))
     assert (hardware.launcher == "slurm") == (hardware.slurm is not None) == name.startswith("slurm")
-    assert (hardware.gpus > 0) == (name in ("gpu", "slurm_gpu", "slurm_finetune", "local"))
+    assert (hardware.gpus > 0) == (name in ("gpu", "slurm_gpu", "slurm_multi_gpu", "slurm_finetune", "local"))

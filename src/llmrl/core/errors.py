@@ -45,6 +45,10 @@ class Interrupted(NotAsked):
     """The run is to stop."""
 
 
+class Diverged(LlmrlError):  # noqa: N818  (nobody made a mistake)
+    """Learning has come to numbers that are none: not a number, or infinite."""
+
+
 class CheckpointError(LlmrlError):
     """A checkpoint is missing, damaged, or belongs to another configuration."""
 
@@ -55,3 +59,7 @@ class RunFolderError(LlmrlError):
 
 class RunInUse(RunFolderError):  # noqa: N818  (nothing went wrong)
     """Another live process works on the run folder."""
+
+
+class ProcessesError(LlmrlError):
+    """Another of the processes that compute a run together has failed, is gone, or computes something else."""

@@ -76,6 +76,15 @@ class VecEnv(Protocol):
 
 
 @runtime_checkable
+class ChannelsOnRequest(Protocol):
+    """An environment with channels that are only computed if somebody reads them."""
+
+    def provide(self, channels: Sequence[str]) -> None:
+        """Observe these channels, too, from now on."""
+        ...
+
+
+@runtime_checkable
 class Policy(Protocol):
     """Chooses actions. `channels` names the observation channels it reads."""
 

@@ -17,6 +17,7 @@ from llmrl.learners.rollout import Rollout
 from llmrl.learners.updaters import Differentiable
 from llmrl.networks import categorical
 from llmrl.networks.actor_critic import MECHANISM
+from llmrl.networks.society import SocietyPolicy
 
 CHUNK = 8192
 """Samples of validation episodes that are held in a graph at once."""
@@ -49,6 +50,7 @@ class MetaGradient:
 
     def __init__(self, ppo: PPO, values: np.ndarray, settings: MetaSettings) -> None:
         policy = ppo.policy
+        assert isinstance(policy, SocietyPolicy)
         self.ppo, self.settings = ppo, settings
         weight = next(policy.parameters())
         self.tau = torch.as_tensor(values, dtype=weight.dtype, device=weight.device).clone().requires_grad_()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-Batch = dict[str, torch.Tensor]
+Batch = dict[str, Any]
+"""Samples by name, each a tensor (of texts: `Texts`) [n, ...]."""
 
 
 class Samples:

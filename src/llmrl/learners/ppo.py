@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
+from torch import nn
 
+from llmrl.core.errors import Diverged
 from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.protocols import Teacher
 from llmrl.core.records import State
@@ -19,9 +21,30 @@ from llmrl.learners.advantages import generalized_advantages
 from llmrl.learners.losses import surrogate, value_error
 from llmrl.learners.minibatches import Batch, Samples, Sequences
 from llmrl.learners.rollout import Rollout
-from llmrl.learners.updaters import InPlace, Updater
+from llmrl.learners.updaters import InPlace, Record, Updater
 from llmrl.networks import categorical
-from llmrl.networks.society import SocietyPolicy
+
+OWN = ("policy", "value", "entropy", "kl", "clip_fraction", "grad_norm")
+"""What every update records; the rest of a record is the teacher's."""
+
+
+class TrainedPolicy(Protocol):
+    """What PPO wants of a policy: `SocietyPolicy`, and the policy that is a language model.
+
+    `channels` are those it reads; `recurrent`: its networks remember their episode.
+    """
+
+    channels: tuple[str, ...]
+    recurrent: bool
+
+    def groups(self) -> Sequence[tuple[nn.Module, slice]]:
+        """Each network with the agents it plays, as a slice of the agent axis. Called with a batch, a network gives
+        logits [batch, n_actions] and values [batch]; see `InPieces` for those that cannot take one at once."""
+        ...
+
+    def extended(self, observation: dict[str, Any]) -> dict[str, Any]:
+        """The observation [n, n_agents, ...] with what its networks are told beside it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -48,7 +71,7 @@ class PPOSettings:
 
 
 class PPO:
-    """Clipped-surrogate updates of a `SocietyPolicy` from rollouts.
+    """Clipped-surrogate updates of a policy from rollouts.
 
     Minibatches mix time, games and agents (whole stretches of episodes where the policy remembers). With separate
     networks, each is updated from its own agent's samples, with its own optimizer, advantage normalisation and gradient
@@ -58,7 +81,7 @@ class PPO:
         updaters: one for each of the policy's groups.
     """
 
-    def __init__(self, policy: SocietyPolicy, settings: PPOSettings, teacher: Teacher | None = None) -> None:
+    def __init__(self, policy: TrainedPolicy, settings: PPOSettings, teacher: Teacher | None = None) -> None:
         self.policy, self.settings, self.teacher = policy, settings, teacher
         self.updaters = self._new_updaters()
         self.updates = 0
@@ -72,7 +95,11 @@ class PPO:
             self.teacher.reset()
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        """A few epochs over one rollout; returns the mean of each loss and diagnostic over minibatches and networks."""
+        """A few epochs over one rollout; returns the mean of each loss and diagnostic over minibatches and networks.
+
+        Raises:
+            Diverged: a loss or a gradient is no number any more.
+        """
         advantage, target = self.estimate(rollout)
         return self.fit(rollout, advantage, target, generator, self.updaters, self.begin(rollout))
 
@@ -114,8 +141,7 @@ class PPO:
 
         `advice` is what the teacher gave, tensors [T, n_envs, n_agents, ...].
         """
-        records: list[torch.Tensor] = []
-        extra: dict[str, list[torch.Tensor]] = {}
+        records: list[Record] = []
         for (_, agents), updater in zip(self.policy.groups(), updaters, strict=True):
             data = self.samples(rollout, agents)
             data |= {
@@ -123,22 +149,30 @@ class PPO:
                 "target": target[:, :, agents].reshape(-1),
             }
             data |= {name: x[:, :, agents].flatten(0, 2) for name, x in (advice or {}).items()}
-            records += self._epochs(updater, self._minibatches(rollout, agents, data), generator, extra)
-        names = ("policy", "value", "entropy", "kl", "clip_fraction", "grad_norm")
-        means = torch.stack(records).mean(0).tolist()  # one transfer for all minibatches
-        metrics = {f"loss/{name}": value for name, value in zip(names, means, strict=True)}
+            records += self._epochs(updater, self._minibatches(rollout, agents, data), generator)
+        # One transfer for all minibatches.
+        means = torch.stack([torch.stack([record[name] for name in OWN]) for record in records]).mean(0).tolist()
+        metrics = {f"loss/{name}": value for name, value in zip(OWN, means, strict=True)}
+        if not all(math.isfinite(value) for value in means):
+            raise Diverged(
+                f"update {self.updates}: the losses are no numbers any more ("
+                + ", ".join(f"{name} {value:g}" for name, value in metrics.items())
+                + "). What was saved before is intact; begin from there with a smaller agent.ppo.learning_rate or "
+                "agent.ppo.max_grad_norm, and with a wider floating-point type if it is a half-precision one"
+            )
         if self.settings.baseline == "value":
             target = target.detach()
             variance = target.var(correction=0)
             unexplained = (target - rollout.value).var(correction=0) / variance.clamp_min(1e-8)
             metrics["loss/explained_variance"] = float(1 - unexplained)
         metrics["loss/updates"] = float(len(records))
-        metrics |= {name: float(torch.stack(values).double().mean()) for name, values in extra.items()}
+        for name in [name for name in records[0] if name not in OWN]:
+            metrics[name] = float(torch.stack([record[name] for record in records]).double().mean())
         return metrics if self.teacher is None else metrics | self.teacher.metrics()
 
     def samples(self, rollout: Rollout, agents: slice) -> Batch:
         """The samples of some agents with time, games and agents merged, [T * n_envs * k, ...]."""
-        tensors = {"action": rollout.action, "log_prob": rollout.log_prob, "value": rollout.value}
+        tensors: Batch = {"action": rollout.action, "log_prob": rollout.log_prob, "value": rollout.value}
         tensors |= {name: x for name, x in rollout.observation.items() if name in self.policy.channels}
         if rollout.features is not None:
             tensors["features"] = rollout.features
@@ -156,37 +190,30 @@ class PPO:
         first = rollout.first[:, :, None].expand(-1, -1, state.shape[1]).flatten(1)
         return Sequences(data, size, first, state.flatten(0, 1))
 
-    def _epochs(
-        self,
-        updater: Updater,
-        minibatches: Samples | Sequences,
-        generator: torch.Generator,
-        extra: dict[str, list[torch.Tensor]],
-    ) -> list[torch.Tensor]:
+    def _epochs(self, updater: Updater, minibatches: Samples | Sequences, generator: torch.Generator) -> list[Record]:
         s = self.settings
-        records: list[torch.Tensor] = []
+        records: list[Record] = []
         for _ in range(s.epochs):
             for batch in minibatches.epoch(generator):
-                loss, record = self._loss(updater, batch, extra)
-                grad_norm = updater.step(loss)
-                records.append(torch.stack([*record, grad_norm]).detach())
-            if s.target_kl is not None and records[-1][3] > s.target_kl:
+                advantage = batch["advantage"]
+                if s.normalize_advantage and len(advantage) > 1:
+                    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+                records.append(updater.step({**batch, "weight": advantage}, lambda b: self._loss(updater, b)))
+            if s.target_kl is not None and records[-1]["kl"] > s.target_kl:
                 break
         return records
 
-    def _loss(
-        self, updater: Updater, batch: Batch, extra: dict[str, list[torch.Tensor]]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The loss of a minibatch, and its parts: policy, value, entropy, KL, fraction clipped."""
+    def _loss(self, updater: Updater, batch: Batch) -> tuple[torch.Tensor, Record]:
+        """The mean loss of samples, and its parts: policy, value, entropy, KL, fraction clipped, the teacher's.
+
+        `weight` is the advantage as the policy's loss weighs it, normalised in the minibatch if it is to be.
+        """
         s = self.settings
         logits, value = updater.forward(batch)
         log_prob, entropy = categorical.log_prob_entropy(logits, batch["action"])
-        advantage = batch["advantage"]
-        if s.normalize_advantage and len(advantage) > 1:
-            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         log_ratio = log_prob - batch["log_prob"]
         ratio = log_ratio.exp()
-        policy_loss = -surrogate(ratio, advantage, s.clip).mean()
+        policy_loss = -surrogate(ratio, batch["weight"], s.clip).mean()
         mean_entropy = entropy.mean()
         if s.baseline == "value":
             value_loss = 0.5 * value_error(value, batch["value"], batch["target"], s.value_clip).mean()
@@ -194,20 +221,21 @@ class PPO:
         else:
             value_loss = torch.zeros_like(policy_loss)
             loss = policy_loss - s.entropy_coefficient * mean_entropy
-        if self.teacher is not None:
-            teacher_loss, teacher_metrics = self.teacher.loss(batch, logits)
-            loss = loss + teacher_loss
-            for name, x in teacher_metrics.items():
-                extra.setdefault(name, []).append(x)
         with torch.no_grad():
             # KL(old || new) by the k3 estimator: unbiased and never negative (Schulman 2020).
             kl = (ratio - 1 - log_ratio).mean()
             clipped = ((ratio - 1).abs() > (math.inf if s.clip is None else s.clip)).to(kl.dtype).mean()
-        return loss, [policy_loss, value_loss, mean_entropy, kl, clipped]
+        record = {"policy": policy_loss, "value": value_loss, "entropy": mean_entropy, "kl": kl}
+        record["clip_fraction"] = clipped
+        if self.teacher is not None:
+            teacher_loss, teacher_metrics = self.teacher.loss(batch, logits)
+            loss = loss + teacher_loss
+            record |= teacher_metrics
+        return loss, {name: x.detach() for name, x in record.items()}
 
     def state_dict(self) -> State:
         teacher = None if self.teacher is None else self.teacher.state_dict()
-        optimizers = [updater.optimizer.state_dict() for updater in self.updaters]
+        optimizers = [updater.state_dict() for updater in self.updaters]
         return {"optimizers": optimizers, "updates": self.updates, "teacher": teacher}
 
     def load_state_dict(self, state: State) -> None:
@@ -215,7 +243,7 @@ class PPO:
         if self.teacher is not None:
             self.teacher.load_state_dict(state["teacher"])
         for updater, saved in zip(self.updaters, state["optimizers"], strict=True):
-            updater.optimizer.load_state_dict(saved)
+            updater.load_state_dict(saved)
 
     def _set_learning_rate(self) -> None:
         s = self.settings

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.protocols import Policy, VecEnv, Witness
+from llmrl.core.protocols import ChannelsOnRequest, Policy, VecEnv, Witness
 from llmrl.core.records import Act, Observation, State, Step
+from llmrl.core.texts import Texts, TextTable
 from llmrl.learners.episodes import Episode, Running
 
 __all__ = ["Collector", "Episode", "Rollout"]
@@ -22,7 +23,8 @@ class Rollout:
     """T steps of all games. Tensors are on the policy's device, leading axes [T, n_envs, n_agents].
 
     Attributes:
-        observation: channels the policy reads, unless `features` replaces them, and those kept for a teacher.
+        observation: channels the policy reads, unless `features` replaces them, and those kept for a teacher; those
+            of texts are `Texts` of the same shape.
         features: frozen-core features [T, n_envs, n_agents, F], or None.
         action, log_prob, value, reward: [T, n_envs, n_agents]; action [T, n_envs, n_agents, a] where it is several
             numbers.
@@ -36,7 +38,7 @@ class Rollout:
         state: what the policy remembered before the first step, [n_envs, n_agents, k]; None if it remembers nothing.
     """
 
-    observation: dict[str, torch.Tensor]
+    observation: dict[str, Any]
     features: torch.Tensor | None
     action: torch.Tensor
     log_prob: torch.Tensor
@@ -92,6 +94,8 @@ class Collector:
                 f"env={self.spec.name} offers no channel {missing[0]!r}, but {', '.join(self.spec.observation)}; "
                 "see env.observe"
             )
+        if isinstance(env, ChannelsOnRequest):
+            env.provide((*policy.channels, *keep))
         self._keep = tuple(keep)
         self._extra = tuple(name for name in keep if name not in policy.channels)
         self._observation: Observation | None = None
@@ -159,7 +163,7 @@ class Collector:
         log_prob = self._buffer("log_prob", shape, torch.float32)
         value = self._buffer("value", shape, torch.float32)
         next_value = self._buffer("next_value", shape, torch.float32)
-        stored: dict[str, torch.Tensor] = {}
+        stored: dict[str, Any] = {}
         features: torch.Tensor | None = None
         before: torch.Tensor | None = None
 
@@ -192,9 +196,7 @@ class Collector:
                     features[t] = act.features
                 kept = {n: x for n, x in observation.items() if features is None or n in ("action_mask", *self._keep)}
                 for name, x in (kept | self._to_tensors(self._observation, self._extra)).items():
-                    if name not in stored:
-                        stored[name] = self._buffer(f"obs/{name}", (n_steps, *x.shape), x.dtype)
-                    stored[name][t] = x
+                    self._store(stored, name, t, n_steps, x)
             step = self.env.step(act.action.cpu().numpy())
             played += 1
             self.last = (self._observation, act, step)
@@ -266,6 +268,17 @@ class Collector:
         self._fresh = np.array(state["fresh"])
         self._ended = np.array(state["ended"])
         self._running = Running.from_state(state["running"])
+
+    def _store(self, stored: dict[str, Any], name: str, t: int, n_steps: int, x: Any) -> None:
+        """Keep what was observed in step `t`; of texts, each different one once a rollout."""
+        if not self._texts[name]:
+            if name not in stored:
+                stored[name] = self._buffer(f"obs/{name}", (n_steps, *x.shape), x.dtype)
+            stored[name][t] = x
+            return
+        if name not in stored:
+            stored[name] = Texts(self._buffer(f"obs/{name}", (n_steps, *x.shape), torch.int64), TextTable())
+        stored[name].ids[t] = Texts.of(x, stored[name].table).to(self.device).ids
 
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         buffer = self._buffers.get(name)

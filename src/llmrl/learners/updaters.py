@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
+from llmrl.core.processes import Processes
+from llmrl.core.records import State
+from llmrl.learners.divided import any_divided, clip_gradients, divided, gathered, groups
 from llmrl.learners.functional_adam import Moments, adam_step, clip_by_norm
 from llmrl.learners.minibatches import Batch
 from llmrl.networks.actor_critic import JOINT, MECHANISM
+
+Record = dict[str, torch.Tensor]
+"""Scalars that say how a loss came about, without a graph."""
+Loss = Callable[[Batch], tuple[torch.Tensor, Record]]
+"""The mean loss of samples, and its record."""
 
 
 class Updater(Protocol):
@@ -21,13 +29,29 @@ class Updater(Protocol):
         """Logits [batch, n_actions] and values [batch] of samples (see `ActorCritic.forward`)."""
         ...
 
-    def step(self, loss: torch.Tensor) -> torch.Tensor:
-        """One step of Adam, after scaling the gradient down to a norm; returns the norm before that."""
+    def step(self, batch: Batch, loss: Loss) -> Record:
+        """One step of Adam on the loss of a minibatch, after scaling the gradient down to a norm; returns the loss's
+        record with `grad_norm`, the norm before that."""
+        ...
+
+
+@runtime_checkable
+class InPieces(Protocol):
+    """A network too large to compute a minibatch at once: gradients of its pieces are added up."""
+
+    processes: Processes
+
+    def pieces(self, batch: Batch) -> Iterable[tuple[Batch, float]]:
+        """What this process computes of a minibatch, piece by piece, each with its share of the minibatch's samples;
+        at least one piece, and the shares of all processes together are 1."""
         ...
 
 
 class InPlace:
     """Steps of torch's Adam.
+
+    The gradient of a minibatch is that of its mean loss, in however many pieces and processes it is computed
+    (`InPieces`), to float tolerance.
 
     Args:
         network: what is trained; parameters that require no gradient stay as they are.
@@ -38,19 +62,72 @@ class InPlace:
     def __init__(self, network: nn.Module, learning_rate: float, eps: float, max_grad_norm: float) -> None:
         self.network, self.max_grad_norm = network, max_grad_norm
         self.parameters = [p for p in network.parameters() if p.requires_grad]
+        self._divided = any_divided(self.parameters)
         # Fused: one kernel for all parameters instead of several for each.
-        self.optimizer = torch.optim.Adam(self.parameters, lr=learning_rate, eps=eps, fused=True)
+        self.optimizer = torch.optim.Adam(groups(self.parameters), lr=learning_rate, eps=eps, fused=True)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         logits, value = self.network(batch)
         return logits, value
 
-    def step(self, loss: torch.Tensor) -> torch.Tensor:
+    def step(self, batch: Batch, loss: Loss) -> Record:
+        if not isinstance(self.network, InPieces):
+            value, record = loss(batch)
+            return record | {"grad_norm": self.descend(value)}
+        self.optimizer.zero_grad()
+        record = {}
+        for piece, share in self.network.pieces(batch):
+            value, parts = loss(piece)
+            (value * share).backward()  # type: ignore[no-untyped-call]
+            record = {name: x * share + record.get(name, 0.0) for name, x in parts.items()}
+        self.network.processes.sum_gradients(self.parameters)
+        self.network.processes.sum_(list(record.values()))
+        return record | {"grad_norm": self._descend()}
+
+    def descend(self, loss: torch.Tensor) -> torch.Tensor:
+        """One step on a loss that is computed already; returns the norm of its gradient."""
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        return self._descend()
+
+    def state_dict(self) -> State:
+        """Of the optimiser, as of one that has all parameters whole and in one group: what several processes have
+        divided among them, one can go on with, and the other way round."""
+        saved: State = gathered(self.optimizer.state_dict())
+        if not self._divided:
+            return saved
+        order = self._order()
+        group = {**saved["param_groups"][0], "params": list(range(len(order)))}
+        return {"state": {order[i]: x for i, x in saved["state"].items()}, "param_groups": [group]}
+
+    def load_state_dict(self, state: State) -> None:
+        if self._divided:
+            own: State = self.optimizer.state_dict()
+            order = self._order()
+            parts = {
+                i: divided(state["state"][k], _like(state["state"][k], self.parameters[k]))
+                for i, k in enumerate(order)
+                if k in state["state"]
+            }
+            group = state["param_groups"][0]
+            groups = [{**group, "params": each["params"]} for each in own["param_groups"]]
+            state = {"state": parts, "param_groups": groups}
+        self.optimizer.load_state_dict(state)
+
+    def _order(self) -> list[int]:
+        """Which of `parameters` each of the optimiser's is."""
+        places = {id(parameter): i for i, parameter in enumerate(self.parameters)}
+        return [places[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _descend(self) -> torch.Tensor:
+        if self._divided:
+            assert isinstance(self.network, InPieces)
+            norm = clip_gradients(self.parameters, self.max_grad_norm, self.network.processes)
+            self.optimizer.step()
+            return norm
         norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         self.optimizer.step()
-        return norm
+        return norm.detach()
 
 
 class Differentiable:
@@ -85,16 +162,17 @@ class Differentiable:
         logits, value = functional_call(self.network, self.weights, (batch,))
         return logits, value
 
-    def step(self, loss: torch.Tensor) -> torch.Tensor:
+    def step(self, batch: Batch, loss: Loss) -> Record:
         group = self.ordinary.optimizer.param_groups[0]
-        found = torch.autograd.grad(loss, list(self.weights.values()), create_graph=True, allow_unused=True)
+        value, record = loss(batch)
+        found = torch.autograd.grad(value, list(self.weights.values()), create_graph=True, allow_unused=True)
         gradients = {name: g for name, g in zip(self.weights, found, strict=True) if g is not None}
         clipped, norm = clip_by_norm(gradients, self.ordinary.max_grad_norm)
         for name, gradient in clipped.items():
             self.weights[name], self.moments[name] = adam_step(
                 self.weights[name], gradient, self.moments[name], group["lr"], group["eps"], group["betas"]
             )
-        return norm
+        return record | {"grad_norm": norm.detach()}
 
     @torch.no_grad()
     def write_back(self) -> None:
@@ -109,6 +187,11 @@ class Differentiable:
                     "exp_avg": moments.first.detach().clone(),
                     "exp_avg_sq": moments.second.detach().clone(),
                 }
+
+
+def _like(state: dict[str, torch.Tensor], parameter: nn.Parameter) -> dict[str, torch.Tensor | None]:
+    """Of what form each entry of a parameter's optimiser state is: that of the parameter, if it is of its shape."""
+    return {name: parameter if x.shape == parameter.shape else None for name, x in state.items()}
 
 
 def _shifted(batch: Batch, shift: torch.Tensor, columns: slice | None, joint: Sequence[int]) -> Batch:

@@ -53,6 +53,10 @@ class CheckpointStore:
         """Checkpoint files, oldest first."""
         return sorted(path for path in self.folder.glob("checkpoint_*.pt") if _NAME.fullmatch(path.name))
 
+    def path(self, iteration: int) -> Path:
+        """The file of an iteration's checkpoint, whether it is there or not."""
+        return self.folder / f"checkpoint_{iteration:09d}.pt"
+
     def save(self, iteration: int, state: State) -> Path:
         """Write the checkpoint of `iteration` and remove what it supersedes.
 
@@ -68,7 +72,7 @@ class CheckpointStore:
             "config_hash": self.config_hash,
             "state": _encode(state, "state"),
         }
-        path = self.folder / f"checkpoint_{iteration:09d}.pt"
+        path = self.path(iteration)
         temporary = path.with_suffix(".tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 CONFIG_NAME = "config.yaml"
 RESULTS_NAME = "results.json"
 """Of what the final episodes measured, with standard errors."""
+PROBES_NAME = "probes.json"
+"""Of the situations whose action probabilities are among the metrics."""
 PARTIAL_BACKUP = "backup.partial"
 RUN_KEY = "run"
 """Entry of a saved state that belongs to the run itself; the rest is the loop's."""

@@ -18,9 +18,18 @@ def write_atomic(path: Path, text: str) -> None:
     Raises:
         RunFolderError: the folder cannot be written.
     """
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by `content` in one step.
+
+    Raises:
+        RunFolderError: the folder cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content)
         temporary.replace(path)
     except OSError as error:
         raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from error

@@ -32,6 +32,12 @@ EXCLUDED: tuple[str, ...] = (
     "play.videos",
     "play.records",
     "play.fps",
+    # What is kept of them, and of rollouts, to be computed with.
+    "play.trajectories",
+    "learn.trajectories_every",
+    # What is asked of a policy beside its games.
+    "learn.probes",
+    "learn.probe_every",
     # How a language model is asked, not what it is or what it answers.
     "llm.cache",
     "llm.cache_dir",

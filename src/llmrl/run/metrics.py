@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "metrics.jsonl"
 TIME = "time/"
+SPENT = "spent/"
 FINAL = "Final/"
 """Of the tags of final numbers. Capital, because TensorBoard's HParams tab shows the five metrics that sort first, and
 leaves out of its plots the runs that lack one of them: so only what all runs have in common should be there."""
@@ -43,6 +45,9 @@ class MetricLog:
         lines: length to which an existing file is cut back first: `position()` at the checkpoint that is resumed, or
             0. The events are rewritten from what remains, so that both files continue as if uninterrupted.
 
+    Attributes:
+        digest: of all that was logged since, the clock's numbers aside.
+
     Raises:
         RunFolderError: the file has fewer lines, or cannot be written.
     """
@@ -59,6 +64,7 @@ class MetricLog:
         self._elapsed = float(kept[-1].get(TIME + "elapsed_s", 0.0)) if kept else 0.0
         self._started = time.monotonic()
         self._step = int(kept[-1]["step"]) if kept else 0
+        self.digest = 0
         self._texts: dict[str, TextOf] = {}
         self._events = _rewrite_events(folder, kept, hyperparameters or {})
 
@@ -79,6 +85,7 @@ class MetricLog:
         if taken:
             raise ValueError(f"metric names taken by axes: {', '.join(sorted(taken))}")
         line |= {name: self._finite(step, name, float(value)) for name, value in metrics.items()}
+        self.digest = _digest(line, self.digest)
         line[TIME + "elapsed_s"] = round(self.elapsed_s, 3)
         line[TIME + "unix"] = round(time.time(), 6)  # fine enough to tell what came before the line and what after
         self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
@@ -165,6 +172,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except (ValueError, AttributeError) as error:
             raise RunFolderError(f"{path}, line {number} is not a JSON object: {error}") from error
     return lines
+
+
+def _digest(line: Mapping[str, Any], before: int) -> int:
+    same = {name: value for name, value in line.items() if not name.startswith((TIME, SPENT))}
+    return zlib.crc32(json.dumps(same).encode(), before)
 
 
 def _rewrite_events(folder: Path, lines: list[dict[str, Any]], hyperparameters: HyperParameters) -> EventFile:

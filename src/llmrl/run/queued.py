@@ -7,6 +7,7 @@ writes it, the run itself never does, so the two cannot overwrite each other's n
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,8 @@ from llmrl.core.errors import RunFolderError
 from llmrl.run.files import write_json
 from llmrl.run.heartbeat import is_fresh
 from llmrl.run.owner import process_exists, this_machine
+
+log = logging.getLogger(__name__)
 
 FILE_NAME = "queued.json"
 ALIVE_NAME = "launcher.alive"
@@ -81,3 +84,19 @@ def read_queued(folder: Path) -> Queued | None:
         return None
     except (ValueError, TypeError, KeyError) as error:
         raise RunFolderError(f"{path} cannot be read ({error}); delete that file") from error
+
+
+def warn_of_changed_code(folder: Path, attempt: int, digest: str) -> None:
+    """Say so if the code of `attempt`, by its digest, is not the code that a launcher took the run on with."""
+    try:
+        submission = read_queued(folder)
+    except RunFolderError as error:
+        log.warning("%s", error)
+        return
+    if submission is not None and submission.attempt == attempt - 1 and submission.code != digest:
+        log.warning(
+            "the code has changed between submission (digest %s) and start (%s): this run is computed by the code "
+            "as it is now",
+            submission.code,
+            digest,
+        )

@@ -23,22 +23,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, RunFolderError, short_error
+from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, ProcessesError, RunFolderError, short_error
+from llmrl.core.processes import Processes
 from llmrl.core.records import State
-from llmrl.run import owner, queued, status
+from llmrl.run import owner, status
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.content import CONFIG_NAME, PARTIAL_BACKUP, RUN_KEY, remove_leftovers, save_config, set_aside
 from llmrl.run.files import write_atomic, write_json
 from llmrl.run.folder import config_hash, run_folder
+from llmrl.run.log_file import LogFile
 from llmrl.run.metrics import MetricLog
 from llmrl.run.progress import Progress
 from llmrl.run.provenance import write_provenance
+from llmrl.run.queued import warn_of_changed_code
 from llmrl.run.signals import StopFlag
 from llmrl.run.tensorboard import hyperparameters_of
 
 log = logging.getLogger(__name__)
-
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 GRACE_S = 20.0
 """How long a run that was told to stop may take to its next safe point; SLURM kills 30 s (KillWait) after SIGTERM."""
@@ -69,6 +70,8 @@ class Run:
         status: the content of `status.json`.
         result: the run's scalar; set it before leaving the context.
         summary: what the loop found, as plain data; set it before leaving the context, it is saved as `summary.json`.
+        processes: those that compute the run together. This one is the first of them, which alone writes to the folder;
+            the others hold a `Follower`. Made by `llmrl.run.joint.open_run`.
     """
 
     metrics: MetricLog
@@ -134,9 +137,9 @@ class Run:
         self.result: float | None = None
         self.summary: dict[str, Any] = {}
         self.checkpoint_every_s = 60.0
+        self.processes = Processes()
         self._ownership: owner.Ownership | None = None
-        self._log_handler: logging.Handler | None = None
-        self._log_level = logging.NOTSET
+        self._log_file: LogFile | None = None
         self._last_checkpoint = time.monotonic()
 
     @property
@@ -149,7 +152,7 @@ class Run:
         if fresh:
             set_aside(self.folder)
         self.status = status.Status(attempt=self._ownership.owner.attempt, overrides=overrides)
-        self._open_log()
+        self._log_file = LogFile(self.folder)
         digest = config_hash(self.config)
         self.checkpoints = CheckpointStore(self.folder / "checkpoints", config_hash=digest)
         self.checkpoints.clean()
@@ -162,25 +165,11 @@ class Run:
             lines = self.restored.pop(RUN_KEY)["metrics_lines"]
         hyperparameters = hyperparameters_of(overrides, self.seed)
         save_config(self.folder / CONFIG_NAME, self.config)
-        self._warn_of_changed_code(write_provenance(self.folder, self.status.attempt))
+        warn_of_changed_code(self.folder, self.status.attempt, write_provenance(self.folder, self.status.attempt))
         self.metrics = MetricLog(self.folder, hyperparameters, lines)
         self.status.write(self.folder)
         where = f"resumed from iteration {self.iteration}" if self.state == "resumed" else "new"
         log.info("run %s (%s, attempt %d, config hash %s)", self.folder, where, self.status.attempt, digest)
-
-    def _warn_of_changed_code(self, digest: str) -> None:
-        try:
-            submission = queued.read_queued(self.folder)
-        except RunFolderError as error:
-            log.warning("%s", error)
-            return
-        if submission is not None and submission.attempt == self.status.attempt - 1 and submission.code != digest:
-            log.warning(
-                "the code has changed between submission (digest %s) and start (%s): this run is computed by the code "
-                "as it is now",
-                submission.code,
-                digest,
-            )
 
     def __enter__(self) -> Run:
         if not self.finished:
@@ -196,15 +185,21 @@ class Run:
             with self.stop.saving():
                 if error is not None:
                     self._fail(error)
-                    return
-                try:
-                    self._finish()
-                except BaseException as failure:
-                    self._fail(failure)
-                    raise
+                else:
+                    self._finish_or_fail()
         finally:
             self._release()
             self.stop.__exit__()
+        if error is None or isinstance(error, Stopped):
+            # Nobody leaves before all is written: who starts processes may end those that are left.
+            self.processes.barrier()
+
+    def _finish_or_fail(self) -> None:
+        try:
+            self._finish()
+        except BaseException as failure:
+            self._fail(failure)
+            raise
 
     def checkpoint(self, iteration: int, state: State) -> Path:
         """Save `state` as the checkpoint of `iteration` (iterations done so far) now. Signals wait until it is saved.
@@ -233,10 +228,11 @@ class Run:
         Raises:
             Stopped: after saving, so that nothing is lost.
         """
-        if self.stop.requested or self.checkpoint_due():
+        signal_number, due = agreed(self.processes, self.stop.signal, self.checkpoint_due(), self.metrics.digest)
+        if due:
             self.checkpoint(iteration, state())
-        if self.stop.signal is not None:
-            raise Stopped(self.folder, self.stop.signal)
+        if signal_number is not None:
+            raise Stopped(self.folder, signal_number)
 
     def within_grace(self, iteration: int, state: Callable[[], State]) -> None:
         """To be called often on the way to the next safe point, where `state` still is what it was at the last one: if
@@ -245,7 +241,7 @@ class Run:
         Raises:
             Stopped: after saving.
         """
-        if self.stop.waiting_s > GRACE_S:
+        if any(self.processes.everyone(self.stop.waiting_s > GRACE_S)):
             log.info("the next safe point is not reached in %g s: giving up the work since the last one", GRACE_S)
             self.safe_point(iteration, state)
 
@@ -308,10 +304,8 @@ class Run:
             self.status.state = "failed"
         lines = traceback.format_exception(error)
         self.status.error = error.brief if isinstance(error, Stopped) else short_error(error)
-        if self._log_handler is not None:
-            # To run.log alone: what is shown on the terminal is the command line's business.
-            message = "".join(lines) if self.status.state == "failed" else self.status.error
-            self._log_handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, message, (), None))
+        if self._log_file is not None:
+            self._log_file.error(log, "".join(lines) if self.status.state == "failed" else self.status.error)
         try:
             if self.status.state == "failed":
                 write_atomic(self.folder / "traceback.txt", "".join(lines))
@@ -323,19 +317,24 @@ class Run:
             log.error("could not record the failure in %s: %s", self.folder, second)
 
     def _release(self) -> None:
-        if self._log_handler is not None:
-            logging.getLogger().removeHandler(self._log_handler)
-            logging.getLogger("llmrl").setLevel(self._log_level)
-            self._log_handler.close()
-            self._log_handler = None
+        if self._log_file is not None:
+            self._log_file.close()
         if self._ownership is not None:
             self._ownership.release()
 
-    def _open_log(self) -> None:
-        handler = logging.FileHandler(self.folder / "run.log", encoding="utf-8")
-        handler.setFormatter(logging.Formatter(_LOG_FORMAT))
-        logging.getLogger().addHandler(handler)
-        package = logging.getLogger("llmrl")
-        self._log_handler, self._log_level = handler, package.level
-        if not package.isEnabledFor(logging.INFO):
-            package.setLevel(logging.INFO)
+
+def agreed(processes: Processes, signal_number: int | None, due: bool, digest: int) -> tuple[int | None, bool]:
+    """What all processes of a run do at a safe point: the signal that stops them, if one of them was sent any, and
+    whether to save, which the clock of the first decides, or the signal.
+
+    Raises:
+        ProcessesError: they did not log the same numbers (`digest`).
+    """
+    everyone = processes.everyone((signal_number, due, digest))
+    if len({logged for _, _, logged in everyone}) > 1:
+        raise ProcessesError(
+            f"the {processes.world_size} processes of this run have logged different numbers, so they no longer "
+            "compute the same run: are they on machines, GPUs and versions of one kind?"
+        )
+    signals = [number for number, _, _ in everyone if number is not None]
+    return (signals[0] if signals else None), bool(signals) or everyone[0][1]

@@ -27,9 +27,13 @@ class StopFlag:
     """While entered, the first of `SIGNALS` sets `requested`; a second Ctrl-C interrupts at once, but never a save.
 
     Does nothing outside the main thread, where Python delivers no signals.
+
+    Args:
+        quiet: somebody else says what is going on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
         self.signal: int | None = None
         self._since = 0.0
         self._pid = os.getpid()
@@ -93,4 +97,5 @@ class StopFlag:
 
     def _say(self, text: str) -> None:
         # Not through logging or sys.stderr: the signal may have come in the middle of one of their writes.
-        os.write(2, f"\n{self.name}: {text}\n".encode())
+        if not self._quiet:
+            os.write(2, f"\n{self.name}: {text}\n".encode())

@@ -37,6 +37,9 @@ class Slurm:
         srun_args: further arguments of srun.
         python: command that starts Python in a job; None: the interpreter that launches.
         extra: further sbatch options by name (`{mail-user: me@example.org}`).
+        nodes: machines of a job, over which its processes are spread.
+        processes_per_node: processes on each of them that compute the run together. A run's cores are each process's
+            then, its memory and GPUs each machine's.
     """
 
     partition: str | None = None
@@ -50,6 +53,8 @@ class Slurm:
     srun_args: list[str] | None = None
     python: str | None = None
     extra: dict[str, Any] | None = None
+    nodes: PositiveInt = 1
+    processes_per_node: PositiveInt = 1
 
     def __post_init__(self) -> None:
         # submitit takes for a time-out what comes in the last fifth, or ten minutes, of the time limit; SLURM's warning
@@ -60,6 +65,11 @@ class Slurm:
                 f"hardware.slurm.warn_s={self.warn_s}: with time_min={self.time_min} at most {latest:.0f}, or a "
                 "time-out would be taken for a preemption and the job requeued without end"
             )
+
+    @property
+    def processes(self) -> int:
+        """How many processes compute a run."""
+        return self.nodes * self.processes_per_node
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,11 @@ class Hardware:
     def __post_init__(self) -> None:
         if self.launcher == "slurm" and self.slurm is None:
             raise ConfigError("hardware.launcher=slurm needs the section hardware.slurm; use hardware=slurm_cpu")
+        if self.slurm is not None and self.device == "cuda" and 1 < self.slurm.processes_per_node != self.gpus:
+            raise ConfigError(
+                f"hardware.slurm.processes_per_node={self.slurm.processes_per_node} with hardware.gpus={self.gpus}: "
+                "each process has a GPU of its own"
+            )
 
     def cores_for(self, game_processes: int) -> int:
         """Cores a run with that many game processes should have for itself."""

@@ -22,7 +22,7 @@ from llmrl.run.queued import Queued
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.hardware import THREAD_VARIABLES, Hardware, Slurm
 from llmrl.sweeps.jobs import STOPPED, Job, Outcome, describe, take_on
-from llmrl.sweeps.work import ClusterWork, Task, Work
+from llmrl.sweeps.work import ALONE_S, ClusterWork, Task, Work
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ ENDED = {
 }
 """SLURM's words for jobs nobody will go on with."""
 
+_ONE_GONE = [f"--wait={ALONE_S}"]
 _POLL_S = (1.0, 15.0)  # shortest and longest wait between looks at the queue
 _GONE_AFTER = 2  # looks in a row without a job before it counts as over: requeueing takes a moment
 
@@ -259,12 +260,12 @@ def _parameters(hardware: Hardware, slurm: Slurm, cores: int) -> dict[str, Any]:
         "time": slurm.time_min,
         "mem": f"{round(hardware.memory_gb * 1000)}M",
         "cpus_per_task": cores,
-        "ntasks_per_node": 1,
-        "nodes": 1,
+        "ntasks_per_node": slurm.processes_per_node,
+        "nodes": slurm.nodes,
         "signal_delay_s": slurm.warn_s,
         "stderr_to_stdout": True,
         "setup": [*(f"export {name}={threads}" for name in THREAD_VARIABLES), *(slurm.setup or [])],
-        "srun_args": slurm.srun_args or [],
+        "srun_args": [*(slurm.srun_args or []), *(_ONE_GONE if slurm.processes > 1 else [])],
         "array_parallelism": hardware.parallel or 1_000_000,  # submitit's default is a limit of 256
         # A job may always go back into the queue: its run goes on where it was.
         "additional_parameters": {"requeue": True, **(slurm.extra or {})},

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import RunFolderError, short_error
+from llmrl.core.processes import placed
 from llmrl.run.files import write_atomic
 from llmrl.run.queued import read_queued
 from llmrl.run.status import Status, read_status
@@ -24,6 +25,8 @@ Task = Callable[[dict[str, Any], list[str]], float | None]
 """Runs the experiment of a resolved config; leaves with SystemExit if it did not finish. A module's function, so that
 other processes can import it."""
 
+ALONE_S = 60
+"""Seconds after the end of one of a run's processes at which a job ends the others; the first has recorded it then."""
 EXIT_IN_USE = 4
 """Exit code of a run whose folder another live process holds."""
 
@@ -73,6 +76,8 @@ class Work:
 
     def _record(self, error: BaseException) -> None:
         """Make sure that a failure before the run had got hold of its folder is seen in it."""
+        if not _leads():
+            return  # the first of the run's processes learns of it
         if isinstance(error, SystemExit):
             if error.code == EXIT_IN_USE:
                 return
@@ -100,11 +105,14 @@ class ClusterWork:
 
     def __call__(self) -> float | None:
         """Run it; if it was told to save before a time limit or a preemption, put the job back into the queue."""
+        _place()
         # submitit's handler counts time-outs and requeues. The run's own, which saves first, replaces it meanwhile.
         requeue = signal.getsignal(signal.SIGUSR2)
         try:
             return self.work()
         except SystemExit as stop:
+            if not _leads():
+                raise
             warned = stop.code == 128 + signal.SIGUSR2 or (stop.code == 128 + signal.SIGTERM and _left_running())
             if not warned or not callable(requeue):
                 raise
@@ -131,6 +139,18 @@ class ClusterWork:
                 status.write(self.work.folder)
         except RunFolderError as error:
             log.error("%s; could not note it in %s: %s", text, self.work.folder, error)
+
+
+def _place() -> None:
+    """Tell this task of a job who it is among the processes of its run, if there are several, as torchrun would."""
+    from submitit.helpers import TorchDistributedEnvironment
+
+    if int(os.environ.get("SLURM_NTASKS", "1")) > 1:
+        TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+
+
+def _leads() -> bool:
+    return placed()[0] == 0
 
 
 def _left_running(looks: int = 5, every_s: float = 2.0) -> bool:

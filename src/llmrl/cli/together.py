@@ -1,0 +1,66 @@
+"""Which experiments several processes can compute together (`llmrl.core.processes`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmrl.cli.build import Builder
+from llmrl.cli.offers import options
+from llmrl.core.errors import ConfigError
+from llmrl.core.processes import Processes, placed
+from llmrl.core.spaces import EnvSpec
+
+Config = Mapping[str, Any]
+
+
+def processes_of(config: Config) -> int:
+    """How many processes a run is computed by: those that are there, or those that jobs of a cluster will have."""
+    slurm = config["hardware"].get("slurm")
+    planned = 1 if slurm is None else int(slurm.get("nodes", 1)) * int(slurm.get("processes_per_node", 1))
+    return max(planned, placed()[1])
+
+
+def check_together(config: Config) -> None:
+    """Raise ConfigError for an experiment of which several processes would compute the same, each all of it."""
+    n = processes_of(config)
+    if n == 1:
+        return
+    fewer = "start it as one process: no torchrun, hardware.slurm.nodes=1 hardware.slurm.processes_per_node=1"
+    if "method" in config:
+        raise ConfigError(f"llmrl-finetune trains in one process, and there are {n}; {fewer}")
+    builder = Builder(trusted=config["trusted_modules"])
+    if not builder.needs(config["agent"], "processes", "agent"):
+        works = ", ".join(
+            name for name, option in options("agent").items() if Builder().needs(option, "processes", "agent")
+        )
+        raise ConfigError(
+            f"{config['agent']['_target_'].rpartition('.')[2]} computes alone, so {n} processes would do the same {n} "
+            f"times; agents that share their work: agent={works}. Else {fewer}"
+        )
+    for group in ("principal", "agent", "teacher"):
+        if builder.needs(config[group], "llm", group):
+            raise ConfigError(f"the chosen {group} asks a chat model, which {n} processes would ask {n} times; {fewer}")
+
+
+def processes_here() -> Processes:
+    """The processes that compute the run of this command together.
+
+    Raises:
+        ConfigError: there are several, and the command is none that they could share.
+    """
+    processes, n = Processes.joined(), placed()[1]
+    if processes.world_size != n:
+        raise ConfigError(
+            f"only llmrl-train computes in several processes, and there are {n}; start this command as one"
+        )
+    return processes
+
+
+def check_alike(spec: EnvSpec, processes: Processes) -> None:
+    """Raise ConfigError for an environment whose games would not be the same in all of the processes."""
+    if processes.world_size > 1 and not spec.deterministic:
+        raise ConfigError(
+            f"{spec.name}'s engine plays other games each time, and the {processes.world_size} processes of a run need "
+            "the same ones; start it as one process"
+        )

@@ -1,0 +1,236 @@
+"""Trajectories: what was seen, done and earned, step by step, as arrays that need no pickle to be read.
+
+trajectories/<k>.npz    one row for each step of a player (`Trajectories` says what is in it)
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from llmrl.core.errors import RunFolderError
+from llmrl.core.records import State
+
+FOLDER = "trajectories"
+FORMAT = 1
+
+
+@dataclass
+class Trajectories:
+    """Steps in the order in which a file holds them; n rows.
+
+    Attributes:
+        prompts: the different texts that were read.
+        action_names: one for each action; empty where an action is several numbers.
+        prompt: the text that was read, as its place in `prompts`, [n] int64; -1 where none was kept.
+        action: what was done, [n] int64 places in `action_names`; [n, a] float32 where it is several numbers.
+        log_prob: its log-probability, and
+        value: what the player expected, [n] float32; NaN where it has none.
+        reward, base_reward: what it earned, and before the mechanism, [n] float32.
+        terminated, truncated: the step ended the episode, [n] bool.
+        episode: number of the episode in its run, [n] int64; -1 where its beginning was not recorded.
+        step: of the episode, from 0, [n] int64.
+        game, agent: who played, [n] int64.
+        success: the metric `success` of the whole episode, [n] float32; NaN where there is none, or the episode is not
+            over.
+        kind, mission: what the environment calls the episode, [n] texts; "" where it does not tell.
+    """
+
+    prompts: list[str]
+    action_names: list[str]
+    prompt: np.ndarray
+    action: np.ndarray
+    log_prob: np.ndarray
+    value: np.ndarray
+    reward: np.ndarray
+    base_reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    episode: np.ndarray
+    step: np.ndarray
+    game: np.ndarray
+    agent: np.ndarray
+    success: np.ndarray
+    kind: np.ndarray = field(repr=False)
+    mission: np.ndarray = field(repr=False)
+
+    TABLES: ClassVar = ("prompts", "action_names")
+    TEXTS: ClassVar = ("kind", "mission")
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    def text(self, row: int) -> str:
+        """What was read in a row; "" where no text was kept."""
+        place = int(self.prompt[row])
+        return "" if place < 0 else self.prompts[place]
+
+    def rows(self, chosen: np.ndarray) -> Trajectories:
+        """Some rows (indices, or [n] bool), with the same tables."""
+        return Trajectories(
+            self.prompts, self.action_names, **{name: getattr(self, name)[chosen] for name in _columns()}
+        )
+
+
+def _columns() -> list[str]:
+    return [each.name for each in fields(Trajectories) if each.name not in Trajectories.TABLES]
+
+
+class TrajectoryFiles:
+    """The trajectory files of a folder.
+
+    Args:
+        folder: of the run or the evaluation.
+        state: where they stood at the checkpoint that is resumed; what was written later is removed. None: a new run.
+
+    Raises:
+        RunFolderError: the folder cannot be written, or a file is not there any more.
+    """
+
+    def __init__(self, folder: Path, state: State | None = None) -> None:
+        self._folder = folder / FOLDER
+        self._written: list[int] = [] if state is None else list(state["written"])
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for path in self._folder.glob(".*.tmp"):
+                path.unlink()
+            for path in self._folder.glob("*.npz"):
+                if path.stem.isdecimal() and int(path.stem) not in self._written:
+                    path.unlink()
+        except OSError as error:
+            raise RunFolderError(f"cannot write {self._folder}: {error.strerror or error}") from error
+        lost = [k for k in self._written if not self._path(k).is_file()]
+        if lost:
+            raise RunFolderError(
+                f"{self._path(lost[0])} was there at the checkpoint and is gone. Start this run anew with rerun=true, "
+                "which moves the old content aside."
+            )
+
+    def write(self, trajectories: Trajectories, number: int | None = None) -> Path:
+        """Write a file, in one step; `number` names it (None: the next one).
+
+        Raises:
+            RunFolderError: it cannot be written.
+        """
+        number = max(self._written, default=-1) + 1 if number is None else number
+        path = self._path(number)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                np.savez_compressed(file, **_arrays(trajectories))
+            temporary.replace(path)
+        except OSError as error:
+            raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from error
+        self._written.append(number)
+        return path
+
+    def state_dict(self) -> State:
+        """Where the files stand."""
+        return {"written": list(self._written)}
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number}.npz"
+
+
+def files(place: Path) -> list[Path]:
+    """The trajectory files of a run folder, of its folder `trajectories`, or that one file itself, in their order.
+
+    Raises:
+        RunFolderError: there is none.
+    """
+    if place.is_file():
+        return [place]
+    folder = place if place.name == FOLDER else place / FOLDER
+    found = [path for path in folder.glob("*.npz") if path.stem.isdecimal()] if folder.is_dir() else []
+    if not found:
+        raise RunFolderError(
+            f"{place} has no trajectories ({FOLDER}/<k>.npz): a run keeps them with play.trajectories=true or "
+            "learn.trajectories_every=1, an evaluation with --trajectories"
+        )
+    return sorted(found, key=lambda path: int(path.stem))
+
+
+def read(place: Path | str) -> Trajectories:
+    """All steps of the `files` of a place, with one table of texts.
+
+    Where an episode goes on from one file to the next, its success is known in all its rows.
+
+    Raises:
+        RunFolderError: there is no such file, or one is not what this module writes.
+    """
+    parts = [_read(path) for path in files(Path(place))]
+    return joined(parts) if len(parts) > 1 else parts[0]
+
+
+def joined(parts: Sequence[Trajectories]) -> Trajectories:
+    """Several as one.
+
+    Raises:
+        RunFolderError: their actions are not the same.
+    """
+    if any(part.action_names != parts[0].action_names for part in parts):
+        raise RunFolderError("trajectories whose actions have different names cannot be put together")
+    places: dict[str, int] = {}
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in _columns()}
+    for part in parts:
+        new = np.array([*(places.setdefault(text, len(places)) for text in part.prompts), -1], dtype=np.int64)
+        for name, column in columns.items():
+            column.append(new[part.prompt] if name == "prompt" else getattr(part, name))
+    whole = Trajectories(list(places), parts[0].action_names, **{n: np.concatenate(c) for n, c in columns.items()})
+    known = ~np.isnan(whole.success) & (whole.episode >= 0)
+    told = dict(zip(whole.episode[known].tolist(), whole.success[known].tolist(), strict=True))
+    for row in np.flatnonzero(~known):
+        whole.success[row] = told.get(int(whole.episode[row]), np.nan)
+    return whole
+
+
+def _arrays(trajectories: Trajectories) -> dict[str, Any]:
+    arrays: dict[str, Any] = {"format": np.array(FORMAT)}
+    for each in fields(trajectories):
+        value = getattr(trajectories, each.name)
+        texts = each.name in (*Trajectories.TABLES, *Trajectories.TEXTS)
+        arrays[each.name] = _encoded(value) if texts else value
+    return arrays
+
+
+def _encoded(texts: Iterable[str]) -> np.ndarray:
+    """UTF-8 bytes, [n]."""
+    return np.array([str(text).encode("utf-8", errors="replace") for text in texts], dtype=np.bytes_)
+
+
+def _decoded(array: np.ndarray) -> list[str]:
+    return [text.decode("utf-8") for text in array.tolist()]
+
+
+def _read(path: Path) -> Trajectories:
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            arrays = {name: content[name] for name in content.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise RunFolderError(f"{path} cannot be read as trajectories: {error}") from error
+    names = [each.name for each in fields(Trajectories)]
+    if lacking := [name for name in ("format", *names) if name not in arrays]:
+        raise RunFolderError(f"{path} is no file of trajectories: it has no array {lacking[0]!r}")
+    if int(arrays["format"]) > FORMAT:
+        raise RunFolderError(f"{path} is of a newer version ({int(arrays['format'])}) than this llmrl reads ({FORMAT})")
+    lengths = {name: len(arrays[name]) for name in _columns()}
+    if len(set(lengths.values())) > 1:
+        raise RunFolderError(
+            f"{path} is damaged: its columns have {min(lengths.values())} to {max(lengths.values())} rows"
+        )
+    place = arrays["prompt"]
+    if len(place) and not -1 <= place.min() <= place.max() < len(arrays["prompts"]):
+        raise RunFolderError(f"{path} is damaged: there are texts it does not hold")
+    found: dict[str, Any] = {name: arrays[name] for name in names}
+    for name in Trajectories.TABLES:
+        found[name] = _decoded(arrays[name])
+    for name in Trajectories.TEXTS:
+        different, places = np.unique(arrays[name], return_inverse=True)
+        found[name] = np.array(_decoded(different), dtype=object)[places]
+    return Trajectories(**found)
