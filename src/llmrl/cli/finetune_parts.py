@@ -16,6 +16,7 @@ import numpy as np
 from llmrl.cli.build import Builder
 from llmrl.cli.compose import POLICIES, build_model, worker_cores
 from llmrl.cli.outside import with_digests as outside_digests
+from llmrl.cli.together import check_together
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.llms.client import ChatClient
@@ -121,6 +122,7 @@ def check_values(config: Config) -> None:
         )
     for group in ("env", "agent", "principal", "hardware", "dataset", "method", "rewards", "evaluation"):
         builder.check(config[group], group)
+    check_together(config)
     builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
     for name, nodes in config["transfer"].items():
         for group in ("env", "agent"):

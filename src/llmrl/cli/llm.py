@@ -1,4 +1,4 @@
-"""`llmrl-llm`: is a language model there, and what have runs asked of theirs."""
+"""`llmrl-llm`: is a language model there, what have runs asked of theirs, and a small one to be trained."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from llmrl.cli.small_model import add_arguments
 
 if TYPE_CHECKING:
     from llmrl.core.protocols import Scorer
@@ -30,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--config-dir", type=Path, default=None, help="folder with options of your own")
     totals = commands.add_parser("totals", help="calls, tokens and money of all runs in a folder")
     totals.add_argument("folder", type=Path, help="outputs, a sweep, or one run")
+    add_arguments(commands)
     return p
 
 
@@ -43,7 +46,7 @@ def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tupl
     from llmrl.core.errors import ConfigError
     from llmrl.llms.client import ChatClient
 
-    config = _compose(overrides, config_dir)
+    config = composed(overrides, config_dir, ("llm", "hardware", "seed", "trusted_modules", "dry_run"))
     model = build_model(config, None)
     if model is None:
         raise ConfigError("llm=none is no model; choose one with llm=<option>")
@@ -156,8 +159,12 @@ def _known(number: int | None) -> str:
     return "unknown" if number is None else f"{number:,}"
 
 
-def _compose(overrides: Sequence[str], config_dir: Path | None) -> dict[str, Any]:
-    """The keys of `llmrl-train`'s config that say which model is asked, and how."""
+def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[str]) -> dict[str, Any]:
+    """Some keys of `llmrl-train`'s config.
+
+    Raises:
+        ConfigError: there is no such option or field, or a value is missing.
+    """
     from hydra import compose, initialize_config_module
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -169,7 +176,6 @@ def _compose(overrides: Sequence[str], config_dir: Path | None) -> dict[str, Any
     try:
         with initialize_config_module("llmrl.conf", version_base="1.3"):
             config = compose("train", overrides=[*overrides, *extra])
-        keys = ("llm", "hardware", "seed", "trusted_modules", "dry_run")
         return {
             key: OmegaConf.to_object(config[key]) if OmegaConf.is_config(config[key]) else config[key] for key in keys
         }
@@ -188,6 +194,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         if args.command == "check":
             print_rows("One request", check(args.overrides, args.config_dir))
+        elif args.command == "make":
+            from llmrl.cli.small_model import make
+
+            print_rows("A small model", make(args))
         else:
             print_table(str(args.folder), *totals(args.folder))
     except LlmrlError as error:

@@ -9,10 +9,10 @@ from typing import Any, Literal
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.finetuning.job import Job
-from llmrl.finetuning.lora import Lora
 from llmrl.finetuning.optimiser import Optimiser
 from llmrl.finetuning.rewards import REWARDS
 from llmrl.finetuning.training import run_trainer, trainer_class
+from llmrl.llms.local.lora import Lora
 
 
 class GRPO:

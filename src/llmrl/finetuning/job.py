@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.judge import Judge
-from llmrl.finetuning.lora import Lora
 from llmrl.finetuning.optimiser import Optimiser
 from llmrl.finetuning.questions import Question
 from llmrl.finetuning.rewards import Rewards, Scale
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import Dtype
+from llmrl.llms.local.lora import Lora
 from llmrl.run.run import Run
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from llmrl.finetuning.evaluation import ask, baselines, difference, measure, sum
 from llmrl.finetuning.examples import Example
 from llmrl.finetuning.job import Job, Method
 from llmrl.finetuning.judge import Judge
-from llmrl.finetuning.lora import save_adapter
 from llmrl.finetuning.questions import Question
 from llmrl.finetuning.rewards import Rewards, Scale
+from llmrl.finetuning.saving import save_adapter
 from llmrl.finetuning.task import Data, Dataset, Task, write_questions
 from llmrl.finetuning.training import quiet
 from llmrl.finetuning.trials import Trial

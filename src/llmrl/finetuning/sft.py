@@ -7,9 +7,9 @@ from typing import Any
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import PositiveInt
 from llmrl.finetuning.job import Job
-from llmrl.finetuning.lora import Lora
 from llmrl.finetuning.optimiser import Optimiser
 from llmrl.finetuning.training import run_trainer, trainer_class
+from llmrl.llms.local.lora import Lora
 
 
 class SFT:

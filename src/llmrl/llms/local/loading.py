@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["causal", "seq2seq"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+Weights = Literal["pretrained", "embeddings", "random"]
+"""What of a model's weights is loaded: all, those of its words, or none; the others are drawn."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _REMEDIES = (
@@ -91,7 +93,16 @@ def empty_model(model: str, revision: str | None) -> torch.nn.Module:
     return module
 
 
-def load_model(kind: Kind, model: str, revision: str | None, device: str, dtype: Dtype) -> torch.nn.Module:
+def load_model(
+    kind: Kind,
+    model: str,
+    revision: str | None,
+    device: str,
+    dtype: Dtype,
+    weights: Weights = "pretrained",
+    seed: int = 0,
+    four_bit: bool = False,
+) -> torch.nn.Module:
     """The model with its weights, in eval mode (no dropout), on `device`. Code from the hub is never run.
 
     Args:
@@ -100,6 +111,11 @@ def load_model(kind: Kind, model: str, revision: str | None, device: str, dtype:
         revision: branch, tag or commit on the hub; None is its default branch.
         device: torch device, e.g. `cpu` or `cuda`.
         dtype: type of the weights, and so of the computation.
+        weights: `pretrained`; `random`: drawn as the architecture's own initialisation has it, with nothing read but
+            `config.json`; `embeddings`: drawn, but for the vectors of words.
+        seed: of weights that are drawn.
+        four_bit: keep the weights of linear layers in four bits (nf4 with double quantisation, arXiv 2305.14314); they
+            cannot be trained then, but adapters over them can.
 
     Raises:
         LLMError: it cannot be loaded, is not of this kind, or does not fit on the device.
@@ -108,19 +124,75 @@ def load_model(kind: Kind, model: str, revision: str | None, device: str, dtype:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    auto = AutoModelForCausalLM if kind == "causal" else AutoModelForSeq2SeqLM
-    module: torch.nn.Module = _load(
-        auto.from_pretrained, f"{kind} language model", model, revision, dtype=getattr(torch, dtype)
-    )
+    auto: Any = AutoModelForCausalLM if kind == "causal" else AutoModelForSeq2SeqLM
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
+    if four_bit:
+        options |= _four_bits(model, device, dtype, weights)
+    module: torch.nn.Module
+    if weights == "pretrained":
+        module = _load(auto.from_pretrained, f"{kind} language model", model, revision, **options)
+    else:
+        config = load_config(model, revision)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            try:
+                module = auto.from_config(config, trust_remote_code=False, **options)
+            except ValueError as error:
+                raise LLMError(f"{model} is no {kind} language model: {_one_line(error)} {_REMEDIES}") from error
+        if weights == "embeddings":
+            whole = _load(auto.from_pretrained, f"{kind} language model", model, revision, **options)
+            _copy_words(whole, module)
     try:
-        return module.to(device).eval()
+        # Weights in four bits are on their device already, and cannot be moved.
+        return module.eval() if four_bit else module.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # no such device, a torch without CUDA, out of memory
         raise LLMError(f"{model} cannot be moved to device {device}: {_one_line(error)}") from error
+
+
+def _copy_words(source: Any, target: Any) -> None:
+    """Give `target` the vectors of words of `source`, those it reads and, where they are others, those it answers by;
+    and of positions, where they are vectors of the same kind."""
+    import torch
+
+    given = dict(source.named_parameters())
+    with torch.no_grad():
+        for name, parameter in target.named_parameters():
+            words = parameter.shape[0] == target.config.get_text_config().vocab_size and parameter.dim() == 2
+            if words or name.endswith(("wpe.weight", "embed_positions.weight")):
+                parameter.copy_(given[name])
+
+
+def _four_bits(model: str, device: str, dtype: Dtype, weights: Weights) -> dict[str, Any]:
+    """Arguments of `from_pretrained` that keep weights in four bits.
+
+    Raises:
+        LLMError: bitsandbytes is not installed, or there is nothing to keep.
+    """
+    if weights != "pretrained":
+        raise LLMError("llm.four_bit=true keeps pretrained weights small, and llm.weights draws them: choose one")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise LLMError(
+            f"{model}: llm.four_bit=true needs the package bitsandbytes, on a device that it supports (CUDA GPUs, and "
+            "some processors): pip install bitsandbytes; or use llm.four_bit=false, with llm.dtype=bfloat16 to save "
+            "half of the memory"
+        )
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    config: Any = BitsAndBytesConfig
+    quantization = config(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
+    )
+    return {"quantization_config": quantization, "device_map": {"": device}}
 
 
 def _load(from_pretrained: Any, what: str, model: str, revision: str | None, **options: Any) -> Any:
     from safetensors import SafetensorError
 
+    quiet()
     folder = Path(model).expanduser()
     source = str(folder) if folder.is_dir() else model
     try:
@@ -129,6 +201,13 @@ def _load(from_pretrained: Any, what: str, model: str, revision: str | None, **o
     # ImportError: a package this one model or tokenizer needs, which the message names.
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise LLMError(f"{model}: its {what} cannot be loaded: {_one_line(error)} {_REMEDIES}") from error
+
+
+def quiet() -> None:
+    """No progress bars of transformers: a run has one of its own."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _one_line(error: Exception) -> str:

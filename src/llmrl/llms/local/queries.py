@@ -11,10 +11,11 @@ from llmrl.llms.local.tree import TokenIds, TokenTree
 
 @dataclass(frozen=True)
 class Query:
-    """One prompt and the tree of its candidates."""
+    """One prompt, the tree of its candidates, and the words of each of these."""
 
     prompt: TokenIds
     tree: TokenTree
+    words: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:

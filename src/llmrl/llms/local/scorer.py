@@ -5,16 +5,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.limits import PositiveInt
-from llmrl.llms.local.loading import Dtype, Kind, check_model, load_model, load_tokenizer
+from llmrl.core.processes import Processes
+from llmrl.core.seeding import Seeds
+from llmrl.llms.local.loading import Dtype, Kind, Weights, check_model, load_model, load_tokenizer
 from llmrl.llms.local.queries import Query, candidate_lists, length_batches
 from llmrl.llms.local.tree import TokenIds, TreeBatch, token_tree
+
+_KEPT = 50_000
+"""Prompts whose tokens are remembered: learners read each many times."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +62,18 @@ class LocalScorer(ABC):
         model: folder or name on the Hugging Face hub.
         revision: branch, tag or commit on the hub; None is its default branch.
         dtype: type of the weights; the softmax over the vocabulary is computed in float32 whatever it is.
-        length_normalization: `none` sums a candidate's token log-probabilities, `tokens` takes their mean.
+        length_normalization: `none` sums a candidate's token log-probabilities, `tokens` takes their mean, `words`
+            divides their sum by the number of words (Tan et al. 2024, arXiv 2401.14151).
+        parity: score by sums of logits that are not normalised to probabilities, and with a bonus of 1 for each token
+            that a candidate has less than the longest, as the published code of online grounding does.
         add_eos: the end-of-sequence token after a candidate counts, so that log p is that of the whole text and not
             of a text that begins so.
         max_prompt_tokens: longest prompt, special tokens included; None sets no limit but the model's own.
         truncate: what happens to longer prompts: `error`, or `left`, which cuts their beginning off.
         batch_tokens: budget of one pass of the model, in positions. A prompt that is larger alone still runs, alone.
+        weights: which weights are loaded, and which are drawn; see `load_model`.
+        four_bit: keep loaded weights in four bits, frozen.
+        seeds: weights are drawn from its stream `weights`; None: from seed 0.
         device: torch device, e.g. `cpu` or `cuda`.
     """
 
@@ -73,20 +84,34 @@ class LocalScorer(ABC):
         model: str,
         revision: str | None = None,
         dtype: Dtype = "float32",
-        length_normalization: Literal["none", "tokens"] = "none",
+        length_normalization: Literal["none", "tokens", "words"] = "none",
         add_eos: bool = False,
         max_prompt_tokens: PositiveInt | None = None,
         truncate: Literal["error", "left"] = "error",
         batch_tokens: PositiveInt = 8192,
+        weights: Weights = "pretrained",
+        four_bit: bool = False,
+        parity: bool = False,
         *,
         device: str = "cpu",
+        seeds: Seeds | None = None,
     ) -> None:
+        if parity and length_normalization != "none":
+            raise ConfigError("llm.parity=true sums logits as they are: llm.length_normalization must be none")
         self.model, self.revision, self.dtype, self.device = model, revision, dtype, device
         self.length_normalization, self.add_eos = length_normalization, add_eos
         self.max_prompt_tokens, self.truncate, self.batch_tokens = max_prompt_tokens, truncate, batch_tokens
-        self.label = f"{model} (local scorer)"
+        self.weights, self.four_bit, self.parity = weights, four_bit, parity
+        self._seed = 0 if seeds is None else seeds.integer("weights")
+        drawn = {"pretrained": "", "embeddings": ", drawn weights but for its words", "random": ", drawn weights"}
+        self.label = f"{model} (local scorer{drawn[weights]})"
         self._module: Any = None
         self._tokenizer: Any = None
+        self._recompute = False
+        self.together: Processes | None = (
+            None  # those that hold parts of the weights, and so compute as often as each other
+        )
+        self._read: dict[str, TokenIds] = {}
 
     @property
     def module(self) -> torch.nn.Module:
@@ -110,7 +135,9 @@ class LocalScorer(ABC):
         self._tokenizer = load_tokenizer(self.model, self.revision)
         if self.add_eos and self._tokenizer.eos_token_id is None:
             raise LLMError(f"{self.label}: its tokenizer has no end-of-sequence token; set add_eos=false")
-        module = load_model(self.kind, self.model, self.revision, self.device, self.dtype)
+        module = load_model(
+            self.kind, self.model, self.revision, self.device, self.dtype, self.weights, self._seed, self.four_bit
+        )
         self._supported(module)
         self._module = module
         try:
@@ -118,6 +145,37 @@ class LocalScorer(ABC):
         except Exception:
             self._module = None
             raise
+
+    def replace_module(self, module: torch.nn.Module) -> None:
+        """Score with `module` from now on: a copy of the model, e.g. one that stays as it is."""
+        self._module = module
+
+    def recompute_activations(self) -> None:
+        """Keep only the input of each layer for the gradient and compute the rest of it again (gradient checkpointing):
+        less memory, about a third more time.
+
+        Raises:
+            LLMError: the model cannot.
+        """
+        module: Any = self.module
+        # The layers do it in training mode alone, in which nothing may be dropped.
+        for each in module.modules():
+            for name, value in vars(each).items():
+                if "dropout" in name and isinstance(value, float):
+                    setattr(each, name, 0.0)
+            if isinstance(each, torch.nn.Dropout):
+                each.p = 0.0
+        try:
+            module.activation_checkpointing_enable()
+        except ValueError as error:
+            raise LLMError(f"{self.label}: agent.gradient_checkpointing=true: {error}") from error
+        self._recompute = True
+
+    def lengths(self, prompts: Sequence[str]) -> list[int]:
+        """Tokens of each prompt."""
+        self.load()
+        tokens = self._tokenize_prompts(list(dict.fromkeys(prompts)))
+        return [len(tokens[prompt]) for prompt in prompts]
 
     def score(self, prompts: Sequence[str], candidates: Sequence[str] | Sequence[Sequence[str]]) -> torch.Tensor:
         """log p(candidate | prompt), [n_prompts, n_candidates] float32 on the device.
@@ -143,7 +201,12 @@ class LocalScorer(ABC):
         queries, rows = self._queries(prompts, lists)
         n_candidates = max(len(texts) for texts in lists)
         batches = length_batches(queries, self.batch_tokens)
+        passes = len(batches) if self.together is None else max(self.together.everyone(len(batches)))
         results = [self._run([queries[i] for i in batch], n_candidates) for batch in batches]
+        for _ in range(passes - len(batches)):
+            extra = self._run([queries[batches[0][0]]], n_candidates)
+            # Part of the graph, so that gradients are exchanged as often, too.
+            results[0] = replace(results[0], state=results[0].state + 0.0 * extra.state.sum())
         place = {query: place for place, query in enumerate(i for batch in batches for i in batch)}
         order = torch.tensor([place[row] for row in rows], device=results[0].log_probs.device)
         return Scored(
@@ -173,13 +236,15 @@ class LocalScorer(ABC):
         """Logits [n_tokens, vocabulary] that predict `candidate` [n_tokens] after `prompt`, computed plainly."""
 
     def _run(self, queries: Sequence[Query], n_candidates: int) -> Scored:
-        if self._module.training:  # a learner may have switched it on; scores must not depend on it
-            self._module.eval()
+        self._module.train(self._recompute and torch.is_grad_enabled())
         trees = TreeBatch.stack([query.tree for query in queries], n_candidates, self._module.device)
         result = self._pass([query.prompt for query in queries], trees)
-        log_probs = trees.log_probs(result.logits)
+        log_probs = trees.logit_sums(result.logits) if self.parity else trees.log_probs(result.logits)
         if self.length_normalization == "tokens":
             log_probs = log_probs / trees.length.clamp(min=1)
+        elif self.length_normalization == "words":
+            words = [[query.words[i] if i < len(query.words) else 1 for i in range(n_candidates)] for query in queries]
+            log_probs = log_probs / torch.tensor(words, device=log_probs.device)
         return Scored(log_probs, result.state, result.tokens)
 
     def _queries(self, prompts: Sequence[str], lists: Sequence[tuple[str, ...]]) -> tuple[list[Query], list[int]]:
@@ -188,7 +253,8 @@ class LocalScorer(ABC):
         distinct = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
         tokens = self._tokenize_prompts(list(dict.fromkeys(prompts)))
         trees = {texts: token_tree(self._tokenize_candidates(texts)) for texts in dict.fromkeys(lists)}
-        queries = [Query(tokens[prompt], trees[texts]) for prompt, texts in distinct]
+        words = {texts: tuple(max(len(text.split()), 1) for text in texts) for texts in trees}
+        queries = [Query(tokens[prompt], trees[texts], words[texts]) for prompt, texts in distinct]
         rows = [distinct[pair] for pair in pairs]
         limit = self._longest_text()
         for i, query in enumerate(queries):
@@ -201,23 +267,29 @@ class LocalScorer(ABC):
         return queries, rows
 
     def _tokenize_prompts(self, prompts: list[str]) -> dict[str, TokenIds]:
-        encoded = self._tokenizer(prompts, return_special_tokens_mask=True)
-        out = {}
-        for prompt, ids, special in zip(prompts, encoded["input_ids"], encoded["special_tokens_mask"], strict=True):
-            tokens = self._prompt_tokens(ids, special)
-            if not tokens:
-                raise ConfigError(f"a prompt is empty ({prompt!r}): there is nothing to continue")
-            excess = len(tokens) - (self.max_prompt_tokens or len(tokens))
-            if excess > 0 and (self.truncate == "error" or excess > special.count(0)):
-                raise ConfigError(
-                    f"a prompt has {len(tokens)} tokens, and max_prompt_tokens={self.max_prompt_tokens}; raise it, or "
-                    f"set truncate=left to cut the beginning of long prompts off. The prompt: {_shortened(prompt)}"
-                )
-            if excess > 0:
-                start = special.index(0)  # special tokens before the text stay
-                del tokens[start : start + excess]
-            out[prompt] = tuple(tokens)
-        return out
+        if new := [prompt for prompt in prompts if prompt not in self._read]:
+            if len(self._read) + len(new) > _KEPT:
+                self._read = {prompt: self._read[prompt] for prompt in prompts if prompt in self._read}
+            encoded = self._tokenizer(new, return_special_tokens_mask=True)
+            masks = encoded["special_tokens_mask"]
+            for prompt, ids, special in zip(new, encoded["input_ids"], masks, strict=True):
+                self._read[prompt] = self._cut(prompt, self._prompt_tokens(ids, special), special)
+        return {prompt: self._read[prompt] for prompt in prompts}
+
+    def _cut(self, prompt: str, tokens: list[int], special: list[int]) -> TokenIds:
+        """A prompt's tokens, not too many of them."""
+        if not tokens:
+            raise ConfigError(f"a prompt is empty ({prompt!r}): there is nothing to continue")
+        excess = len(tokens) - (self.max_prompt_tokens or len(tokens))
+        if excess > 0 and (self.truncate == "error" or excess > special.count(0)):
+            raise ConfigError(
+                f"a prompt has {len(tokens)} tokens, and max_prompt_tokens={self.max_prompt_tokens}; raise it, or "
+                f"set truncate=left to cut the beginning of long prompts off. The prompt: {_shortened(prompt)}"
+            )
+        if excess > 0:
+            start = special.index(0)  # special tokens before the text stay
+            tokens = tokens[:start] + tokens[start + excess :]
+        return tuple(tokens)
 
     def _tokenize_candidates(self, texts: tuple[str, ...]) -> tuple[TokenIds, ...]:
         if not texts:

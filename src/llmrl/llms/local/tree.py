@@ -120,10 +120,20 @@ class TreeBatch:
         Args:
             logits: [batch, n_nodes, vocabulary], of any float type; probabilities are normalised in float32.
         """
-        batch, _, vocabulary = logits.shape
+        nodes = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+        return self._sums(nodes, 0.0).masked_fill(self.length == 0, -torch.inf)
+
+    def logit_sums(self, logits: torch.Tensor) -> torch.Tensor:
+        """Sums of the candidates' logits as they are, [batch, n_candidates] float32, with 1 for each token that a
+        candidate has less than the longest: what the published code takes for scores; -inf for padding candidates."""
+        return self._sums(logits.float(), 1.0).masked_fill(self.length == 0, -torch.inf)
+
+    def _sums(self, nodes: torch.Tensor, beyond: float) -> torch.Tensor:
+        """For each candidate the sum of what `nodes` [batch, n_nodes, vocabulary] say of its tokens, and `beyond` for
+        each place beyond its end."""
+        batch, _, vocabulary = nodes.shape
         shape = (batch, *self.target.shape[1:])
         edges = (self.parent * vocabulary + self.target).expand(shape).reshape(batch, -1)
-        nodes = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-        tokens = nodes.view(batch, -1).gather(1, edges).view(shape)
-        inside = torch.arange(shape[2], device=logits.device) < self.length[..., None]
-        return tokens.where(inside, 0.0).sum(-1).masked_fill(self.length == 0, -torch.inf)
+        tokens = nodes.reshape(batch, -1).gather(1, edges).view(shape)
+        inside = torch.arange(shape[2], device=nodes.device) < self.length[..., None]
+        return tokens.where(inside, beyond).sum(-1)

@@ -1,0 +1,101 @@
+"""`llmrl-llm make`: a small language model with drawn weights, for the texts of an environment."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmrl.core.protocols import VecEnv
+
+STEPS = 100
+"""Steps of each game whose texts the tokenizer is made of."""
+
+
+def add_arguments(commands: Any) -> None:
+    """The subcommand `make`."""
+    make = commands.add_parser(
+        "make",
+        help="write a small model with random weights that can be trained on a processor",
+        description="Write a small model with random weights and a tokenizer made of the texts of an environment: "
+        "llmrl-llm make outputs/models/small env=goto_red_ball",
+    )
+    make.add_argument("folder", type=Path, help="to write, e.g. outputs/models/small; then llm.model=<folder>")
+    make.add_argument("overrides", nargs="*", help="as for llmrl-train: env=<option> and its fields, seed=<n>")
+    make.add_argument(
+        "--kind",
+        choices=("seq2seq", "causal"),
+        default="causal",
+        help="causal (Llama, for llm=local_scorer_causal; learns sooner from nothing) or seq2seq (T5, for "
+        "llm=local_scorer_seq2seq) (default causal)",
+    )
+    make.add_argument("--width", type=int, default=128, help="of the layers (default 128)")
+    make.add_argument(
+        "--layers", type=int, default=2, help="of the (en)coder; seq2seq has one in the decoder (default 2)"
+    )
+    make.add_argument("--heads", type=int, default=4, help="of attention (default 4)")
+    make.add_argument("--vocabulary", type=int, default=1024, help="most tokens, >= 300 (default 1024)")
+    make.add_argument(
+        "--tokens",
+        choices=("phrases", "words"),
+        default="phrases",
+        help="what may become one token: phrases (short prompts, learnt sooner) or words (default phrases)",
+    )
+    make.add_argument("--channel", default="prompt", help="text channel that the model is to read (default prompt)")
+
+
+def make(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Write the model; rows (what, value).
+
+    Raises:
+        ConfigError: the environment has no such texts, the folder is not empty, or widths do not fit.
+    """
+    from llmrl.cli.build import Builder
+    from llmrl.cli.llm import composed
+    from llmrl.core.errors import ConfigError
+    from llmrl.core.seeding import Seeds
+    from llmrl.llms.local.small import make_small_model
+
+    if args.folder.exists() and any(args.folder.iterdir()):
+        raise ConfigError(f"{args.folder} is there and not empty: give another folder, or remove it")
+    config = composed(args.overrides, None, ("env", "seed", "trusted_modules"))
+    seeds = Seeds(config["seed"]).child("small model")
+    env: VecEnv = Builder({"seeds": seeds.child("env")}, config["trusted_modules"]).build(config["env"], "env")
+    try:
+        texts = _texts(env, args.channel, seeds)
+    finally:
+        env.close()
+    shape = (args.kind, args.width, args.layers, args.heads, args.vocabulary, args.tokens)
+    parameters = make_small_model(args.folder, texts, *shape, seed=seeds.integer("weights"))
+    return [
+        ("model", str(args.folder)),
+        ("weights", f"{parameters:,}, drawn: it has read nothing"),
+        ("tokenizer", f"of {len(texts):,} different texts of env={env.spec.name}"),
+        ("use it", f"agent=llm_ppo llm=local_scorer_{args.kind} llm.model={args.folder}"),
+    ]
+
+
+def _texts(env: VecEnv, channel: str, seeds: Any) -> list[str]:
+    """Different texts that random play meets, and the names of the actions."""
+    import numpy as np
+
+    from llmrl.core.errors import ConfigError
+    from llmrl.core.protocols import ChannelsOnRequest
+
+    shown = env.spec.observation.get(channel)
+    if shown is None or shown.dtype != "object":
+        raise ConfigError(f"env={env.spec.name} has no text channel {channel!r}; use env=babyai_text, or --channel")
+    if isinstance(env, ChannelsOnRequest):
+        env.provide((channel,))
+    rng = seeds.numpy("actions")
+    n_actions = env.spec.need_discrete("llmrl-llm make")
+    met: dict[str, None] = {}
+    observation = env.reset(seed=seeds.integer("games"))
+    for _ in range(STEPS):
+        met |= dict.fromkeys(str(text) for text in np.asarray(observation[channel], dtype=object).ravel())
+        step = env.step(rng.integers(n_actions, size=(env.spec.n_envs, env.spec.n_agents)))
+        ended = np.asarray(step.terminated) | np.asarray(step.truncated)
+        observation = env.reset(mask=ended) if ended.any() else step.observation
+    # As they stand in prompts, and as they are scored: as often as a word of the texts.
+    return [*met, *(name for name in env.spec.action_names for _ in range(len(met)))]

@@ -1,0 +1,112 @@
+"""A low-rank adapter over a frozen model (LoRA, arXiv 2106.09685): which weights are trained."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.limits import PositiveFloat, PositiveInt, UnitInterval
+
+if TYPE_CHECKING:
+    import torch
+
+Targets = list[str] | Literal["all-linear"]
+
+
+@dataclass(frozen=True)
+class Lora:
+    """W x becomes W x + (alpha / rank) B A x in the chosen layers, and only A [rank, in] and B [out, rank] are trained.
+
+    Attributes:
+        rank: of the product B A.
+        alpha: scale of it.
+        dropout: share of x that A does not see in training.
+        targets: ends of the names of the layers, e.g. [q_proj, v_proj]; `all-linear`: every linear layer but the one
+            that gives the tokens' scores.
+    """
+
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    dropout: UnitInterval = 0.0
+    targets: Targets = "all-linear"
+
+    def config(self) -> Any:
+        """peft's `LoraConfig`."""
+        from peft import LoraConfig, TaskType
+
+        return LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,
+            lora_dropout=self.dropout,
+            target_modules=self.targets,
+            task_type=TaskType.CAUSAL_LM,
+        )
+
+    def inject(self, module: torch.nn.Module, seed: int) -> None:
+        """Put the adapter's layers into `module`, drawn with `seed`; the adapter begins as no change at all. Only its
+        numbers require a gradient from now on.
+
+        Raises:
+            ConfigError: peft is not installed, or the model has no such layers.
+        """
+        if importlib.util.find_spec("peft") is None:
+            raise ConfigError("adapters need the optional package peft: pip install 'llmrl[finetune]'")
+        self.check(module)
+        import torch
+        from peft import LoraConfig, inject_adapter_in_model
+
+        options = {"r": self.rank, "lora_alpha": self.alpha, "lora_dropout": self.dropout}
+        targets: Any = self.targets
+        if targets == "all-linear":
+            targets = sorted(self._chosen(module))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            inject_adapter_in_model(LoraConfig(**options, target_modules=targets), module)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(".lora_" in name)
+
+    def check(self, module: torch.nn.Module) -> int:
+        """How many numbers would be trained; nothing is changed.
+
+        Raises:
+            ConfigError: the model has no such layers, or its output layer is among them.
+        """
+        linear = self._linear(module)
+        chosen = self._chosen(module)
+        if not chosen:
+            ends = sorted({name.rpartition(".")[2] for name in linear})
+            raise ConfigError(
+                f"lora.targets={self.targets}: the model has no such layers; it has {', '.join(ends)}, or use "
+                "all-linear"
+            )
+        if (head := _head(module, linear)) in chosen:
+            raise ConfigError(
+                f"lora.targets={self.targets}: {head} gives the tokens' scores and cannot have an adapter here; "
+                "leave it out"
+            )
+        return sum(self.rank * sum(linear[name].weight.shape) for name in chosen)
+
+    def _linear(self, module: torch.nn.Module) -> dict[str, Any]:
+        import torch
+
+        return {name: m for name, m in module.named_modules() if isinstance(m, torch.nn.Linear) or _is_conv1d(m)}
+
+    def _chosen(self, module: torch.nn.Module) -> set[str]:
+        """Names of the layers that get an adapter."""
+        linear = self._linear(module)
+        if self.targets == "all-linear":
+            return {name for name in linear if name != _head(module, linear)}
+        return {n for n in linear if any(n == target or n.endswith(f".{target}") for target in self.targets)}
+
+
+def _head(module: torch.nn.Module, linear: dict[str, Any]) -> str:
+    """The layer that gives the tokens' scores; "" if it is none of `linear`."""
+    head = getattr(module, "get_output_embeddings", lambda: None)()
+    return next((name for name, layer in linear.items() if layer is head), "")
+
+
+def _is_conv1d(module: Any) -> bool:
+    """GPT-2's linear layers."""
+    return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
