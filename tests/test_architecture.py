@@ -20,6 +20,7 @@ ALLOWED = {
     "principals": {"core", "llms", "networks", "learners"},
     "agents": {"core", "networks", "learners", "run"},
     "players": {"core", "envs", "llms"},
+    "language": {"core", "networks", "learners", "llms", "run"},
     "finetuning": {"core", "llms", "run", "analysis", "principals", "loops"},
     "sweeps": {"core", "run", "analysis"},
     "loops": {"core", "learners", "run", "analysis"},
@@ -45,9 +46,10 @@ HEAVY = {
     "sklearn",
     "cmaes",
 }
-TORCH_LAYERS = {"networks", "learners", "agents", "teachers", "players"}
+TORCH_LAYERS = {"networks", "learners", "agents", "teachers", "players", "language"}
 # Nobody imports these at module level but who wants the libraries they are about.
 ABOUT_THEM = {
+    "envs/babyai/text_wrapper.py",
     "envs/pettingzoo_adapter.py",
     "envs/gym/tasks/gymnasium_envs.py",
     "envs/rooms/room_env.py",

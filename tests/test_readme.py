@@ -22,6 +22,7 @@ SMALL["taxi"] = ["env.n_envs=1", "env.horizon=6"]
 SMALL |= {
     env: ["env.n_envs=2", "learn.rollout_steps=4"] for env in ("simple_doorkey", "unlock_pickup", "simple_spread")
 }
+SMALL |= {env: ["env.n_envs=2", "learn.rollout_steps=4", "env.horizon=8"] for env in ("goto_local", "goto_red_ball")}
 TAUGHT = {"simple": "simple_doorkey", "spread": "simple_spread"}
 """What the presets of `experiment=teacher/` start with, and the environment it stands for."""
 BUDGET = ["design.steps=2", "design.adapt_rounds=1", "learn.env_steps=6", "learn.evaluate_episodes=1"]
@@ -39,6 +40,8 @@ def environment(word: str) -> str | None:
     """The environment that a word of a command line chooses."""
     if found := re.match(rf"(?:env=|experiment=legislative/)({'|'.join(SMALL)})", word):
         return found[1]
+    if found := re.match(r"experiment=grounding/(goto_\w+)_(?:llm|symbolic)", word):
+        return found[1]
     found = re.match(rf"experiment=teacher/({'|'.join(TAUGHT)})_", word)
     return TAUGHT[found[1]] if found else None
 
@@ -55,7 +58,7 @@ def run(command: list[str] | str, cwd: Path) -> subprocess.CompletedProcess[str]
 
 def test_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text()
-    named = set(re.findall(r"`?make (\w+)`?", (ROOT / "README.md").read_text()))
+    named = set(re.findall(r"(?<!llmrl-llm )\bmake (\w+)", (ROOT / "README.md").read_text()))
     assert named >= {"install", "demo", "test", "lint", "bench", "docs"}
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in named)
 
@@ -89,7 +92,7 @@ def test_commands(tmp_path):
                 words += SMALL[env] + BUDGET
                 words += [f"env.n_envs={w.partition('=')[2]}" for w in words if w.startswith("design.candidates=")]
             if words[0] == "llmrl-evaluate":
-                words += ["--video-steps", "3"]
+                words += ["suite.episodes=2"] if "suite=babyai_text" in words else ["--video-steps", "3"]
             done = run(words, tmp_path)
             if "llm=gpt4o" in words and "dry_run=true" in words:
                 assert done.returncode == 0 and "about $" in done.stdout, f"{line}\n{done.stderr}"

@@ -83,13 +83,13 @@ def test_a_principal_without_a_mechanism_is_told_what_it_can_search():
     ("argument", "hint"),
     [
         ("env=taxii", "env has no option 'taxii'. Did you mean taxi"),
-        ("agent=foo", "agent has no option 'foo'; it has: heuristic, ippo, linear"),
+        ("agent=foo", "agent has no option 'foo'; it has: bc, bot, drrn"),
         ("agent=ppo,linea", "agent has no option 'linea'. Did you mean linear?"),
         ("transfer=[nim,mze]", "transfer has no option 'mze'. Did you mean maze?"),
         ("experiment=zero_shot/taxxi", "Did you mean zero_shot/taxi"),
         ("experiment=zero_shot/foo", "it has: zero_shot/"),
         ("experiment=cartpole_llm", "Did you mean search/cartpole_llm"),
-        ("experiment=xyz", "it has: legislative/..., search/..., teacher/..., zero_shot/..."),
+        ("experiment=xyz", "it has: grounding/..., legislative/..., search/..., teacher/..., zero_shot/..."),
     ],
 )
 def test_a_mistyped_option_is_guessed(argument, hint):

@@ -35,6 +35,8 @@ def test_help_lists_the_groups(tmp_path):
         assert option in done.stdout
     for option in ("simple_doorkey", "simple_spread", "student_mlp", "mappo", "offline", "oracle"):
         assert option in done.stdout
+    for option in ("symbolic_ppo", "bot"):
+        assert option in done.stdout
 
 
 def test_shell_completion_knows_options(tmp_path):
@@ -79,6 +81,8 @@ def test_shell_completion_knows_options(tmp_path):
         (("env=simple_doorkey", "teacher=llm", "llm=none"), "the chosen teacher needs a language model; choose one of"),
         (("env=simple_doorkey", "agent=teacher"), "teacher=offline, teacher=oracle, teacher=llm"),
         (("env=simple_doorkey", "agent=student_mlp", "agent.critic=central"), "use agent.critic=own"),
+        (("env=simple_doorkey", "agent=symbolic_ppo"), "use env=babyai_text, or agent=ppo"),
+        (("env=simple_doorkey", "agent=bot"), "env=simple_doorkey knows none"),
         (
             ("env=simple_doorkey", "teacher=offline", "teacher.schedule.floor=2"),
             "teacher.schedule: floor=2 is above start=1",

@@ -20,6 +20,7 @@ from llmrl.learners.meta_gradient import MetaGradient
 from llmrl.learners.ppo import PPO, PPOSettings
 from llmrl.learners.rollout import Rollout
 from llmrl.networks.actor_critic import ActorCritic, Core, Critic, Encoding
+from llmrl.networks.film import FilmSettings
 from llmrl.networks.society import SocietyPolicy
 from llmrl.run.content import saved_state
 
@@ -39,7 +40,8 @@ class PPOAgent:
         share_parameters: one network for all agents (told who it plays), or one each.
         reads: observation channels its networks take in; None: all numeric ones.
         features: width of the core's output; None gives 512 for pixels, the whole map for a map, 64 otherwise.
-        core: `auto`: convolutions for pixels and maps, else an MLP; `mlp`: always an MLP.
+        core: `auto`: convolutions for pixels and maps, else an MLP; `mlp`: always an MLP; `film`: convolutions that the
+            words of a mission modulate.
         encoding: of maps of codes: `onehot`, or `codes`, the numbers they are (as published for students).
         core_hidden: hidden widths of an MLP core (unused for pixels and maps), and of a central critic.
         head_hidden: hidden widths of actor and critic heads; empty means linear heads.
@@ -53,6 +55,7 @@ class PPOAgent:
         keep_optimizer: keep Adam's moments when weights are reset (as one published study does); false forgets them.
         ppo: hyperparameters.
         teacher: extra loss, or None.
+        film: shape of a `film` core; None: its defaults.
 
     Raises:
         ConfigError: the weights to start from do not fit this agent, or it does not learn and is to be taught.
@@ -81,6 +84,7 @@ class PPOAgent:
         keep_optimizer: bool,
         ppo: PPOSettings,
         teacher: Teacher | None = None,
+        film: FilmSettings | None = None,
     ) -> None:
         if freeze == "auto":
             freeze = "core" if governed and "pixels" in spec.observation else "none"
@@ -89,7 +93,7 @@ class PPOAgent:
             raise ConfigError(
                 "agent.critic=central has no core in common with the actor; use agent.freeze=none with it"
             )
-        shape = (features, core_hidden, head_hidden, reads, memory, memory_layers, critic, core, encoding)
+        shape = (features, core_hidden, head_hidden, reads, memory, memory_layers, critic, core, encoding, film)
         if teacher is not None and freeze == "all":
             raise ConfigError("agent.freeze=all: agents that do not learn cannot be taught; use teacher=none")
         n_networks = 1 if share_parameters else spec.n_agents

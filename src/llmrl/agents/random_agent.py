@@ -17,6 +17,10 @@ class RandomPolicy:
     several numbers."""
 
     def __init__(self, spec: EnvSpec) -> None:
+        self.adapt(spec)
+
+    def adapt(self, spec: EnvSpec) -> None:
+        """Play with the actions of `spec` from now on."""
         self.numbers = spec.numbers
         self.n_agents, self.n_actions, self.n_envs = spec.n_agents, spec.n_actions, spec.n_envs
         self.channels: tuple[str, ...] = tuple(name for name in ("action_mask",) if name in spec.observation)
@@ -52,6 +56,10 @@ class RandomAgent:
 
     def __init__(self, spec: EnvSpec) -> None:
         self.policy = RandomPolicy(spec)
+
+    def adapt(self, spec: EnvSpec) -> None:
+        """Play with the actions of `spec` from now on."""
+        self.policy.adapt(spec)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         return {}

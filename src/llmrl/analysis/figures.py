@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,19 @@ def drawings_of(section: Section, report: Report) -> list[Drawing]:
     unit = "normalised score" if section.over_tasks else report.settings.rule.metric or "result"
     with matplotlib.rc_context(_STYLE):
         return [_saved(f"{name}_{what}", caption, figure) for what, caption, figure in _figures(section, unit)]
+
+
+def styled(name: str, caption: str, figure: Callable[[], Figure]) -> Drawing:
+    """A figure of another kind, drawn in the style of all.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    check_installed()
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        return _saved(name, caption, figure())
 
 
 def _figures(section: Section, unit: str) -> Iterator[tuple[str, str, Figure]]:

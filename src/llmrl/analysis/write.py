@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from llmrl.analysis.report import Report, Section
 from llmrl.analysis.table import Table
 from llmrl.analysis.tables import slugs, tables_of
 from llmrl.core.errors import RunFolderError
-from llmrl.run.files import write_atomic
+from llmrl.run.files import write_atomic, write_bytes
 
 PAGE = "report.html"
 
@@ -73,8 +72,8 @@ def write_report(
             write_atomic(out / "tables" / f"{table.name}.tex", table.latex())
     for part in parts:
         for drawing in part.drawings:
-            _replace(out / "figures" / f"{drawing.name}.png", drawing.png)
-            _replace(out / "figures" / f"{drawing.name}.svg", drawing.svg)
+            write_bytes(out / "figures" / f"{drawing.name}.png", drawing.png)
+            write_bytes(out / "figures" / f"{drawing.name}.svg", drawing.svg)
     for template, path in (("summary.md.j2", out / "summary.md"), ("report.html.j2", out / PAGE)):
         write_atomic(path, _render(template, report, parts, tables))
     return out / PAGE
@@ -152,13 +151,3 @@ def _render(template: str, report: Report, parts: Sequence[Part], tables: Sequen
         date=time.strftime("%Y-%m-%d %H:%M"),
     )
     return re.sub(r"\n{3,}", "\n\n", text)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """As `write_atomic`, for bytes."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError as error:
-        raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from error

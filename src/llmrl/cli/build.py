@@ -18,7 +18,7 @@ from llmrl.core.errors import ConfigError
 TRUSTED = ("llmrl.", "torch.optim.")
 _INJECTED = (
     *("seeds", "spec", "maker", "device", "llm", "scorer", "governed", "prompt_folder", "folder", "cores"),
-    *("env", "agents", "teacher", "principal", "meter", "space", "controller"),
+    *("env", "agents", "teacher", "principal", "meter", "space", "controller", "processes"),
 )
 """Names of what is injected, and not set, unless the option's file has such a field."""
 
@@ -90,10 +90,13 @@ class Builder:
                 checked(value, hints[name], f"{where}.{name}")
 
     def needs(self, node: Mapping[str, Any], name: str, where: str) -> bool:
-        """Whether the part declares the injected parameter `name`."""
+        """Whether the part, or one inside it, declares the injected parameter `name`."""
         if node.get("_target_") is None:
             return False
-        return name in inspect.signature(self.locate(node["_target_"], where)).parameters
+        if name in inspect.signature(self.locate(node["_target_"], where)).parameters:
+            return True
+        inside = [(key, part) for key, part in node.items() if isinstance(part, Mapping) and "_target_" in part]
+        return any(self.needs(part, name, f"{where}.{key}") for key, part in inside)
 
     def insists(self, node: Mapping[str, Any], name: str, where: str) -> bool:
         """Whether the part cannot be built without the injected parameter `name`."""

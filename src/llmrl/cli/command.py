@@ -52,14 +52,16 @@ def task(name: str, config: DictConfig, resolve: Resolve, check: Check, compute:
         SystemExit: the config is wrong, or the run did not finish.
     """
     from llmrl.core.errors import LlmrlError
+    from llmrl.core.processes import placed
 
     try:
         plain, overrides = resolve(config)
         check(plain, overrides)
+        _, world_size = placed()
     except LlmrlError as error:
         sys.stderr.write(f"\n{name}: {error}\n")
         raise SystemExit(EXIT_FAILED) from error
-    if plain["hardware"].get("launcher") == "slurm":
+    if plain["hardware"].get("launcher") == "slurm" and world_size == 1:
         sys.stderr.write(f"{name}: hardware=slurm_* submits with --multirun; without it the run is computed here\n")
     return reporting(name, compute, plain, overrides)
 
@@ -79,28 +81,41 @@ def starts_anew(config: Config, overrides: list[str]) -> bool:
 
 
 def reporting(name: str, compute: Compute, config: Config, overrides: list[str]) -> float | None:
-    """`compute` as a command: what a user is to know goes to standard error, the rest is in the exit code.
+    """`compute` as a command: what a user is to know goes to standard error, the rest is in the exit code. Of several
+    processes of a run only the first speaks; what becomes of the others it learns.
 
     Raises:
         SystemExit: the run did not finish.
     """
-    from llmrl.core.errors import BudgetExhausted, LlmrlError, RunInUse
-    from llmrl.run.run import Stopped
-    from llmrl.sweeps.work import EXIT_IN_USE
+    from llmrl.core.processes import leaving_together
 
     for library in _TALKATIVE:
         logging.getLogger(library).setLevel(logging.WARNING)
+    with leaving_together():
+        return _reporting(name, compute, config, overrides)
+
+
+def _reporting(name: str, compute: Compute, config: Config, overrides: list[str]) -> float | None:
+    from llmrl.core.errors import BudgetExhausted, LlmrlError, RunInUse
+    from llmrl.core.processes import Processes
+    from llmrl.run.run import Stopped
+    from llmrl.sweeps.work import EXIT_IN_USE
+
+    def say(text: object) -> None:
+        if Processes.joined().leads:
+            sys.stderr.write(f"\n{name}: {text}\n")
+
     try:
         return compute(config, overrides)
     except LlmrlError as error:
-        sys.stderr.write(f"\n{name}: {error}\n")
+        say(error)
         code = EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED
         raise SystemExit(EXIT_IN_USE if isinstance(error, RunInUse) else code) from error
     except KeyboardInterrupt as interrupt:
-        sys.stderr.write(f"\n{name}: stopped at once; the same command goes on from the last checkpoint\n")
+        say("stopped at once; the same command goes on from the last checkpoint")
         raise SystemExit(EXIT_INTERRUPTED) from interrupt
     except Stopped as stopped:
-        sys.stderr.write(f"\n{name}: {stopped}\n")
+        say(stopped)
         raise SystemExit(stopped.exit_code) from stopped
 
 

@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 from llmrl.cli.build import Builder
 from llmrl.cli.offers import can_search, needs_mechanism, no_mechanism, options
+from llmrl.cli.together import check_together, processes_here
 from llmrl.core.errors import ConfigError
+from llmrl.core.processes import local_device
 from llmrl.core.protocols import Agent, ChatModel, Controller, Loop, Meter, Proposer, Scorer, Teacher, VecEnv
 from llmrl.core.seeding import Seeds
 from llmrl.llms.client import ChatClient
@@ -23,12 +25,13 @@ POLICIES = ("cache", "cache_dir", "share_replies", "failures", "retry", "limits"
 """Keys of the config's `llm` that say how a model is asked; the others say which it is."""
 
 
-LoopKind = Literal["design", "search", "baseline", "learn", "play"]
+LoopKind = Literal["design", "search", "baseline", "clone", "learn", "play"]
 
 LOOPS: Mapping[LoopKind, str] = {
     "design": "llmrl.loops.design.DesignLoop",
     "search": "llmrl.loops.search.SearchLoop",
     "baseline": "llmrl.loops.baseline.BaselineLoop",
+    "clone": "llmrl.loops.clone.CloneLoop",
     "learn": "llmrl.loops.learn.LearnLoop",
     "play": "llmrl.loops.play.PlayLoop",
 }
@@ -173,6 +176,7 @@ def build_parts(
             "governed": governed,
             "prompt_folder": None if config["prompts"] is None else Path(config["prompts"]).expanduser(),
             "folder": folder,
+            "processes": processes_here(),
         }
         if governed and env.spec.mechanism is None:
             raise ConfigError(no_mechanism(env, config["principal"]))
@@ -208,13 +212,16 @@ def loop_kind(config: Config) -> LoopKind:
     """The loop that follows from the parts, before any is built.
 
     A principal governs a game's mechanism (`design`), or proposes the parameters of an agent that is a function of
-    them (`search`). Without one, agents that learn do so (`learn`), or in a loop of their own (`baseline`).
+    them (`search`). Without one, agents that learn do so (`learn`), from what others did (`clone`), or in a loop of
+    their own (`baseline`).
     """
     agent = Builder(trusted=config["trusted_modules"]).locate(config["agent"]["_target_"], "agent")
     if config["principal"].get("_target_") is None:
-        return "baseline" if hasattr(agent, "fit") else "learn"
+        return "baseline" if hasattr(agent, "fit") else "clone" if hasattr(agent, "imitate") else "learn"
     if hasattr(agent, "fit"):
         raise ConfigError("agent=sb3 learns in a loop of its own, and nobody proposes anything to it: principal=none")
+    if hasattr(agent, "imitate"):
+        raise ConfigError("agent=bc learns what others did, and nobody proposes anything to it: principal=none")
     return "search" if hasattr(agent, "adopt") else "design"
 
 
@@ -269,6 +276,7 @@ def check_values(config: Config) -> None:
         raise ConfigError(f"seed={config['seed']!r}: a whole number >= 0 is needed")
     for group in ("env", "agent", "principal", "teacher", "hardware"):
         builder.check(config[group], group)
+    check_together(config)
     if asks_for_llm(config):
         builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
         for policy in ("retry", "limits", "budget"):
@@ -312,4 +320,5 @@ def _device(config: Config) -> str:
         ConfigError: hardware=gpu on a machine where torch sees none.
     """
     hardware = build_hardware(config)
-    return replace(hardware, cores=hardware.cores_for(game_processes(config))).apply(dry=bool(config["dry_run"]))
+    device = replace(hardware, cores=hardware.cores_for(game_processes(config))).apply(dry=bool(config["dry_run"]))
+    return local_device(device)

@@ -19,6 +19,13 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser(prog="llmrl-evaluate", description=__doc__)
     p.add_argument("run", type=Path, help="run folder: outputs/<name>/<overrides>-<hash>/seed=<n>")
+    p.add_argument("others", type=Path, nargs="*", help="further runs of the same experiment, with a suite")
+    p.add_argument(
+        "--suite",
+        default=None,
+        help="tests of generalisation, a name or a .yaml file; the same as suite=<name>, beside which "
+        "suite.<key>=<value> changes what it says (docs/generalisation.md)",
+    )
     p.add_argument(
         "--episodes",
         type=int,
@@ -30,7 +37,8 @@ def parser() -> argparse.ArgumentParser:
         "--policy",
         default="student",
         help="who plays, several with commas: student (the run's agents), teacher (the run's), oracle (a scripted "
-        "planner, where the environment has one), random (default student)",
+        "planner, where the environment has one), bot (the environment's own expert, where it has one), random "
+        "(default student); in a suite student, bot and random",
     )
     p.add_argument(
         "--mode",
@@ -51,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
         default=None,
         help="context index for contextual environments (default: the proposal's own)",
     )
+    p.add_argument("--trajectories", action="store_true", help="keep every step as arrays, trajectories/<k>.npz")
     p.add_argument("--video", action="store_true", help="record one episode: world and each agent's view, MP4 and GIF")
     p.add_argument("--video-steps", type=int, default=None, help="steps to record (default: the whole episode)")
     p.add_argument("--fps", type=int, default=20, help="frames per second of videos (default 20)")
@@ -84,11 +93,14 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.core.seeding import Seeds
     from llmrl.learners.rollout import Collector
     from llmrl.loops.playing import play_episodes
+    from llmrl.loops.recording import recorded
     from llmrl.loops.welfare import episode_welfare, measures, summarize, summarize_welfare
     from llmrl.run.content import saved_state
     from llmrl.run.evaluation import write_evaluation
     from llmrl.run.files import write_json
 
+    if args.others:
+        raise ConfigError("several runs can be evaluated together in a suite only: suite=babyai_text")
     if args.episodes is not None and args.episodes < 1:
         raise ConfigError(f"--episodes={args.episodes}: at least 1 is needed")
     if args.calls is not None and args.calls < 0:
@@ -138,10 +150,12 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
             files = _record(args, parts, players, seeds, out / "videos")
         played = {}
         for name, policy in players.items():
-            collector = Collector(env, policy, parts.device)
             for mode in modes:
-                greedy = mode == "deterministic"
-                played[name, mode] = play_episodes(collector, wanted, seeds, greedy, prepare, bool(asking))
+                alone = len(players) * len(modes) == 1
+                kept = (out if alone else out / f"{name}_{mode}") if args.trajectories else None
+                with recorded(env, policy, kept) as player:
+                    collector, greedy = Collector(env, player, parts.device), mode == "deterministic"
+                    played[name, mode] = play_episodes(collector, wanted, seeds, greedy, prepare, bool(asking))
     except BudgetExhausted as error:
         raise refused(error) from error
     finally:
@@ -161,7 +175,9 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         }
 
     measured = {player: columns(episodes) for player, episodes in played.items()}
-    tables = {player: {name: describe(x, seed=args.seed) for name, x in m.items()} for player, m in measured.items()}
+    # A metric is NaN in episodes of which it says nothing.
+    known = {p: {name: x[~np.isnan(x)] for name, x in m.items() if not np.isnan(x).all()} for p, m in measured.items()}
+    tables = {player: {name: describe(x, seed=args.seed) for name, x in m.items()} for player, m in known.items()}
     main_player, episodes = next(iter(played.items()))
     results = {
         "run": str(args.run),
@@ -270,13 +286,20 @@ def _context(choice: int | None, proposal: dict[str, Any] | None, spec: Any) -> 
 
 def main(argv: list[str] | None = None) -> None:
     """Console script."""
-    args = parser().parse_args(argv)
+    from llmrl.cli.suite import evaluate_suite, print_suite, split_words
+
+    words, rest = split_words(sys.argv[1:] if argv is None else argv)
+    args = parser().parse_args(rest)
     from llmrl.cli.command import EXIT_BUDGET, EXIT_FAILED
     from llmrl.cli.report import print_evaluation
     from llmrl.core.errors import BudgetExhausted, LlmrlError
 
     try:
-        print_evaluation(evaluate(args))
+        if words or args.suite:
+            for results in evaluate_suite(args, words):
+                print_suite(results)
+        else:
+            print_evaluation(evaluate(args))
     except LlmrlError as error:
         sys.stderr.write(f"llmrl-evaluate: {error}\n")
         raise SystemExit(EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED) from error

@@ -12,7 +12,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Policy
 from llmrl.core.seeding import Seeds
 
-PLAYERS = ("student", "teacher", "oracle", "random")
+PLAYERS = ("student", "teacher", "oracle", "bot", "random")
 MODES = ("stochastic", "deterministic")
 
 
@@ -41,6 +41,10 @@ def build_players(names: Sequence[str], config: Mapping[str, Any], parts: Parts)
             from llmrl.agents.random_agent import RandomPolicy
 
             players[name] = RandomPolicy(parts.env.spec)
+        elif name == "bot":
+            from llmrl.agents.bot_agent import BotPolicy
+
+            players[name] = BotPolicy(parts.env.spec)
         elif name == "teacher":
             if parts.teacher is None or parts.teacher.policy is None:
                 raise ConfigError("--policy=teacher: this run has no teacher that can play; leave it out")

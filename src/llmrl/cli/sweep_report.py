@@ -60,6 +60,7 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
     """
     from llmrl.analysis.aggregate import summarize
     from llmrl.analysis.figures import check_installed
+    from llmrl.analysis.probes import draw_probes
     from llmrl.analysis.report import Settings
     from llmrl.analysis.scores import ScoreRule
     from llmrl.analysis.write import write_report
@@ -70,7 +71,10 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
     rule = ScoreRule(args.metric, args.last_fraction)
     settings = Settings(rule, args.target, tuple(dict.fromkeys(args.curve)), args.over, args.resamples, args.seed)
     said = _Said()
-    numbers = summarize(args.folder, settings, records(args.folder), said)
+    runs = records(args.folder)
+    numbers = summarize(args.folder, settings, runs, said)
+    for run in runs if not args.no_figures else ():
+        draw_probes(run.folder)
     return numbers, write_report(numbers, args.out or args.folder / "report", not args.no_figures, said)
 
 

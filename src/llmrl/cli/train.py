@@ -61,20 +61,25 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
     from llmrl.cli.compose import build_llm, build_loop, build_parts
     from llmrl.cli.outside import with_digests
     from llmrl.cli.report import llm_summary, print_plan, print_skipped, print_summary
+    from llmrl.cli.together import check_alike
+    from llmrl.core.processes import Processes
     from llmrl.llms.transcript import Transcript
-    from llmrl.run.run import Run
+    from llmrl.run.joint import open_run
 
     config = with_digests(config)
+    processes = Processes.join()
     if config["dry_run"]:
         from llmrl.cli.plan import plan
 
         parts = build_parts(config, build_llm(config, None, check=False))
         try:
-            print_plan(plan(config, parts, build_loop(config, parts)))
+            planned = plan(config, parts, build_loop(config, parts))
         finally:
             parts.close()
+        if processes.leads:
+            print_plan(planned)
         return None
-    with Run.open(
+    with open_run(
         Path(config["output_root"]),
         config["name"],
         config,
@@ -83,9 +88,11 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
         resume=config["resume"],
         rerun=config["rerun"],
         checkpoint_every_s=config["checkpoint_seconds"],
+        processes=processes,
     ) as run:
         if run.finished:
-            print_skipped(run)
+            if processes.leads:
+                print_skipped(run)
             return run.result
         llm = build_llm(config, run.folder, stopping=lambda: run.stop.requested)
         run.status.llm = "" if llm is None else llm.label
@@ -93,11 +100,13 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
         parts = build_parts(config, llm, folder=run.folder)
         run.status.env = parts.env.spec.name
         try:
+            check_alike(parts.env.spec, processes)
             run.result = build_loop(config, parts).run(run)
             run.summary |= llm_summary(llm)
         finally:
             parts.close()
-    print_summary(run)
+    if processes.leads:
+        print_summary(run)
     return run.result
 
 

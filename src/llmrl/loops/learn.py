@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from llmrl.analysis.probes import draw_probes
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.protocols import Agent, Meter, Teacher, VecEnv
 from llmrl.core.records import State
@@ -14,9 +15,12 @@ from llmrl.core.spaces import Objective
 from llmrl.learners.rollout import Collector, Episode
 from llmrl.loops.outcomes import episode_row, write_results
 from llmrl.loops.playing import play_episodes
+from llmrl.loops.probing import Probes
+from llmrl.loops.recording import RolloutRecorder
 from llmrl.loops.welfare import episode_welfare, summarize, summarize_welfare
 
 if TYPE_CHECKING:
+    from llmrl.run.progress import Progress
     from llmrl.run.run import Run
 
 
@@ -31,6 +35,11 @@ class LearnLoop:
         rollout_steps: steps of every game per update; None is the horizon, i.e. whole episodes.
         evaluate_every: updates between evaluations; 0 evaluates only at the end.
         evaluate_episodes: episodes per evaluation (at least; all games play).
+        trajectories_every: every so many updates, the rollout it learned from is kept as arrays (`run.trajectories`);
+            0 keeps none.
+        probes: fixed prompts whose action probabilities are logged: name of a list that is shipped, or a file; None:
+            there are none.
+        probe_every: updates between two looks at them.
         objective, spending_cost: what the society is judged on, as in `design`; None is the environment's own.
         meter: totals of a language model's calls, logged with every update; None if none is used.
         teacher: the agents', whose channels rollouts hold too; None if there is none.
@@ -46,6 +55,9 @@ class LearnLoop:
         rollout_steps: PositiveInt | None,
         evaluate_every: NonNegativeInt,
         evaluate_episodes: PositiveInt,
+        trajectories_every: NonNegativeInt = 0,
+        probes: str | None = None,
+        probe_every: PositiveInt = 1,
         objective: Objective | None = None,
         spending_cost: NonNegativeFloat = 0.0,
         meter: Meter | None = None,
@@ -57,6 +69,9 @@ class LearnLoop:
         self.rollout_steps = rollout_steps or env.spec.horizon or 256
         self.updates = -(-env_steps // (self.rollout_steps * env.spec.n_envs))
         self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
+        self.recorder = RolloutRecorder(env, trajectories_every) if trajectories_every else None
+        self.probes = None if probes is None else Probes.load(probes, env, self.agent.policy)
+        self.probe_every = probe_every
         self.objective: Objective = objective or env.spec.objective
         self.spending_cost = spending_cost
         self.meter = meter
@@ -78,6 +93,10 @@ class LearnLoop:
         self._restore(run)
         games = self.env.spec.n_envs
         per_update = self.rollout_steps * games
+        if self.probes is not None:
+            self.probes.write(run.folder)
+            if self.iteration == 0:
+                run.metrics.log(0, self.probes.metrics(), env_steps=0)
         with run.progress(self.updates * per_update, "steps", "learn", self.iteration * per_update) as progress:
             while self.iteration < self.updates:
                 seeds = self.seeds.child("iteration").child(self.iteration)
@@ -85,12 +104,16 @@ class LearnLoop:
                     rollout = self.collector.collect(
                         self.rollout_steps,
                         seeds.torch("actions"),
-                        on_step=lambda: progress.update(progress.numbers.done + games),
+                        on_step=lambda: self._stepped(progress, games),
                     )
+                    if self.recorder is not None:
+                        self.recorder.show(rollout)
                     metrics = self.agent.update(rollout, seeds.torch("minibatches"))
                 self.iteration += 1
                 metrics |= summarize(rollout.episodes, "train")
                 metrics |= {} if self.meter is None else self.meter.metrics()
+                if self.probes is not None and self.iteration % self.probe_every == 0:
+                    metrics |= self.probes.metrics()
                 if self.evaluate_every and self.iteration % self.evaluate_every == 0:
                     metrics |= self.judge(self.evaluate())
                 run.metrics.log(self.iteration, metrics, env_steps=self.iteration * per_update)
@@ -102,6 +125,8 @@ class LearnLoop:
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
         write_results(run.folder, rows, learned=True, about=about)
         run.metrics.log(self.iteration, final, env_steps=self.iteration * per_update)
+        if self.probes is not None:
+            draw_probes(run.folder)
         run.summary = {"updates": self.iteration, "env_steps": self.iteration * per_update, **final}
         return final["evaluation/objective"]
 
@@ -126,7 +151,13 @@ class LearnLoop:
             "agents": [self.agent.state_dict()],
             "collector": self.collector.state_dict(),
             "meter": None if self.meter is None else self.meter.state_dict(),
+            **({} if self.recorder is None else {"trajectories": self.recorder.state_dict()}),
         }
+
+    def _stepped(self, progress: Progress, games: int) -> None:
+        progress.update(progress.numbers.done + games)
+        if self.recorder is not None:
+            self.recorder.look()
 
     def _saved(self, run: Run) -> AbstractContextManager[None]:
         """Keeps the work so far if a language model, where one is used, cannot be reached."""
@@ -135,6 +166,9 @@ class LearnLoop:
     def _restore(self, run: Run) -> None:
         self.iteration = run.iteration
         self.collector.reset(self.seeds.child("start").integer(run.iteration))
+        if self.recorder is not None:
+            before = None if run.restored is None else run.restored.get("trajectories")
+            self.recorder.open(run.folder, run.iteration, before)
         if run.restored is not None:
             self.agent.load_state_dict(run.restored["agents"][0])
             self.collector.load_state_dict(run.restored["collector"])

@@ -40,19 +40,25 @@ def episode_row(episode: Episode, objective: Objective, spending_cost: float) ->
 def evaluation_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Means over episodes, as `evaluation/<name>` and `welfare/<name>`; what some episodes do not know is left out."""
     means = {}
-    for name, values in columns(rows).items():
+    for name, values in _known(columns(rows)).items():
         means[name if name.startswith("welfare/") else f"evaluation/{name}"] = float(values.mean())
     return means
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """The numbers that all rows have, each [n_episodes]."""
+    """The numbers that all rows have, each [n_episodes]; NaN in episodes of which a metric says nothing."""
     names = [name for name, value in rows[0].items() if _number(value) and name not in _NO_RESULTS] if rows else []
     return {
         name: np.array([row[name] for row in rows], dtype=np.float64)
         for name in names
         if all(_number(row.get(name)) for row in rows)
     }
+
+
+def _known(measured: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Without NaN, and without what is NaN in all episodes."""
+    known = {name: values[~np.isnan(values)] for name, values in measured.items()}
+    return {name: values for name, values in known.items() if len(values)}
 
 
 _NO_RESULTS = ("episode", "seed", "game")
@@ -74,7 +80,7 @@ def write_results(folder: Path, rows: Sequence[Mapping[str, Any]], learned: bool
         **about,
         "episodes": len(rows),
         "learned": learned,
-        "table": {name: describe(values) for name, values in measured.items()},
+        "table": {name: describe(values) for name, values in _known(measured).items()},
         "per_episode": {name: values.tolist() for name, values in measured.items()},
     }
     write_json(folder / RESULTS_NAME, content)

@@ -17,6 +17,7 @@ from llmrl.core.spaces import Objective
 from llmrl.learners.rollout import Collector, Episode
 from llmrl.loops.journal import Journal
 from llmrl.loops.outcomes import episode_row, evaluation_metrics, write_results
+from llmrl.loops.recording import Recorded, Recorder, kept_text
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
@@ -47,6 +48,7 @@ class PlayLoop:
         records: the first episodes, whose steps are written down; None: all if the player reads texts (a language
             model), else those with a film.
         fps: frames a second of films.
+        trajectories: all steps are kept as arrays (`run.trajectories`).
         greedy: the likeliest action is taken where the agent knows it.
         objective, spending_cost: what the society is judged on, as in `design`; None is the environment's own.
         meter: totals of a language model's calls; None if none is used.
@@ -65,6 +67,7 @@ class PlayLoop:
         videos: NonNegativeInt = 0,
         records: NonNegativeInt | None = None,
         fps: PositiveFloat = 2.0,
+        trajectories: bool = False,
         greedy: bool = False,
         objective: Objective | None = None,
         spending_cost: NonNegativeFloat = 0.0,
@@ -77,7 +80,9 @@ class PlayLoop:
                 "principal=cmaes, cem, random or llm to search them, or principal=fixed principal.values=[...]"
             )
         self.env, self.seeds, self.meter = env, seeds, meter
-        self.collector = Collector(env, self.agent.policy, device)
+        self.recorder = Recorder(env, kept_text(env.spec, self.agent.policy)) if trajectories else None
+        policy = self.agent.policy if self.recorder is None else Recorded(self.agent.policy, self.recorder)
+        self.collector = Collector(env, policy, device)
         self.episodes, self.videos, self.fps, self.greedy = episodes, videos, fps, greedy
         reads = "text" in self.agent.policy.channels
         self.records = (episodes if reads else videos) if records is None else records
@@ -128,6 +133,8 @@ class PlayLoop:
                 run.safe_point(self.steps, self.state_dict)
         run.checkpoint(self.steps, self.state_dict())
         self.journal.close()
+        if self.recorder is not None:
+            self.recorder.close()
         return self._finish(run)
 
     def state_dict(self) -> State:
@@ -137,6 +144,7 @@ class PlayLoop:
             "collector": self.collector.state_dict(),
             "meter": None if self.meter is None else self.meter.state_dict(),
             "journal": self.journal.state_dict(),
+            **({} if self.recorder is None else {"trajectories": self.recorder.state_dict()}),
             "wave": self.wave,
             "steps": self.steps,
             "env_steps": self.env_steps,
@@ -164,6 +172,8 @@ class PlayLoop:
         seeds = np.array([episodes.integer(first + i) for i in range(n)], dtype=np.int64)
         if isinstance(self.env, SeedsGames):
             self.env.seed_games(seeds)
+        if self.recorder is not None:
+            self.recorder.next_episode = first
         self.collector.reset(self.seeds.child("wave").integer(self.wave), self._games)
         self.journal.begin(first, self._games)
         self._in_wave = True
@@ -235,6 +245,8 @@ class PlayLoop:
         self.journal = Journal(
             self.env, run.folder, None if state is None else state["journal"], self.records, self.videos, self.fps
         )
+        if self.recorder is not None:
+            self.recorder.open(run.folder, None if state is None else state.get("trajectories"))
         if state is None:
             return
         self.agent.load_state_dict(state["agents"][0])

@@ -74,7 +74,10 @@ def judged(found: Mapping[str, np.ndarray], objective: Objective, spending_cost:
 
 
 def summarize(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
-    """Mean over episodes of returns, length and environment metrics, as `prefix/name`; empty without episodes."""
+    """Mean over episodes of returns, length and environment metrics, as `prefix/name`; empty without episodes.
+
+    Episodes whose metric is NaN, of which it says nothing, are left out of its mean.
+    """
     if not episodes:
         return {}
     metrics = {
@@ -83,7 +86,9 @@ def summarize(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
         f"{prefix}/length": float(np.mean([e.length for e in episodes])),
     }
     for name in episodes[0].summaries:
-        metrics[f"{prefix}/{name}"] = float(np.mean([e.summaries[name] for e in episodes]))
+        known = [e.summaries[name] for e in episodes if not np.isnan(e.summaries[name])]
+        if known:
+            metrics[f"{prefix}/{name}"] = float(np.mean(known))
     return metrics
 
 

@@ -16,6 +16,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks import categorical
 from llmrl.networks.cnn import GridCore, PixelCore
+from llmrl.networks.film import FilmCore, FilmSettings
 from llmrl.networks.layers import POLICY_GAIN, VALUE_GAIN, initialise, mlp
 from llmrl.networks.memory import Memory
 
@@ -25,16 +26,18 @@ PLAYER = "player"
 """Channel with the agent's index as one-hot, added by the policy (environments need not know about it)."""
 JOINT = "joint"
 """Channel with the numbers that all agents of a game see, added by the policy for a critic that may know them."""
-UNREAD = ("text", "state", "action_mask")
-"""Channels that are no input of a network."""
+MISSION = "mission"
+"""Channel with the words of an instruction, as places in a vocabulary; only a core that reads words takes it in."""
+UNREAD = ("text", "prompt", "state", "action_mask", MISSION, "expert")
+"""Channels that are no input of a network, as numbers."""
 
 Critic = Literal["own", "central"]
-Core = Literal["auto", "mlp"]
+Core = Literal["auto", "mlp", "film"]
 Encoding = Literal["onehot", "codes"]
 
 
 def readable(spec: EnvSpec, reads: Sequence[str] | None) -> tuple[str, ...]:
-    """The channels a network takes in: `reads`, or every numeric one.
+    """The channels a network takes in as numbers: `reads`, or every numeric one.
 
     Raises:
         ConfigError: one of `reads` is no such channel, or there are none.
@@ -52,6 +55,18 @@ def readable(spec: EnvSpec, reads: Sequence[str] | None) -> tuple[str, ...]:
     return chosen
 
 
+def _check_instructed(spec: EnvSpec, reads: Sequence[str] | None) -> None:
+    """Raise ConfigError unless there is a mission, and among `reads` (None: all) a map of codes."""
+    maps = [name for name, channel in spec.observation.items() if channel.codes and len(channel.shape) == 3]
+    if not maps or MISSION not in spec.observation:
+        raise ConfigError(
+            f"agent.core=film looks at a map of codes as the words of a mission say, and env={spec.name} offers only "
+            f"{', '.join(sorted(spec.observation))}; use env=babyai_text, or agent=ppo"
+        )
+    if reads is not None and not set(reads) & set(maps):
+        raise ConfigError(f"agent.core=film looks at a map, and agent.reads={list(reads)} names none; add {maps[0]!r}")
+
+
 class ActorCritic(nn.Module):
     """One network: channels [batch, ...] -> features [batch, F] -> logits [batch, n_actions] and value [batch].
 
@@ -62,23 +77,26 @@ class ActorCritic(nn.Module):
     Args:
         spec: of the environment.
         generator: of the initial weights.
-        features: width of the core's output; None with a map: the convolutions' output as it is.
+        features: width of the core's output; None with a map: the convolutions' output as it is, of a `film` core 32.
         core_hidden: hidden widths of an MLP core.
         head_hidden: hidden widths of the heads.
         reads: channels taken in; None: all.
         memory: units of an LSTM's layers; None: no memory.
         memory_layers: of the LSTM.
-        core: `auto`, or `mlp`: a map or picture is flattened like any other channel.
+        core: `auto`; `mlp`: a map or picture is flattened like any other channel; or `film`: a map is looked at as the
+            words of the channel `mission` say.
         encoding: of a map's codes for convolutions: `onehot`, or `codes`: the numbers they are.
         critic: `own`: a head on the actor's features; `central`: a network of its own, with the hidden widths of the
             core, that sees what all agents of the game see (Yu et al. 2022, arXiv 2103.01955).
+        film: shape of a `film` core; None: its defaults.
 
     Attributes:
         mechanism_columns: where features hold the mechanism's values; None where they do not, as such.
         joint_columns: where the channel `joint` of a central critic holds them, for one agent after the other.
 
     Raises:
-        ConfigError: two channels with three axes, or a central critic where one is read.
+        ConfigError: two channels with three axes, a central critic where one is read, or a `film` core where there is
+            no map of codes or no mission.
     """
 
     def __init__(
@@ -94,11 +112,14 @@ class ActorCritic(nn.Module):
         critic: Critic = "own",
         core: Core = "auto",
         encoding: Encoding = "onehot",
+        film: FilmSettings | None = None,
     ) -> None:
         super().__init__()
         n_actions = spec.need_discrete("a network that learns by PPO")
+        if core == "film":
+            _check_instructed(spec, reads)
         chosen = readable(spec, reads)
-        spatial = [name for name in chosen if core == "auto" and len(spec.observation[name].shape) == 3]
+        spatial = [name for name in chosen if core != "mlp" and len(spec.observation[name].shape) == 3]
         if len(spatial) > 1:
             raise ConfigError(
                 f"one network reads one picture or map, and env={spec.name} offers {' and '.join(spatial)}; choose "
@@ -107,6 +128,7 @@ class ActorCritic(nn.Module):
         self.image = spatial[0] if spatial else None
         extras = [name for name in chosen if name not in spatial]
         self.joined = tuple(extras)
+        self.words = MISSION if core == "film" else None
         # A player who is alone need not be told who it is.
         self.vectors = (*extras, PLAYER) if spec.n_agents > 1 else tuple(extras)
         widths = {name: int(torch.Size(spec.observation[name].shape).numel()) for name in extras}
@@ -116,11 +138,15 @@ class ActorCritic(nn.Module):
         self.core: nn.Module
         if self.image is not None:
             shape = spec.observation[self.image].shape
+            codes = spec.observation[self.image].codes if encoding == "onehot" else ()
             if self.image == "pixels":
                 features = features or 512
                 self.core = PixelCore(shape, features, generator)
+            elif core == "film":
+                [n_words] = spec.observation[MISSION].codes
+                self.core = FilmCore(shape, codes, n_words, features or 32, film or FilmSettings(), generator)
+                features = self.core.n_features
             else:
-                codes = spec.observation[self.image].codes if encoding == "onehot" else ()
                 self.core = GridCore(shape, features, generator, codes)
                 features = self.core.n_features
             if MECHANISM in extras:
@@ -167,7 +193,8 @@ class ActorCritic(nn.Module):
         flat = self._flat([channels[name] for name in self.vectors])
         if self.image is None:
             return self.core(flat)  # type: ignore[no-any-return]
-        features: torch.Tensor = self.core(channels[self.image])
+        read = (self.image,) if self.words is None else (self.image, self.words)
+        features: torch.Tensor = self.core(*(channels[name] for name in read))
         return features if flat is None else torch.cat([features, flat], dim=1)
 
     def logits(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:

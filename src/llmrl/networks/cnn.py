@@ -48,6 +48,32 @@ class PixelCore(nn.Module):
         return self.linear(self.convolutions(scaled).flatten(1))  # type: ignore[no-any-return]
 
 
+class OneHots(nn.Module):
+    """[..., k] integer codes -> [..., n_entries] of the same dtype: a one-hot for each of the k numbers, side by side.
+
+    Args:
+        codes: how many codes each number can be; empty: codes stay the numbers they are.
+
+    Attributes:
+        n_entries: numbers that come out; 0 where codes stay as they are.
+    """
+
+    first_code: torch.Tensor
+
+    def __init__(self, codes: Sequence[int]) -> None:
+        super().__init__()
+        # Code c of number i becomes entry first_code[i] + c of one long one-hot.
+        first = torch.tensor([sum(codes[:i]) for i in range(len(codes))], dtype=torch.int64)
+        self.register_buffer("first_code", first, persistent=False)
+        self.n_entries = sum(codes)
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        if not self.n_entries:
+            return codes
+        entries = codes.long() + self.first_code
+        return codes.new_zeros((*codes.shape[:-1], self.n_entries)).scatter_(-1, entries, 1)
+
+
 class GridCore(nn.Module):
     """[batch, width, height, n_codes] uint8 -> [batch, features]: a map whose cells hold a few integer codes.
 
@@ -66,18 +92,13 @@ class GridCore(nn.Module):
         n_features: width of the output.
     """
 
-    first_code: torch.Tensor
-
     def __init__(
         self, shape: tuple[int, ...], features: int | None, generator: torch.Generator, codes: Sequence[int] = ()
     ) -> None:
         super().__init__()
         width, height, channels = shape
-        # Code c of number i becomes entry first_code[i] + c of one long one-hot.
-        first = torch.tensor([sum(codes[:i]) for i in range(len(codes))], dtype=torch.int64)
-        self.register_buffer("first_code", first, persistent=False)
-        self.n_entries = sum(codes)
-        channels = self.n_entries or channels
+        self.codes = OneHots(codes)
+        channels = self.codes.n_entries or channels
         layers: list[nn.Module] = []
         for n_out in MAP_LAYERS:
             layers += [initialise(nn.Conv2d(channels, n_out, 3, padding=1), HIDDEN_GAIN, generator), nn.ReLU()]
@@ -91,8 +112,5 @@ class GridCore(nn.Module):
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
         dtype = self.convolutions[0].weight.dtype
-        if self.n_entries:
-            entries = codes.long() + self.first_code
-            codes = codes.new_zeros((*codes.shape[:-1], self.n_entries)).scatter_(-1, entries, 1)
-        map_ = codes.permute(0, 3, 1, 2).to(dtype)  # type: ignore[arg-type]
+        map_ = self.codes(codes).permute(0, 3, 1, 2).to(dtype)
         return self.linear(self.convolutions(map_).flatten(1))  # type: ignore[no-any-return]

@@ -32,7 +32,7 @@ class SocietyPolicy(nn.Module):
         self.core_frozen = core_frozen
         first = members[0]
         self.recurrent, self._central, self._joined = first.memory is not None, first.central, first.joined
-        read = {first.image, *first.joined, "action_mask"}
+        read = {first.image, first.words, *first.joined, "action_mask"}
         self.channels = tuple(name for name in spec.observation if name in read)
         if core_frozen:
             for member in members:

@@ -123,7 +123,7 @@ class DualRLPrincipal:
                 + self.value_coefficient * 0.5 * error.mean()
                 - self.entropy_coefficient * entropy.sum(-1).mean()
             )
-            norms.append(float(self.updater.step(loss)))
+            norms.append(float(self.updater.descend(loss)))
         self.observed.tell(outcomes)
         return {
             "principal/entropy": float(entropy.detach().mean()),

@@ -111,7 +111,7 @@ class MetaGradPrincipal:
                 "or a larger agent.ppo.adam_eps keeps it finite"
             )
         vector = self.network(self.asked["observed"])
-        norm = self.updater.step(-(torch.as_tensor(outcome.gradient) * vector).sum())
+        norm = self.updater.descend(-(torch.as_tensor(outcome.gradient) * vector).sum())
         row = self.asked["row"]
         self.counts[row] += 1
         self.means[row] += (outcome.value - self.means[row]) / self.counts[row]

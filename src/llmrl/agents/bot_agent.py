@@ -1,0 +1,115 @@
+"""`agent=bot`: plays what the environment's own expert would do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.records import Act, State, Step
+from llmrl.core.spaces import EnvSpec
+from llmrl.learners.rollout import Rollout
+
+EXPERT = "expert"
+"""Channel with the place of the action an expert would take; -1 where it has given up."""
+NOTHING = "done"
+"""Name of the action that does nothing, where there is one."""
+
+
+class BotPolicy:
+    """Takes the action that the channel `expert` names; where the expert has given up, `done`, or the last action.
+
+    It is a `Witness`, so that only what happens in games that are played is counted.
+
+    Attributes:
+        given_up: actions taken without an expert since the start.
+        decisions: all actions taken since then.
+
+    Raises:
+        ConfigError: the environment has no such channel.
+    """
+
+    channels: tuple[str, ...] = (EXPERT,)
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.adapt(spec)
+        self.given_up = self.decisions = 0
+
+    def adapt(self, spec: EnvSpec) -> None:
+        """Play with the actions of `spec` from now on, in games that have not begun."""
+        if EXPERT not in spec.observation:
+            raise ConfigError(
+                f"agent=bot plays what an expert would do, and env={spec.name} knows none (no channel {EXPERT!r} among "
+                f"{', '.join(sorted(spec.observation))}); use env=babyai_text, or agent=heuristic, agent=random"
+            )
+        last = spec.need_discrete("agent=bot") - 1
+        self.instead = spec.action_names.index(NOTHING) if NOTHING in spec.action_names else last
+        self.playing = np.zeros(spec.n_envs, dtype=bool)
+
+    def started(self, games: np.ndarray) -> None:
+        """As a `Witness`: new episodes have begun; games in which none has begun wait."""
+        self.playing |= games
+
+    def happened(self, step: Step, ended: np.ndarray) -> None:
+        """As a `Witness`: games that are over wait."""
+        self.playing &= ~np.asarray(ended)
+
+    def act(
+        self,
+        observation: dict[str, torch.Tensor],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> Act:
+        """The same actions for the same observations."""
+        expert = observation[EXPERT].long()
+        lost = expert < 0
+        playing = torch.from_numpy(self.playing)[:, None].expand_as(lost)
+        self.given_up += int((lost.cpu() & playing).sum())
+        self.decisions += int(playing.sum())
+        return Act(torch.where(lost, self.instead, expert))
+
+    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
+        """Zeros: it expects nothing."""
+        return torch.zeros(observation[EXPERT].shape)
+
+
+class BotAgent:
+    """`agent=bot`: see `BotPolicy`.
+
+    Raises:
+        ConfigError: the environment knows no expert.
+    """
+
+    learns = False
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.policy = BotPolicy(spec)
+
+    def adapt(self, spec: EnvSpec) -> None:
+        """Play with the actions of `spec` from now on."""
+        self.policy.adapt(spec)
+
+    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
+        return {}
+
+    def reset(self) -> None:
+        """Nothing to reset."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"policy": "the environment's own expert", "parameters": 0}
+
+    def metrics(self) -> dict[str, float]:
+        """bot/decisions: actions taken; bot/gave_up: those without an expert, as it had given up; both counted."""
+        return {"bot/decisions": float(self.policy.decisions), "bot/gave_up": float(self.policy.given_up)}
+
+    def state_dict(self) -> State:
+        policy = self.policy
+        return {"playing": policy.playing.copy(), "given_up": policy.given_up, "decisions": policy.decisions}
+
+    def load_state_dict(self, state: State) -> None:
+        policy = self.policy
+        policy.playing = np.array(state["playing"])
+        policy.given_up, policy.decisions = state["given_up"], state["decisions"]

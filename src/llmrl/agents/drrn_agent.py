@@ -1,0 +1,209 @@
+"""`agent=drrn`: reads prompts and actions, and learns by Q-learning how good an action is (He et al. 2016)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from annotated_types import Interval
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.limits import PositiveFloat, PositiveInt
+from llmrl.core.records import Act, State
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import EnvSpec
+from llmrl.learners.q_learning import QLearning, QSettings
+from llmrl.learners.replay import Transitions
+from llmrl.learners.rollout import Rollout
+from llmrl.networks import categorical
+from llmrl.networks.drrn import DRRN
+from llmrl.networks.words import Words, padded
+
+MASK = "action_mask"
+
+
+class DRRNPolicy:
+    """Draws actions from softmax(Q / temperature).
+
+    Attributes:
+        network: Q of actions in states.
+        words: how texts are read.
+        actions: the texts of the actions, read.
+        reached: what `values` was asked about in this rollout, each the texts [n_envs * n_agents] that were read, and
+            the legal actions. `Collector` asks about the states that a rollout reaches and does not act in.
+    """
+
+    def __init__(self, spec: EnvSpec, network: DRRN, words: Words, channel: str, temperature: float) -> None:
+        self.network, self.words, self.temperature = network, words, temperature
+        self.channel = channel
+        self.channels = (channel, *((MASK,) if MASK in spec.observation else ()))
+        self.actions = [words.read(name) for name in spec.action_names]
+        self.reached: list[tuple[list[bytes], np.ndarray | None]] = []
+        self._known: dict[bytes, torch.Tensor] = {}
+        self._stream: torch.Generator | None = None
+
+    def forget(self) -> None:
+        """Another rollout begins: the weights may have changed."""
+        self.reached, self._known, self._stream = [], {}, None
+
+    def act(
+        self,
+        observation: dict[str, Any],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> Act:
+        # Another stream of random numbers is another rollout.
+        if generator is not self._stream:
+            self.forget()
+            self._stream = generator
+        q, _ = self._q(observation)
+        mask = observation.get(MASK)
+        logits, q = categorical.mask_logits(q / self.temperature, mask), categorical.mask_logits(q, mask)
+        action = q.argmax(-1) if greedy else categorical.sample(logits, generator)
+        log_prob, _ = categorical.log_prob_entropy(logits, action)
+        return Act(action=action, log_prob=log_prob, value=q.amax(-1), logits=logits)
+
+    def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
+        """The highest Q, [n_envs, n_agents]."""
+        q, texts = self._q(observation)
+        mask = observation.get(MASK)
+        self.reached.append((texts, None if mask is None else mask.flatten(0, 1).cpu().numpy()))
+        return categorical.mask_logits(q, mask).amax(-1)
+
+    @torch.no_grad()
+    def probabilities(self, prompts: Sequence[str]) -> torch.Tensor:
+        """Of the actions after each prompt, [n, n_actions]. To be asked changes nothing: new words stay unknown."""
+        texts = [self.words.read(prompt, learn=False) for prompt in prompts]
+        q: torch.Tensor = self.network(padded(texts), padded(self.actions))
+        return (q / self.temperature).softmax(-1)
+
+    @torch.no_grad()
+    def _q(self, observation: dict[str, Any]) -> tuple[torch.Tensor, list[bytes]]:
+        """Q [n_envs, n_agents, n_actions], and the texts that were read; each is computed once in a rollout."""
+        prompts = observation[self.channel]
+        texts = [self.words.read(prompt) for prompt in prompts.ravel()]
+        if new := [text for text in dict.fromkeys(texts) if text not in self._known]:
+            self._known.update(zip(new, self.network(padded(new), padded(self.actions)), strict=True))
+        return torch.stack([self._known[text] for text in texts]).reshape(*prompts.shape, -1), texts
+
+
+class DRRNAgent:
+    """A deep reinforcement relevance network and its replay.
+
+    Args:
+        spec: of the environment it plays.
+        seeds: initial weights come from its stream `weights`.
+        device: torch device.
+        reads: the text channel it reads.
+        units: width of the embedding, the recurrent networks and the hidden layer.
+        vocabulary: size of its table of words, two of which stand for padding and unknown words.
+        temperature: of the softmax it draws actions from, in units of reward.
+        q: hyperparameters of learning.
+
+    Raises:
+        ConfigError: an action is several numbers here, or there is no such channel of texts.
+    """
+
+    learns = True
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        seeds: Seeds,
+        device: str,
+        reads: str,
+        units: PositiveInt,
+        vocabulary: Annotated[int, Interval(ge=3, le=32767)],
+        temperature: PositiveFloat,
+        q: QSettings,
+    ) -> None:
+        spec.need_discrete("agent=drrn")
+        texts = [name for name, channel in spec.observation.items() if channel.dtype == "object"]
+        if reads not in texts:
+            offered = f"the texts {', '.join(texts)}" if texts else "no texts"
+            raise ConfigError(
+                f"agent.reads={reads}: agent=drrn reads texts, and env={spec.name} offers {offered}; "
+                + (f"use agent.reads={texts[0]}" if texts else "use an environment of texts, e.g. env=babyai_text")
+            )
+        network = DRRN(vocabulary, units, seeds.torch("weights")).to(device)
+        self.policy = DRRNPolicy(spec, network, Words(vocabulary), reads, temperature)
+        self._settings = q
+        self._original = copy.deepcopy(network.state_dict())
+        self._first_words = self.policy.words.state_dict()
+        self._learner = QLearning(network, q)
+
+    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
+        transitions = self._transitions(rollout)
+        metrics = self._learner.learn(transitions, len(rollout.action), self.policy.actions, generator)
+        self.policy.forget()
+        self.policy.words.keep()
+        return {**metrics, "loss/entropy": -float(rollout.log_prob.mean())}
+
+    def adapt(self, spec: EnvSpec) -> None:
+        """Play from now on with this spec's actions, however many; words met since the last update are forgotten."""
+        spec.need_discrete("agent=drrn")
+        self.policy.forget()
+        self.policy.words.forget()
+        self.policy.actions = [self.policy.words.read(name) for name in spec.action_names]
+
+    def reset(self) -> None:
+        self.policy.network.load_state_dict(self._original)
+        self.policy.words.load_state_dict(self._first_words)
+        self._learner = QLearning(self.policy.network, self._settings)
+        self.policy.forget()
+
+    def describe(self) -> dict[str, Any]:
+        n = sum(p.numel() for p in self.policy.network.parameters())
+        return {"policy": "deep reinforcement relevance network", "parameters": n, "trainable": n}
+
+    def state_dict(self) -> State:
+        return {
+            "policy": dict(self.policy.network.state_dict()),
+            "words": self.policy.words.state_dict(),
+            "learner": self._learner.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.policy.network.load_state_dict(state["policy"])
+        self.policy.words.load_state_dict(state["words"])
+        self._learner.load_state_dict(state["learner"])
+        self.policy.forget()
+
+    def _transitions(self, rollout: Rollout) -> Transitions:
+        """What happened, [T * n_envs * n_agents], oldest first."""
+        policy, steps = self.policy, len(rollout.action)
+        shape = rollout.action.shape
+        # The states reached that the next step did not act in; see `Collector`.
+        asked = rollout.truncated.any(1)
+        asked[-1] = True
+        found = dict(zip(asked.nonzero()[:, 0].tolist(), policy.reached[-int(asked.sum()) :], strict=True))
+        seen = rollout.observation[policy.channel]
+        texts, places = seen.distinct()
+        read = [policy.words.read(text) for text in texts]
+        prompts = [[read[i] for i in row] for row in places.flatten(1).tolist()]
+        after = [*prompts[1:], found[steps - 1][0]]
+        legal = None
+        if MASK in rollout.observation:
+            mask = rollout.observation[MASK].flatten(1, 2).cpu().numpy()
+            legal = np.concatenate([mask[1:], found[steps - 1][1][None]]).copy()
+        truncated = rollout.truncated[:, :, None].expand(shape).flatten(1).cpu().numpy()
+        for t, (reached, mask) in found.items():
+            cut = np.flatnonzero(truncated[t]).tolist()
+            after[t] = [reached[i] if i in cut else text for i, text in enumerate(after[t])] if cut else after[t]
+            if legal is not None:
+                legal[t, cut] = mask[cut]
+        terminal = rollout.terminated[:, :, None].expand(shape).flatten(1).cpu().numpy()
+        if not self._settings.bootstrap_truncation:
+            terminal = terminal | truncated
+        return Transitions(
+            prompt=[text for row in prompts for text in row],
+            action=rollout.action.flatten().cpu().numpy(),
+            reward=rollout.reward.flatten().cpu().numpy(),
+            next_prompt=[text for row in after for text in row],
+            terminal=terminal.ravel(),
+            legal=None if legal is None else legal.reshape(-1, legal.shape[-1]),
+        )

@@ -1,0 +1,95 @@
+"""The figure of a run's probes: how likely each action was in situations that stayed the same, over training."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+from llmrl.analysis.figures import COLOURS, Drawing, check_installed, styled
+from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.run.content import PROBES_NAME
+from llmrl.run.files import write_bytes
+from llmrl.run.metrics import FILE_NAME, read_metrics
+
+log = logging.getLogger(__name__)
+
+FIGURE = "probes.png"
+_COLUMNS = 3
+
+
+def draw_probes(folder: Path) -> Path | None:
+    """Write `probes.png` into a run folder; None where the run has no probes, or matplotlib is not installed.
+
+    Raises:
+        RunFolderError: the files of the run cannot be read, or the figure cannot be written.
+    """
+    if not (folder / PROBES_NAME).is_file():
+        return None
+    try:
+        check_installed()
+    except ConfigError:
+        log.warning("no %s: figures need matplotlib (pip install 'llmrl[plots]')", FIGURE)
+        return None
+    path = folder / FIGURE
+    write_bytes(path, probes_drawing(folder).png)
+    return path
+
+
+def probes_drawing(folder: Path) -> Drawing:
+    """The probes of a run, a panel each.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+        RunFolderError: the files of the run cannot be read.
+    """
+    try:
+        asked = json.loads((folder / PROBES_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{folder / PROBES_NAME} cannot be read: {error}") from error
+    rows = [row for row in read_metrics(folder / FILE_NAME) if any(name.startswith("probe/") for name in row)]
+    caption = "Probability of each action in the probes' situations; thick: the action that is intended there."
+    return styled("probes", caption, lambda: _figure(asked, rows))
+
+
+def _figure(asked: dict[str, Any], rows: list[dict[str, Any]]) -> Any:
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import EngFormatter
+
+    probes, actions = asked["probes"], asked["actions"]
+    columns = min(_COLUMNS, len(probes))
+    lines = math.ceil(len(probes) / columns)
+    figure = Figure(figsize=(4.2 * columns, 2.5 * lines + 0.9), layout="constrained")
+    panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    styles: list[dict[str, Any]] = [
+        {"color": COLOURS[k % len(COLOURS)], "linestyle": "solid" if k < len(COLOURS) else "dashed"}
+        for k in range(len(actions))
+    ]
+    for i, (panel, probe) in enumerate(zip(panels, probes, strict=False)):
+        for action, style in zip(actions, styles, strict=True):
+            name = f"probe/{probe['name']}/{action.replace(' ', '_')}"
+            known = [row for row in rows if name in row]
+            panel.plot(
+                [row.get("env_steps", row["step"]) for row in known],
+                [row[name] for row in known],
+                **style,
+                linewidth=3 if action == probe["intended"] else 1.3,
+                marker="o" if len(known) == 1 else "",
+            )
+        title = probe["name"].replace("_", " ")
+        panel.set_title(title + (f"\nintended: {probe['intended']}" if probe["intended"] else ""), fontsize=10)
+        panel.set_ylim(-0.02, 1.02)
+        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+        if i + columns >= len(probes):  # nothing below it
+            panel.set_xlabel("environment steps")
+            panel.tick_params(labelbottom=True)
+        if i % columns == 0:
+            panel.set_ylabel("probability")
+    for panel in panels[len(probes) :]:
+        panel.set_visible(False)
+    handles = [Line2D([], [], label=action, **style) for action, style in zip(actions, styles, strict=True)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(actions), 6), fontsize=10)
+    return figure

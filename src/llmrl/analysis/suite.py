@@ -1,0 +1,201 @@
+"""What the tests of a suite found: shares of successes by test and kind of task, as a table and a figure."""
+
+from __future__ import annotations
+
+import logging
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl.analysis.figures import COLOURS, Drawing, check_installed, styled
+from llmrl.analysis.proportions import mean_proportion
+from llmrl.analysis.statistics import Interval, describe
+from llmrl.analysis.table import NOTHING, Table
+from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.run.content import RESULTS_NAME
+from llmrl.run.files import write_atomic, write_bytes, write_json
+
+log = logging.getLogger(__name__)
+
+Results = Mapping[str, Any]
+_MARKS = "os^Dv<>"
+
+
+def summarized(test: Results) -> dict[str, Any]:
+    """A test with each player's numbers over its kinds: `success` is the mean of the kinds' shares, each counting once,
+    with the 95% interval `low`, `high`; `kinds` holds their own. None for a player that could not take the test."""
+    players: dict[str, Any] = {}
+    for name, kinds in test["players"].items():
+        if kinds is None:
+            players[name] = None
+            continue
+        share = mean_proportion([Interval(kind["success"], kind["low"], kind["high"]) for kind in kinds.values()])
+        players[name] = {
+            "success": share.estimate,
+            "low": share.low,
+            "high": share.high,
+            "episodes": sum(kind["episodes"] for kind in kinds.values()),
+            "kinds": dict(kinds),
+        }
+    return {**test, "players": players}
+
+
+def over_runs(results: Sequence[Results]) -> dict[str, Any]:
+    """One result of several runs of an experiment: the means over runs, with 95% bootstrap intervals over runs.
+
+    Tests and players are those of the first run; a player that could not take a test in any run has none together.
+    """
+    first = results[0]
+    tests = []
+    for k, test in enumerate(first["tests"]):
+        every = [run["tests"][k] for run in results]
+        refused = {name: why for each in every for name, why in each["refused"].items()}
+        players = {
+            name: None if name in refused else _together([each["players"][name] for each in every])
+            for name in test["players"]
+        }
+        tests.append({**test, "players": players, "refused": refused})
+    intervals = f"95%, bootstrap over {len(results)} runs; with few runs they cover less than they say"
+    runs = [run for each in results for run in each["runs"]]
+    return {**first, "runs": runs, "intervals": intervals, "tests": tests, "out": None}
+
+
+def _together(players: Sequence[Results]) -> dict[str, Any]:
+    def row(found: Sequence[Results]) -> dict[str, Any]:
+        told = describe(np.array([each["success"] for each in found]))
+        return {
+            "success": told["mean"],
+            "low": told["low"],
+            "high": told["high"],
+            "episodes": sum(each["episodes"] for each in found),
+            "per_run": [each["success"] for each in found],
+        }
+
+    kinds = {kind: row([player["kinds"][kind] for player in players]) for kind in players[0]["kinds"]}
+    return {**row(players), "kinds": kinds}
+
+
+def suite_table(results: Results) -> Table:
+    """A row for each test and player; kinds of task are columns where tests have several."""
+    tests, names = results["tests"], results["players"]
+    kinds = list(
+        dict.fromkeys(
+            kind for test in tests for player in test["players"].values() if player for kind in player["kinds"]
+        )
+    )
+    shown = [kind for kind in kinds if kind != "all"]
+    rows: list[list[str]] = []
+    data: list[list[object]] = [
+        ["test", "player", "kind", "episodes", "successes", "success", "low", "high", "return", "length", "refused"]
+    ]
+    for test in tests:
+        for name in names:
+            player, head = test["players"][name], [test["title"], *([name] if len(names) > 1 else [])]
+            if player is None:
+                rows.append([*head, NOTHING, NOTHING, *[NOTHING] * len(shown)])
+                data.append([test["name"], name, "mean", *[None] * 7, test["refused"][name]])
+                continue
+            shares = [_percent(player["kinds"][kind]["success"]) if kind in player["kinds"] else "" for kind in shown]
+            rows.append([*head, _percent(player["success"]), _interval(player), *shares])
+            for kind, found in (("mean", player), *player["kinds"].items()):
+                numbers = ("episodes", "successes", "success", "low", "high", "return", "length")
+                data.append([test["name"], name, kind, *(found.get(each) for each in numbers), ""])
+    runs = results["runs"]
+    caption = (
+        f"suite {results['suite']}: success in %, {results['mode']} actions, {results['episodes']} episodes of each "
+        f"kind and test, seed {results['seed']}" + (f", {len(runs)} runs" if len(runs) > 1 else "")
+    )
+    notes = [f"Intervals: {results['intervals']}."]
+    for test in tests:
+        for why in dict.fromkeys(test["refused"].values()):
+            who = ", ".join(name for name, own in test["refused"].items() if own == why)
+            notes.append(f"{test['title']}, {who}: not played. {why}")
+    columns = ["test", *(["player"] if len(names) > 1 else []), "success", "95% interval", *shown]
+    return Table("table", caption, data, columns, rows, texts=1 + (len(names) > 1), notes=notes)
+
+
+def write_suite(results: Results, folder: Path, figure: bool = True) -> None:
+    """Write `results.json`, `table.csv`, `table.md` and `suite.png` into a folder, each in one step.
+
+    The figure is left out where matplotlib is not installed.
+
+    Raises:
+        RunFolderError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"cannot write {folder}: {error.strerror or error}") from error
+    table = suite_table(results)
+    write_json(folder / RESULTS_NAME, {**results, "out": str(folder)})
+    write_atomic(folder / "table.csv", table.csv())
+    write_atomic(folder / "table.md", f"{table.caption}\n\n{table.markdown()}\n")
+    if not figure:
+        return
+    try:
+        check_installed()
+    except ConfigError:
+        log.warning("no suite.png: figures need matplotlib (pip install 'llmrl[plots]')")
+        return
+    write_bytes(folder / "suite.png", suite_drawing(results).png)
+
+
+def suite_drawing(results: Results) -> Drawing:
+    """A bar for each player in each test, with its interval; points are kinds of task.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    caption = (
+        f"Success in each test, {results['mode']} actions. Whiskers: {results['intervals']}. Marks: kinds of task."
+    )
+    return styled("suite", caption, lambda: _figure(results))
+
+
+def _figure(results: Results) -> Any:
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    tests, names = results["tests"], results["players"]
+    thick, several = 0.8 / len(names), [p["kinds"] for t in tests for p in t["players"].values() if p]
+    kinds = dict.fromkeys(kind for found in several if len(found) > 1 for kind in found)
+    marks = {kind: _MARKS[i % len(_MARKS)] for i, kind in enumerate(kinds)}
+    dot: dict[str, Any] = {"color": "white", "mec": "black", "mew": 0.7, "markersize": 4.5, "linestyle": "none"}
+    figure = Figure(figsize=(9, 1.6 + len(tests) * max(0.34, 0.2 * len(names))), layout="constrained")
+    panel = figure.subplots()
+    for y, test in enumerate(tests):
+        for k, name in enumerate(names):
+            place, player = y - 0.4 + thick * (k + 0.5), test["players"][name]
+            if player is None:
+                panel.text(0.01, place, "not played", va="center", color="#666666", fontsize=8)
+                continue
+            panel.barh(place, player["success"], thick * 0.92, color=COLOURS[k % len(COLOURS)], alpha=0.75)
+            if player["low"] is not None:
+                panel.plot([player["low"], player["high"]], [place, place], color="black", linewidth=1.5)
+            for kind, found in player["kinds"].items() if len(player["kinds"]) > 1 else ():
+                panel.plot(found["success"], place, marker=marks[kind], clip_on=False, zorder=3, **dot)
+    panel.set_yticks(range(len(tests)), [textwrap.fill(test["title"], 40) for test in tests])
+    panel.set_ylim(len(tests) - 0.4, -0.6)
+    panel.set_xlim(0, 1.02)
+    panel.grid(axis="y", visible=False)
+    panel.tick_params(axis="y", length=0)
+    panel.set_xlabel("success")
+    handles: list[Any] = [Patch(color=COLOURS[k % len(COLOURS)], alpha=0.75, label=n) for k, n in enumerate(names)]
+    handles.append(Line2D([], [], color="black", label=textwrap.fill(results["intervals"], 70)))
+    handles += [Line2D([], [], label=kind, marker=mark, **dot) for kind, mark in marks.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
+    return figure
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _interval(player: Results) -> str:
+    if player["low"] is None:
+        return NOTHING
+    return f"{_percent(player['low'])} … {_percent(player['high'])}"

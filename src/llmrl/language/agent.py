@@ -1,0 +1,195 @@
+"""`agent=llm_ppo`: a language model as policy, trained by PPO from reward (Carta et al. 2023, arXiv 2302.02662)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
+from llmrl.core.processes import Processes
+from llmrl.core.protocols import Scorer
+from llmrl.core.records import State
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import EnvSpec
+from llmrl.language.network import Actions, Activation, LanguageActorCritic, Precision
+from llmrl.language.policy import LanguagePolicy
+from llmrl.language.reference import Reference
+from llmrl.learners.divided import divided as divided_like
+from llmrl.learners.divided import gathered
+from llmrl.learners.ppo import PPO, PPOSettings
+from llmrl.learners.rollout import Rollout
+from llmrl.llms.local.lora import Lora
+from llmrl.llms.local.scorer import LocalScorer
+from llmrl.run.content import saved_state
+
+Tune = Literal["full", "lora", "heads", "nothing"]
+
+
+class LanguagePPOAgent:
+    """One language model that plays all agents, and its learner.
+
+    Dropout is never active: a probability in an update is that of the rollout while the weights are the same.
+
+    Args:
+        spec: of the environment it plays.
+        seeds: initial weights of heads and adapters come from its stream `weights`.
+        device: torch device.
+        scorer: the language model.
+        processes: that share its work.
+        governed: whether a principal governs the agent.
+        reads: text channel that it reads.
+        actions, temperature, head_hidden, head_activation, precision, piece_tokens: see `LanguageActorCritic`.
+        tune: what is trained: all weights, an adapter (`lora`), the heads alone, or nothing: then it only plays.
+        lora: the adapter.
+        recompute: compute activations again instead of keeping them for the gradient.
+        kl_coefficient: weight of the divergence from the policy before training; 0: none.
+        divided: each of several processes holds a part of the weights only, for models larger than a GPU (FSDP);
+            without effect in one process.
+        init_from: run folder whose newest checkpoint gives the first weights of what is trained; None: as the model is.
+        ppo: hyperparameters.
+
+    Raises:
+        ConfigError: the parts do not fit each other, or the weights to start from do not fit this agent.
+        LLMError: the model cannot be loaded.
+        CheckpointError: there are no weights to start from.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        seeds: Seeds,
+        device: str,
+        scorer: Scorer,
+        processes: Processes,
+        governed: bool,
+        reads: str,
+        actions: Actions,
+        temperature: PositiveFloat,
+        tune: Tune,
+        lora: Lora,
+        head_hidden: list[PositiveInt],
+        head_activation: Activation,
+        precision: Precision,
+        recompute: bool,
+        piece_tokens: PositiveInt,
+        kl_coefficient: NonNegativeFloat,
+        divided: bool,
+        init_from: str | None,
+        ppo: PPOSettings,
+    ) -> None:
+        if not isinstance(scorer, LocalScorer):
+            raise ConfigError("agent=llm_ppo trains a model of this process: use llm=local_scorer_seq2seq or _causal")
+        if scorer.four_bit and tune == "full":
+            raise ConfigError("weights in four bits cannot be trained: use agent.tune=lora, or llm.four_bit=false")
+        if kl_coefficient and (actions == "head" or tune in ("heads", "nothing")):
+            raise ConfigError(
+                "agent.kl_coefficient holds a model to the scores it gave before training, and there is nothing to "
+                "hold: it needs agent.actions=scores and agent.tune=full or lora"
+            )
+        if divided and (scorer.four_bit or (kl_coefficient and tune == "full")):
+            raise ConfigError(
+                "agent.divided=true divides weights that are whole numbers of bytes, and keeps no copy of them: use "
+                "llm.four_bit=false, and agent.tune=lora with agent.kl_coefficient"
+            )
+        if governed:
+            raise ConfigError("agent=llm_ppo plays alone: no principal governs it; use principal=none or agent=ppo")
+        generator = seeds.torch("weights")
+        module = scorer.module
+        if tune == "lora":
+            lora.inject(module, seeds.integer("adapter"))
+            module.to(device)
+        else:
+            module.requires_grad_(tune == "full")
+        if recompute:
+            scorer.recompute_activations()
+        shape = (reads, actions, temperature, head_hidden, head_activation, precision, piece_tokens, processes)
+        network = LanguageActorCritic(spec, scorer, generator, *shape)
+        self.policy = LanguagePolicy(spec, network).to(device)
+        if divided and processes.world_size > 1:
+            network.divide()
+        self.learns = tune != "nothing"
+        self.tune, self.label = tune, scorer.label
+        self._trained = {name for name, p in self.policy.named_parameters() if p.requires_grad}
+        # Before other weights are loaded: the anchor is the model as it came.
+        anchor = Reference(network, kl_coefficient, adapters=tune == "lora") if kl_coefficient else None
+        if init_from is not None:
+            self._start_from(Path(init_from))
+        self._ppo = PPO(self.policy, ppo, anchor) if self.learns else None
+
+    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
+        """One update by PPO; `language/tokens`: positions the model computed since the last one."""
+        if self._ppo is None:
+            return {}
+        metrics = self._ppo.update(rollout, generator)
+        self.policy.forget()
+        network = self.policy.network
+        metrics["language/tokens"] = float(sum(network.processes.everyone(network.tokens)))
+        network.tokens = 0
+        return metrics
+
+    def adapt(self, spec: EnvSpec) -> None:
+        """Play an environment whose actions have other names from now on.
+
+        Raises:
+            ConfigError: a head has no output for one of them.
+        """
+        self.policy.network.name_actions(spec)
+        self.policy.forget()
+
+    def reset(self) -> None:
+        """Go back to the original weights.
+
+        Raises:
+            ConfigError: nobody kept them: only a principal would ask, and none governs this agent.
+        """
+        raise ConfigError("agent=llm_ppo keeps no copy of its first weights to go back to")
+
+    def describe(self) -> dict[str, Any]:
+        parameters = list(self.policy.parameters())
+        what = "names of actions scored" if self.policy.network.scoring else "a head for the actions"
+        return {
+            "policy": f"{self.label}, {what}",
+            "tuned": self.tune,
+            "parameters": sum(p.numel() for p in parameters),
+            "trainable": sum(p.numel() for p in parameters if p.requires_grad) if self.learns else 0,
+        }
+
+    def state_dict(self) -> State:
+        """What is trained; the rest of the model is what `llm=` loads or draws."""
+        learner = None if self._ppo is None else self._ppo.state_dict()
+        return {"policy": self._whole(), "learner": learner, "tokens": self.policy.network.tokens}
+
+    def load_state_dict(self, state: State) -> None:
+        self._load(state["policy"], "the checkpoint")
+        self.policy.forget()
+        self.policy.network.tokens = state["tokens"]
+        if self._ppo is not None:
+            self._ppo.load_state_dict(state["learner"])
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return {name: p.detach() for name, p in self.policy.named_parameters() if name in self._trained}
+
+    def _whole(self) -> dict[str, torch.Tensor]:
+        whole: dict[str, torch.Tensor] = gathered(self._weights())
+        return whole
+
+    def _load(self, saved: dict[str, torch.Tensor], source: str) -> None:
+        mine = self._weights()
+        wrong = sorted(set(mine) ^ set(saved)) or [n for n, x in saved.items() if x.shape != mine[n].shape]
+        if wrong:
+            raise ConfigError(
+                f"{source}: its weights do not fit this agent (first difference: {wrong[0]}); use the same llm=, "
+                "llm.model, agent.tune, agent.lora, agent.actions and agent.head_hidden"
+            )
+        with torch.no_grad():
+            for name, x in divided_like(saved, mine).items():
+                mine[name].copy_(x)
+
+    def _start_from(self, run: Path) -> None:
+        saved = saved_state(run)[1].get("agents", [{}])[-1].get("policy")
+        if saved is None:
+            raise ConfigError(f"agent.init_from={run}: that run's agent has no weights to start from")
+        self._load(saved, f"agent.init_from={run}")

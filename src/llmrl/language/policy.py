@@ -1,0 +1,114 @@
+"""The policy of a language model, and how several processes share its work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.processes import Processes
+from llmrl.core.records import Act
+from llmrl.core.spaces import EnvSpec
+from llmrl.language.network import LanguageActorCritic
+from llmrl.networks import categorical
+
+Read = Callable[[Sequence[str]], tuple[torch.Tensor, torch.Tensor]]
+
+
+class LanguagePolicy(nn.Module):
+    """Reads a text channel and acts by the scores of the actions' names; one network for all agents.
+
+    A text is read once in a rollout, however often it is met: the weights are the same.
+
+    Args:
+        spec: of the environment.
+        network: the model.
+
+    Raises:
+        ConfigError: the environment has no such text channel.
+    """
+
+    recurrent = False
+
+    def __init__(self, spec: EnvSpec, network: LanguageActorCritic) -> None:
+        super().__init__()
+        channel = spec.observation.get(network.channel)
+        if channel is None or channel.dtype != "object":
+            texts = [name for name, each in spec.observation.items() if each.dtype == "object"]
+            raise ConfigError(
+                f"agent=llm_ppo reads texts, and env={spec.name} offers no text channel {network.channel!r}"
+                + (f", but {', '.join(texts)}: set agent.reads={texts[0]}" if texts else "; use env=babyai_text")
+            )
+        self.network, self.n_agents = network, spec.n_agents
+        self.channels: tuple[str, ...] = tuple(
+            name for name in (network.channel, "action_mask") if name in spec.observation
+        )
+        self._known: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._stream: torch.Generator | None = None
+
+    def groups(self) -> list[tuple[nn.Module, slice]]:
+        """One network plays all agents."""
+        return [(self.network, slice(0, self.n_agents))]
+
+    def extended(self, observation: dict[str, Any]) -> dict[str, Any]:
+        """The observation: prompts say all there is."""
+        return observation
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: dict[str, Any],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> Act:
+        """Sample actions [n_envs, n_agents] with their log-probabilities and values."""
+        # Another stream of random numbers is another rollout, before which the weights may have changed; what is known
+        # from before would be missing in a run that goes on from a checkpoint between the two.
+        if generator is not self._stream:
+            self.forget()
+            self._stream = generator
+        logits, value = self._look(observation)
+        action = logits.argmax(-1) if greedy else categorical.sample(logits, generator)
+        log_prob, _ = categorical.log_prob_entropy(logits, action)
+        return Act(action=action, log_prob=log_prob, value=value, logits=logits)
+
+    @torch.no_grad()
+    def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
+        """State values [n_envs, n_agents]."""
+        return self._look(observation)[1]
+
+    @torch.no_grad()
+    def probabilities(self, prompts: Sequence[str]) -> torch.Tensor:
+        """Of the actions after each prompt, [n, n_actions]."""
+        return shared(self.network.processes, list(prompts), self.network.read)[0].softmax(-1)
+
+    def forget(self) -> None:
+        """The weights have changed."""
+        self._known.clear()
+
+    def _look(self, observation: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [n_envs, n_agents, n_actions] and values [n_envs, n_agents]."""
+        prompts = np.asarray(observation[self.network.channel], dtype=object)
+        texts = [str(text) for text in prompts.ravel()]
+        if new := [text for text in dict.fromkeys(texts) if text not in self._known]:
+            logits, value = shared(self.network.processes, new, self.network.read)
+            self._known |= {text: (logits[i], value[i]) for i, text in enumerate(new)}
+        logits = torch.stack([self._known[text][0] for text in texts])
+        value = torch.stack([self._known[text][1] for text in texts])
+        logits, value = logits.reshape(*prompts.shape, -1), value.reshape(prompts.shape)
+        return categorical.mask_logits(logits, observation.get("action_mask")), value
+
+
+def shared(processes: Processes, prompts: Sequence[str], read: Read) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `read` gives of all prompts, [n, ...], each of several processes having read its share of them."""
+    if processes.world_size == 1:
+        return read(prompts)
+    own = prompts[processes.share(len(prompts))]
+    # A process without a share reads one all the same, to know what a row looks like.
+    logits, value = read(own or prompts[:1])
+    return processes.gather(logits[: len(own)].contiguous()), processes.gather(value[: len(own)].contiguous())

@@ -1,0 +1,72 @@
+"""Words as numbers, for networks that read: each word is numbered as it is first met."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+PADDING, UNKNOWN = 0, 1
+
+_WORD = re.compile(r"[^\W\d_]+|\d+")
+
+
+class Words:
+    """A table of at most `size` numbers: 0 pads, 1 is every word that no longer fits, the others are words (letters,
+    or digits, in lower case) in the order in which they were met.
+
+    Attributes:
+        kept: words that `forget` keeps.
+    """
+
+    def __init__(self, size: int) -> None:
+        if not 3 <= size <= np.iinfo(np.int16).max:
+            raise ValueError(f"size={size}: 3 to {np.iinfo(np.int16).max} are possible")
+        self.size = size
+        self.kept = 0
+        self._numbers: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def read(self, text: str, learn: bool = True) -> bytes:
+        """The words of a text, int16 numbers one after another, as bytes, which can be compared and kept in sets. A
+        text without words is one unknown word; so are words that are not known where nothing is to be learned."""
+        numbers = self._numbers
+        found = []
+        for word in _WORD.findall(text.lower()):
+            number = numbers.get(word)
+            if number is None:
+                number = UNKNOWN
+                if learn and len(numbers) + 2 < self.size:
+                    number = numbers[word] = len(numbers) + 2
+            found.append(number)
+        return np.array(found or [UNKNOWN], dtype=np.int16).tobytes()
+
+    def keep(self) -> None:
+        """Let `forget` keep all that are known now."""
+        self.kept = len(self._numbers)
+
+    def forget(self) -> None:
+        """Be as after the last `keep`: what was met since is met anew."""
+        self._numbers = dict(list(self._numbers.items())[: self.kept])
+
+    def state_dict(self) -> list[str]:
+        """The words, in the order of their numbers."""
+        return list(self._numbers)
+
+    def load_state_dict(self, words: Sequence[str]) -> None:
+        self._numbers = {word: i + 2 for i, word in enumerate(words)}
+        self.keep()
+
+
+def padded(rows: Sequence[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `Words.read` gave of n texts: words [n, longest] int64, with `PADDING` at the end; how many, [n] int64."""
+    arrays = [np.frombuffer(row, dtype=np.int16) for row in rows]
+    lengths = np.array([len(array) for array in arrays])
+    words = np.full((len(arrays), lengths.max()), PADDING, dtype=np.int64)
+    for row, array in zip(words, arrays, strict=True):
+        row[: len(array)] = array
+    return torch.from_numpy(words), torch.from_numpy(lengths)

@@ -1,0 +1,71 @@
+"""A toy game in words: walk along a corridor to the treasure, which is at the end that the prompt names."""
+
+import numpy as np
+
+from llmrl.core.records import Step
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Channel, EnvSpec
+
+ENDS = ("east", "west")
+
+
+class Corridor:
+    """Places 0 to `length - 1`, start in the middle; +1 at the end that the goal names, an end of the episode at both;
+    a time limit of `horizon` steps. `names` may hold further actions, which do nothing."""
+
+    def __init__(self, n_envs=4, length=5, horizon=8, names=("go east", "go west"), mask=False, seed=0):
+        channels = {"prompt": Channel((), "object"), "number": Channel((3,), "float32")}
+        if mask:
+            channels["action_mask"] = Channel((len(names),), "bool", 0, 1)
+        self.spec = EnvSpec("corridor", n_envs, 1, channels, len(names), tuple(names), horizon, metrics={"won": "sum"})
+        self.length, self.horizon = length, horizon
+        self._rng = Seeds(seed).numpy("goals")
+        self._goal = np.zeros(n_envs, dtype=np.int64)
+        self._place = np.zeros(n_envs, dtype=np.int64)
+        self._time = np.zeros(n_envs, dtype=np.int64)
+
+    def reset(self, mask=None, seed=None):
+        if seed is not None:
+            self._rng = Seeds(seed).numpy("goals")
+        chosen = np.ones(self.spec.n_envs, dtype=bool) if mask is None else mask
+        drawn = self._rng.integers(2, size=self.spec.n_envs)
+        self._goal[chosen], self._place[chosen], self._time[chosen] = drawn[chosen], self.length // 2, 0
+        return self.observe()
+
+    def step(self, action):
+        self._time += 1
+        self._place += np.array([1, -1] + [0] * (self.spec.n_actions - 2))[action[:, 0]]
+        over = (self._place <= 0) | (self._place >= self.length - 1)
+        self._place = np.clip(self._place, 0, self.length - 1)
+        won = (over & (np.where(self._place == 0, 1, 0) == self._goal)).astype(np.float32)
+        late = ~over & (self._time >= self.horizon)
+        return Step(self.observe(), won[:, None], won[:, None], over, late, {"won": won})
+
+    def expert(self):
+        """The action that wins, [n_envs]."""
+        return self._goal.copy()
+
+    def observe(self):
+        texts = np.empty((self.spec.n_envs, 1), dtype=object)
+        for i, (goal, place) in enumerate(zip(self._goal, self._place, strict=True)):
+            texts[i, 0] = f"Goal of the agent: go {ENDS[goal]} \n Observation: the east end is {place} steps away."
+        number = np.stack([self._goal, self._place, self._time], 1)[:, None].astype(np.float32)
+        seen = {"prompt": texts, "number": number}
+        if "action_mask" in self.spec.observation:
+            seen["action_mask"] = np.ones((self.spec.n_envs, 1, self.spec.n_actions), dtype=bool)
+            seen["action_mask"][..., 2:] = False
+        return seen
+
+    def pair_games(self, groups):
+        """Games are drawn one by one."""
+
+    def state_dict(self):
+        arrays = {"goal": self._goal, "place": self._place, "time": self._time}
+        return {"rng": self._rng.bit_generator.state, **{name: x.copy() for name, x in arrays.items()}}
+
+    def load_state_dict(self, state):
+        self._rng.bit_generator.state = state["rng"]
+        self._goal, self._place, self._time = (np.array(state[name]) for name in ("goal", "place", "time"))
+
+    def close(self):
+        """Nothing to release."""

@@ -1,0 +1,152 @@
+"""A toy game in words with kinds of errands, and an agent that reads."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.records import Act, Step
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Channel, EnvSpec
+
+THINGS = ("key", "ball", "box")
+KINDS = ("fetch", "wait")
+ACTIONS = {"plain": ("take key", "take ball", "take box"), "more": ("take key", "take ball", "take box", "sing")}
+
+
+class Errands:
+    """`fetch`: take the thing that is named, which ends it. `wait`: the same, but what is named is not told before the
+    second step. Ends after `horizon` steps; each step costs nothing, success pays 1."""
+
+    def __init__(
+        self,
+        seeds: Seeds,
+        n_envs: int = 4,
+        horizon: int = 5,
+        kind: str = "both",
+        replace: dict[str, str] = {},  # noqa: B006  (as a config has it)
+        actions: str = "plain",
+    ) -> None:
+        if kind not in (*KINDS, "both"):
+            raise ConfigError(f"env.kind={kind}: there is {', '.join(KINDS)}, both")
+        names = ACTIONS[actions]
+        channels = {"prompt": Channel((), "object"), "vector": Channel((3,), "float32", 0, 1)}
+        metrics = {"success": "sum"}
+        self.spec = EnvSpec("errands", n_envs, 1, channels, len(names), names, horizon, metrics=metrics)
+        self.kind, self.replace, self.provided = kind, replace, set()
+        self._rng = seeds.numpy("errands")
+        self._thing, self._kind, self._time = (np.zeros(n_envs, dtype=np.int64) for _ in range(3))
+
+    def provide(self, channels):
+        self.provided |= set(channels)
+
+    def reset(self, mask=None, seed=None):
+        if seed is not None:
+            self._rng = Seeds(seed).numpy("errands")
+        chosen = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask)
+        things, kinds = (self._rng.integers(n, size=self.spec.n_envs) for n in (3, 2))
+        if self.kind != "both":
+            kinds = np.full_like(kinds, KINDS.index(self.kind))
+        self._thing[chosen], self._kind[chosen], self._time[chosen] = things[chosen], kinds[chosen], 0
+        return self.observe()
+
+    def step(self, action):
+        self._time += 1
+        taken = np.asarray(action)[:, 0]
+        won = ((taken == self._thing) & (taken < 3)).astype(np.float32)
+        ended = won > 0
+        late = ~ended & (self._time >= self.spec.horizon)
+        return Step(self.observe(), won[:, None] * 20, won[:, None], ended, late, {"success": won})
+
+    @property
+    def kinds(self):
+        return [KINDS[k] for k in self._kind]
+
+    @property
+    def missions(self):
+        return [f"take the {THINGS[t]}" for t in self._thing]
+
+    def prompt(self, goal, observations, actions):
+        told = " ".join(f"Seen: {', '.join(seen)}." for seen in observations)
+        text = f"Goal: {goal}. {told} Done: {', '.join(actions)}"
+        for old, new in self.replace.items():
+            text = text.replace(old, new)
+        return text
+
+    def observe(self):
+        texts = np.empty((self.spec.n_envs, 1), dtype=object)
+        for i, (thing, kind, time) in enumerate(zip(self._thing, self._kind, self._time, strict=True)):
+            goal = "nothing yet" if kind == 1 and time == 0 else f"take the {THINGS[thing]}"
+            texts[i, 0] = self.prompt(goal, [[f"{time} steps"]], [])
+        return {"prompt": texts, "vector": np.eye(3, dtype=np.float32)[self._thing][:, None]}
+
+    def pair_games(self, groups):
+        """Games are drawn one by one."""
+
+    def state_dict(self):
+        arrays = {"thing": self._thing, "kind": self._kind, "time": self._time}
+        return {"rng": self._rng.bit_generator.state, **{name: x.copy() for name, x in arrays.items()}}
+
+    def load_state_dict(self, state):
+        self._rng.bit_generator.state = state["rng"]
+        self._thing, self._kind, self._time = (np.array(state[name]) for name in ("thing", "kind", "time"))
+
+    def close(self):
+        """Nothing is open."""
+
+
+class Reader:
+    """Takes the thing whose name it reads, more surely with `skill`; does not know other words."""
+
+    def __init__(self, spec: EnvSpec, skill: float) -> None:
+        self.channels: tuple[str, ...] = ("prompt",)
+        self.skill, self.n_actions = torch.tensor(float(skill)), spec.n_actions
+
+    def logits(self, prompts):
+        known = [[float(f"take the {thing}" in prompt) for thing in THINGS] for prompt in prompts]
+        padded = torch.zeros(len(prompts), self.n_actions)
+        padded[:, :3] = torch.tensor(known).reshape(-1, 3) * self.skill
+        return padded
+
+    def probabilities(self, prompts):
+        return self.logits(prompts).softmax(-1)
+
+    def act(self, observation, state=None, generator=None, greedy=False) -> Act:
+        texts = observation["prompt"]
+        logits = self.logits(texts.ravel().tolist()).reshape(*texts.shape, -1).log_softmax(-1)
+        drawn = torch.multinomial(logits.exp().flatten(0, 1), 1, generator=generator).reshape(texts.shape)
+        action = logits.argmax(-1) if greedy else drawn
+        log_prob = logits.gather(-1, action[..., None])[..., 0]
+        return Act(action, log_prob, torch.full(texts.shape, 0.5), logits=logits)
+
+    def values(self, observation, state=None):
+        return torch.full(observation["prompt"].shape, 0.5)
+
+
+class ReaderAgent:
+    """`learns`: an update makes it a little surer."""
+
+    def __init__(self, spec: EnvSpec, skill: float = 5.0, learns: bool = True, adapts: bool = False) -> None:
+        self.policy, self.learns = Reader(spec, skill), learns
+        if adapts:
+            self.adapt = self._adapt
+
+    def _adapt(self, spec: EnvSpec) -> None:
+        self.policy.n_actions = spec.n_actions
+
+    def update(self, rollout, generator) -> dict[str, float]:
+        self.policy.skill = self.policy.skill + 0.5
+        return {"loss/none": 0.0}
+
+    def reset(self):
+        """Nothing to reset."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"policy": "reads"}
+
+    def state_dict(self):
+        return {"skill": self.policy.skill}
+
+    def load_state_dict(self, state):
+        self.policy.skill = state["skill"]

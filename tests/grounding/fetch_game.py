@@ -1,0 +1,70 @@
+"""A toy game that only who heeds the mission wins: say on which side the thing lies that the mission names."""
+
+import numpy as np
+
+from llmrl.core.records import Step
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Channel, EnvSpec
+
+THINGS = (5, 6)
+
+
+class FetchGame:
+    """A key and a ball lie left and right in a view [7, 7, 3]; the mission is `get the key` or `get the ball`. One step
+    an episode: +1 for naming the right side; the expert knows it, or has given up where `clueless` [n_envs] says so."""
+
+    def __init__(self, n_envs, names=("left", "right"), clueless=None, seed=0):
+        self.spec = EnvSpec(
+            name="fetch_game",
+            n_envs=n_envs,
+            n_agents=1,
+            observation={
+                "view": Channel((7, 7, 3), "uint8", codes=(11, 6, 3)),
+                "mission": Channel((6,), "int64", codes=(7,)),
+                "expert": Channel((), "int64"),
+            },
+            n_actions=len(names),
+            action_names=tuple(names),
+            horizon=1,
+            metrics={"won": "sum"},
+        )
+        self._clueless = np.zeros(n_envs, dtype=bool) if clueless is None else np.asarray(clueless)
+        self._rng = Seeds(seed).numpy("games")
+        self._left, self._wanted = np.zeros((2, n_envs), dtype=np.int64)
+
+    def reset(self, mask=None, seed=None):
+        if seed is not None:
+            self._rng = Seeds(seed).numpy("games")
+        chosen = np.ones(self.spec.n_envs, dtype=bool) if mask is None else mask
+        left, wanted = self._rng.integers(2, size=(2, self.spec.n_envs))
+        self._left[chosen], self._wanted[chosen] = left[chosen], wanted[chosen]
+        return self._observe()
+
+    def step(self, action):
+        won = (action[:, 0] == self._expert()).astype(np.float32)
+        ended = np.ones(self.spec.n_envs, dtype=bool)
+        return Step(self._observe(), won[:, None], won[:, None], ended, ~ended, {"won": won})
+
+    def state_dict(self):
+        return {"rng": self._rng.bit_generator.state, "left": self._left.copy(), "wanted": self._wanted.copy()}
+
+    def load_state_dict(self, state):
+        self._rng.bit_generator.state = state["rng"]
+        self._left, self._wanted = state["left"].copy(), state["wanted"].copy()
+
+    def close(self):
+        """Nothing to release."""
+
+    def _expert(self):
+        return (self._left != self._wanted).astype(np.int64)
+
+    def _observe(self):
+        n = self.spec.n_envs
+        view = np.zeros((n, 1, 7, 7, 3), dtype=np.uint8)
+        view[..., 0] = 1
+        view[:, 0, 1, 3, 0] = np.array(THINGS)[self._left]
+        view[:, 0, 5, 3, 0] = np.array(THINGS)[1 - self._left]
+        mission = np.zeros((n, 1, 6), dtype=np.int64)
+        mission[:, 0, :3] = np.stack([np.full(n, 2), np.full(n, 3), 4 + self._wanted], 1)
+        expert = np.where(self._clueless, -1, self._expert())[:, None]
+        return {"view": view, "mission": mission, "expert": expert}

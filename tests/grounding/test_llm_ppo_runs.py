@@ -1,0 +1,120 @@
+"""`agent=llm_ppo` from the command line's parts: whole runs, killed ones, and those that start from another run."""
+
+import json
+import multiprocessing
+import os
+import signal
+
+import pytest
+import torch
+
+from experiments import comparable_metrics, only_run_folder, silent_run
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.run.content import saved_state
+from llmrl.run.status import read_status
+
+SIZE = ("--width", "16", "--layers", "1", "--heads", "2", "--vocabulary", "320")
+ENV = ("env=goto_red_ball", "env.actions=restricted", "env.history=1")
+RUN = (
+    *ENV,
+    "env.n_envs=4",
+    "agent=llm_ppo",
+    "agent.head_hidden=[8]",
+    "agent.ppo.learning_rate=1e-3",
+    "agent.ppo.minibatch_size=16",
+    "llm=local_scorer_causal",
+    "learn.rollout_steps=8",
+    "learn.env_steps=96",
+    "learn.evaluate_episodes=4",
+    "learn.evaluate_every=2",
+    "checkpoint_seconds=0",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    from llmrl.cli.llm import main
+
+    folder = tmp_path_factory.mktemp("models") / "small"
+    main(["make", str(folder), *ENV, "env.n_envs=4", *SIZE])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def context():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "llmrl.cli.compose", "llmrl.loops.learn", "llmrl.run.run", "experiments"])
+    return context
+
+
+def killed_at(step, *overrides):
+    """The run, killed as it takes the gradient step of this number."""
+    from llmrl.learners.updaters import InPlace
+
+    taken, ordinary = [0], InPlace.step
+
+    def step_or_die(self, batch, loss):
+        taken[0] += 1
+        if taken[0] == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ordinary(self, batch, loss)
+
+    InPlace.step = step_or_die
+    silent_run(*overrides)
+
+
+@pytest.mark.parametrize("tune", ["full", pytest.param("lora", marks=pytest.mark.slow)])
+def test_killed_in_the_middle_of_an_update_it_ends_with_the_same_numbers(context, tmp_path, model, tune):
+    overrides = (*RUN, f"llm.model={model}", f"agent.tune={tune}")
+    silent_run(*overrides, f"output_root={tmp_path / 'whole'}")
+    # 4 epochs of 2 minibatches: the third step of the second update, then the last but one of the third.
+    for step in (11, 15):
+        process = context.Process(target=killed_at, args=(step, *overrides, f"output_root={tmp_path / 'killed'}"))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    silent_run(*overrides, f"output_root={tmp_path / 'killed'}")
+    whole, killed = only_run_folder(tmp_path / "whole"), only_run_folder(tmp_path / "killed")
+    assert read_status(killed).attempt == 3
+    assert comparable_metrics(whole) == comparable_metrics(killed)
+    first, second = (saved_state(folder)[1]["agents"][0]["policy"] for folder in (whole, killed))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(x, second[name]) for name, x in first.items())
+
+
+def test_a_run_starts_from_the_weights_of_another(tmp_path, model):
+    overrides = (*RUN, f"llm.model={model}", f"output_root={tmp_path}")
+    silent_run(*overrides, "name=first")
+    first = only_run_folder(tmp_path)
+    frozen = ("agent.ppo.learning_rate=1e-12", "agent.ppo.epochs=1")
+    silent_run(*overrides, "name=second", f"agent.init_from='{first}'", *frozen)
+    [second] = (tmp_path / "second").glob("*/seed=0")
+    a, b = (saved_state(folder)[1]["agents"][0]["policy"] for folder in (first, second))
+    assert all(torch.allclose(x, b[name], atol=1e-6) for name, x in a.items())
+    with pytest.raises(ConfigError, match="do not fit this agent"):
+        silent_run(*overrides, "name=third", f"agent.init_from='{first}'", "agent.head_hidden=[9]")
+
+
+def test_a_model_that_is_not_tuned_is_measured(tmp_path, model):
+    silent_run(*RUN, f"llm.model={model}", f"output_root={tmp_path}", "agent.tune=nothing", "play.episodes=6")
+    results = json.loads((only_run_folder(tmp_path) / "results.json").read_text())
+    assert results["episodes"] == 6
+    assert "local scorer" in results["llm"]
+
+
+def test_models_that_do_not_work_leave_no_run(tmp_path, model):
+    with pytest.raises(LLMError, match="there is no folder"):
+        silent_run(*RUN, "llm.model=./nowhere", f"output_root={tmp_path / 'a'}")
+    with pytest.raises(ConfigError, match="scores texts"):
+        silent_run(*RUN, "llm=scripted", f"output_root={tmp_path / 'b'}")
+
+
+def test_a_small_model_is_not_written_over_another(model, capsys):
+    from llmrl.cli.llm import main
+
+    with pytest.raises(SystemExit):
+        main(["make", str(model), *ENV])
+    assert "not empty" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["make", str(model.parent / "other"), "env=cartpole"])
+    assert "no text channel 'prompt'" in capsys.readouterr().err
