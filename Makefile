@@ -49,6 +49,7 @@ bench: install  ## prints ratios measured side by side
 	$(BIN)/python benchmarks/principal_step.py
 	$(BIN)/python benchmarks/candidates.py --rounds 1
 	$(BIN)/python benchmarks/rooms.py
+	$(BIN)/python benchmarks/babyai_text.py
 	$(BIN)/python benchmarks/particles.py
 	$(BIN)/python benchmarks/minigrid_ppo.py --rounds 1
 	$(BIN)/python benchmarks/teacher_quality.py --episodes 200
