@@ -1,5 +1,6 @@
 """The generalisation suite: what it measures, what it refuses, and what the shipped one asks for."""
 
+import contextlib
 import json
 import math
 
@@ -11,6 +12,7 @@ from errands import Errands, Reader
 from experiments import compose, only_run_folder
 from llmrl.analysis.proportions import mean_proportion, proportion
 from llmrl.analysis.statistics import Interval
+from llmrl.analysis.suite_groups import experiments
 from llmrl.cli.build import Builder
 from llmrl.cli.evaluate import main
 from llmrl.cli.offers import options
@@ -18,8 +20,11 @@ from llmrl.cli.suite import split_words
 from llmrl.cli.train import run_experiment
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import EnvSpec
+from llmrl.envs.babyai.words import LANGUAGES, action_names
 from llmrl.loops.suite import suite_of
 from llmrl.run.trajectories import read
+from run_folders import write_run
 
 SUITE = """
 environment: errands.Errands
@@ -87,7 +92,7 @@ def test_a_suite_end_to_end(tmp_path, suite_file, capsys):
     assert (folder / "suite.png").read_bytes().startswith(b"\x89PNG")
     table = (folder / "table.md").read_text()
     assert (
-        "| as trained | student | 100.0 |" in table and "more actions, student: not played. the agent chooses" in table
+        "| as trained | student | 100.0 |" in table and "more actions: student: not played. the agent chooses" in table
     )
     lines = (folder / "table.csv").read_text().splitlines()
     assert lines[0].startswith("test,player,kind,episodes") and len(lines) == 1 + 2 * (2 + 3 + 3 + 3) - 2
@@ -119,23 +124,85 @@ def test_an_agent_that_adapts_takes_more_actions(tmp_path, suite_file):
     assert players["more"]["kinds"]["fetch"]["success"] == players["kinds"]["kinds"]["fetch"]["success"] == 1.0
 
 
+def runs_of(root, *configs):
+    """Runs in folders of their own; (seed, skill, what was typed)."""
+    found = []
+    for i, (seed, skill, typed) in enumerate(configs):
+        run_experiment({**config(root, seed, skill=skill), "name": f"run{i}"}, typed)
+        found.append(only_run_folder(root / f"run{i}"))
+    return found
+
+
 def test_several_runs_are_put_together(tmp_path, suite_file, capsys):
-    runs = []
-    for seed, skill in ((0, 0.0), (1, 30.0)):
-        made = config(tmp_path / "runs", seed, skill=skill)
-        run_experiment({**made, "name": f"seed{seed}"}, [])
-        runs.append(only_run_folder(tmp_path / "runs" / f"seed{seed}"))
-    main(
-        [str(runs[0]), str(runs[1]), f"suite={suite_file}", "suite.only=[kinds,more]", "--out", str(tmp_path / "both")]
-    )
+    runs = runs_of(tmp_path / "runs", (0, 1.0, []), (1, 1.0, []))
+    words = ["suite.only=[kinds,more]", "--policy", "student,random", "--out", str(tmp_path / "both")]
+    main([*map(str, runs), f"suite={suite_file}", *words])
     together = json.loads((tmp_path / "both" / "suite_toy" / "results.json").read_text())
     each = [json.loads((tmp_path / "both" / str(i) / "suite_toy" / "results.json").read_text()) for i in (0, 1)]
     shares = [by_name(one)["kinds"]["players"]["student"]["success"] for one in each]
     mean = by_name(together)["kinds"]["players"]["student"]
-    assert mean["success"] == pytest.approx(np.mean(shares)) and mean["per_run"] == shares and shares[1] == 1.0
+    assert mean["success"] == pytest.approx(np.mean(shares)) and mean["per_run"] == shares
     assert (mean["low"], mean["high"]) == (min(shares), max(shares))
     assert by_name(together)["more"]["players"]["student"] is None
-    assert "bootstrap over 2 runs" in together["intervals"] and "2 runs" in capsys.readouterr().out
+    # Who has no runs plays once, and has its own interval.
+    assert by_name(together)["kinds"]["players"]["random"] == by_name(each[0])["kinds"]["players"]["random"]
+    assert "random" not in by_name(each[1])["kinds"]["players"]
+    assert "bootstrap over 2 runs of student; " in together["intervals"] and "(random) Wilson" in together["intervals"]
+    assert "2 runs" in capsys.readouterr().out
+
+
+def test_runs_of_several_experiments_stand_side_by_side(tmp_path, suite_file, capsys):
+    typed = ["agent=reader", "agent.skill=0", "seed=0"], ["agent=reader", "agent.skill=30"]
+    root = tmp_path / "runs"
+    runs = runs_of(root, (0, 0.0, typed[0]), (0, 30.0, typed[1]), (1, 30.0, typed[1]))
+    main([*map(str, runs), f"suite={suite_file}", "suite.only=[kinds,more]", "--policy", "student,random"])
+    folder = root / "suite_toy"
+    together = json.loads((folder / "results.json").read_text())
+    labels = ["agent.skill=0", "agent.skill=30"]
+    assert together["players"] == [*labels, "random"]
+    assert [[each["run"] for each in together["experiments"][label]] for label in labels] == [
+        [str(runs[0])],
+        [str(runs[1]), str(runs[2])],
+    ]
+    players = by_name(together)["kinds"]["players"]
+    # One who guesses, and two who read: not their mean.
+    assert players[labels[0]]["success"] < 0.9 and players[labels[1]]["per_run"] == [1.0, 1.0]
+    assert players[labels[0]] == by_name(evaluated(runs[0]))["kinds"]["players"]["student"]
+    assert players["random"]["episodes"] == 24
+    assert "bootstrap over 2 runs of agent.skill=30; " in together["intervals"]
+    table = (folder / "table.md").read_text()
+    assert "3 runs of 2 experiments" in table and f"| test | {labels[0]} | {labels[1]} | random |" in table
+    assert "| kinds apart |" in table and " 100.0 (100.0 … 100.0) |" in table
+    assert "more actions: agent.skill=0, agent.skill=30: not played. the agent chooses one of 3" in table
+    assert f"kinds,{labels[1]},fetch,24,," in (folder / "table.csv").read_text()
+    assert (folder / "suite.png").read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    for refused, message in (
+        ([runs[0], runs[0]], "are the same experiment with the same seed"),
+        ([*runs, "--policy", "random"], "several runs are given for their agents"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*map(str, refused), f"suite={suite_file}"])
+        assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_experiments_are_named_by_what_tells_them_apart(tmp_path):
+    typed = (
+        ["experiment=grounding/goto_local_llm", "env.n_envs=2"],
+        ["experiment=grounding/goto_local_llm", "agent.tune=lora", "env.n_envs=2"],
+        ["agent=drrn", "env=goto_local", "env.n_envs=2"],
+        [],
+        [],
+    )
+    runs = [write_run(tmp_path, f"run{i}", words, seed=3) for i, words in enumerate(typed)]
+    configs = [{"seed": 3, "name": f"run{i}", "agent": {"skill": i}} for i in range(len(runs))]
+    labels = list(experiments(runs, configs))
+    assert labels[:3] == ["goto_local_llm", "goto_local_llm, agent.tune=lora", "agent=drrn"]
+    # Of others nothing is known but where they are.
+    assert [label.split("/")[0] for label in labels[3:]] == ["run3", "run4"]
+    # Where and how a run was computed makes it no other experiment.
+    same = [{**configs[0], "seed": i, "name": str(i), "hardware": {"device": str(i)}} for i in range(3)]
+    assert experiments(runs[:3], same) == {"student": [0, 1, 2]}
 
 
 @pytest.mark.parametrize(
@@ -205,8 +272,9 @@ def test_the_shipped_suite_composes_and_builds():
     suite = shipped("babyai_text")
     assert [test.name for test in suite.tests][:3] == ["as_trained", "train_tasks", "test_tasks"]
     own = {"n_envs": 2}
+    names = action_names("en", "canonical")
     for test in suite.tests:
-        for kind, node in test.environments():
+        for kind, node in test.environments(names):
             built = Builder({"seeds": Seeds(0)}).build({**node, **own}, "env")
             built.provide(("prompt",))
             seen = built.reset(seed=0)["prompt"].ravel().tolist()
@@ -218,7 +286,51 @@ def test_the_shipped_suite_composes_and_builds():
     assert all(yaml.safe_load(json.dumps(dict(test.env))) for test in suite.tests)
 
 
+def spec(n_actions, names="abcdefghi"):
+    return EnvSpec("some", 1, 1, {}, n_actions, tuple(names[:n_actions]), 10)
+
+
+def test_kinds_that_cannot_be_done_are_not_played():
+    tests = {test.name: test for test in shipped("babyai_text").tests}
+    possible = {}
+    for n in (3, 4, 5, 6):
+        possible[n] = []
+        for kind in tests["train_tasks"].kinds:
+            with contextlib.suppress(ConfigError):
+                tests["train_tasks"].check_possible(kind, spec(n), spec(n))
+                possible[n].append(kind)
+    assert possible[3] == ["goto"] and possible[4] == ["goto", "pickup", "seq"]
+    assert possible[5] == ["goto", "pickup", "putnext", "seq"] and possible[6] == list(tests["train_tasks"].kinds)
+    # The test may offer more than what the run was trained with.
+    with pytest.raises(ConfigError, match="pickup needs 4 actions, and there are 3"):
+        tests["more_actions"].check_possible("pickup", spec(3), spec(9))
+    with pytest.raises(ConfigError, match=r"^it needs 4 actions"):
+        tests["new_composition"].check_possible("all", spec(3), spec(3))
+    tests["goto"].check_possible("all", spec(3), spec(3))
+    tests["as_trained"].check_possible("all", spec(3), spec(3))
+
+
+def test_other_names_leave_the_number_of_actions_as_it_is():
+    tests = {test.name: test for test in shipped("babyai_text").tests}
+    for name, words in (("synonym_actions", "synonyms"), ("shift_actions", "synonyms_shift")):
+        for own in ("restricted", "canonical"):
+            names = action_names("en", own)
+            found = tests[name].environment(names)["actions"]
+            # The words are those of the environment's own sets.
+            assert found == list(LANGUAGES["en"].actions[words][: len(names)])
+        assert tests[name].environment(action_names("en", "augmented"))["actions"][6:] == [
+            "sleep",
+            "do nothing",
+            "think",
+        ]
+        assert {node["actions"][0] for _, node in tests[name].environments(names)} == {found[0]}
+    assert tests["goto"].environment(names)["actions"] == "canonical"
+
+
 def test_an_option_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match=r"suite.tests.a.env: the environment has no option 'levels'"):
         suite_of("x", {**yaml.safe_load(SUITE), "tests": {"a": {"env": {"levels": 1}}}}, config("")["env"])
+    no_actions = {key: value for key, value in config("")["env"].items() if key != "actions"}
+    with pytest.raises(ConfigError, match=r"suite.tests.a.rename: the environment has no option 'actions'"):
+        suite_of("x", {**yaml.safe_load(SUITE), "env": {}, "tests": {"a": {"rename": ["b"]}}}, no_actions)
     assert Errands(Seeds(0)).spec.n_actions == Reader(Errands(Seeds(0)).spec, 1.0).n_actions

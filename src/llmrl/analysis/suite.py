@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from llmrl.analysis.figures import COLOURS, Drawing, check_installed, styled
 from llmrl.analysis.proportions import mean_proportion
-from llmrl.analysis.statistics import Interval, describe
+from llmrl.analysis.statistics import Interval
 from llmrl.analysis.table import NOTHING, Table
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.run.content import RESULTS_NAME
@@ -22,11 +20,14 @@ log = logging.getLogger(__name__)
 
 Results = Mapping[str, Any]
 _MARKS = "os^Dv<>"
+PARTLY = "‡"
+"""Beside the number of a player that could not play all kinds of a test."""
 
 
 def summarized(test: Results) -> dict[str, Any]:
     """A test with each player's numbers over its kinds: `success` is the mean of the kinds' shares, each counting once,
-    with the 95% interval `low`, `high`; `kinds` holds their own. None for a player that could not take the test."""
+    with the 95% interval `low`, `high`; `kinds` holds their own, and `lacking` those that could not be played, with the
+    reasons. None for a player that could not take the test."""
     players: dict[str, Any] = {}
     for name, kinds in test["players"].items():
         if kinds is None:
@@ -39,82 +40,81 @@ def summarized(test: Results) -> dict[str, Any]:
             "high": share.high,
             "episodes": sum(kind["episodes"] for kind in kinds.values()),
             "kinds": dict(kinds),
+            "lacking": test["lacking"],
         }
-    return {**test, "players": players}
-
-
-def over_runs(results: Sequence[Results]) -> dict[str, Any]:
-    """One result of several runs of an experiment: the means over runs, with 95% bootstrap intervals over runs.
-
-    Tests and players are those of the first run; a player that could not take a test in any run has none together.
-    """
-    first = results[0]
-    tests = []
-    for k, test in enumerate(first["tests"]):
-        every = [run["tests"][k] for run in results]
-        refused = {name: why for each in every for name, why in each["refused"].items()}
-        players = {
-            name: None if name in refused else _together([each["players"][name] for each in every])
-            for name in test["players"]
-        }
-        tests.append({**test, "players": players, "refused": refused})
-    intervals = f"95%, bootstrap over {len(results)} runs; with few runs they cover less than they say"
-    runs = [run for each in results for run in each["runs"]]
-    return {**first, "runs": runs, "intervals": intervals, "tests": tests, "out": None}
-
-
-def _together(players: Sequence[Results]) -> dict[str, Any]:
-    def row(found: Sequence[Results]) -> dict[str, Any]:
-        told = describe(np.array([each["success"] for each in found]))
-        return {
-            "success": told["mean"],
-            "low": told["low"],
-            "high": told["high"],
-            "episodes": sum(each["episodes"] for each in found),
-            "per_run": [each["success"] for each in found],
-        }
-
-    kinds = {kind: row([player["kinds"][kind] for player in players]) for kind in players[0]["kinds"]}
-    return {**row(players), "kinds": kinds}
+    return {**{key: value for key, value in test.items() if key != "lacking"}, "players": players}
 
 
 def suite_table(results: Results) -> Table:
-    """A row for each test and player; kinds of task are columns where tests have several."""
-    tests, names = results["tests"], results["players"]
-    kinds = list(
-        dict.fromkeys(
-            kind for test in tests for player in test["players"].values() if player for kind in player["kinds"]
-        )
-    )
-    shown = [kind for kind in kinds if kind != "all"]
-    rows: list[list[str]] = []
+    """A row for each test and player, with kinds of task as columns where tests have several; of several experiments, a
+    row for each test with a column for each player."""
+    tests, names, runs = results["tests"], results["players"], results["runs"]
+    experiments = len(results.get("experiments", ())) or 1
     data: list[list[object]] = [
         ["test", "player", "kind", "episodes", "successes", "success", "low", "high", "return", "length", "refused"]
     ]
+    numbers = ("episodes", "successes", "success", "low", "high", "return", "length")
+    for test in tests:
+        for name, player in ((name, test["players"][name]) for name in names):
+            if player is None:
+                data.append([test["name"], name, "mean", *[None] * 7, test["refused"][name]])
+                continue
+            for kind, found in (("mean", player), *player["kinds"].items()):
+                data.append([test["name"], name, kind, *(found.get(each) for each in numbers), ""])
+            data += [[test["name"], name, kind, *[None] * 7, why] for kind, why in player["lacking"].items()]
+    told = "" if len(runs) == 1 else f", {len(runs)} runs" + (f" of {experiments}" if experiments > 1 else "")
+    caption = (
+        f"suite {results['suite']}: success in %, {results['mode']} actions, {results['episodes']} episodes of each "
+        f"kind and test, seed {results['seed']}{told}{' experiments' if experiments > 1 else ''}"
+    )
+    columns, rows = _side_by_side(tests, names) if experiments > 1 else _with_kinds(tests, names)
+    texts = 1 if experiments > 1 else 1 + (len(names) > 1)
+    notes = [f"Intervals: {results['intervals']}.", *_notes(tests)]
+    return Table("table", caption, data, columns, rows, texts=texts, notes=notes)
+
+
+def _with_kinds(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    kinds = dict.fromkeys(k for test in tests for player in test["players"].values() if player for k in player["kinds"])
+    shown = [kind for kind in kinds if kind != "all"]
+    rows = []
     for test in tests:
         for name in names:
             player, head = test["players"][name], [test["title"], *([name] if len(names) > 1 else [])]
             if player is None:
                 rows.append([*head, NOTHING, NOTHING, *[NOTHING] * len(shown)])
-                data.append([test["name"], name, "mean", *[None] * 7, test["refused"][name]])
                 continue
             shares = [_percent(player["kinds"][kind]["success"]) if kind in player["kinds"] else "" for kind in shown]
-            rows.append([*head, _percent(player["success"]), _interval(player), *shares])
-            for kind, found in (("mean", player), *player["kinds"].items()):
-                numbers = ("episodes", "successes", "success", "low", "high", "return", "length")
-                data.append([test["name"], name, kind, *(found.get(each) for each in numbers), ""])
-    runs = results["runs"]
-    caption = (
-        f"suite {results['suite']}: success in %, {results['mode']} actions, {results['episodes']} episodes of each "
-        f"kind and test, seed {results['seed']}" + (f", {len(runs)} runs" if len(runs) > 1 else "")
-    )
-    notes = [f"Intervals: {results['intervals']}."]
+            shares = [NOTHING if kind in player["lacking"] else x for kind, x in zip(shown, shares, strict=True)]
+            rows.append([*head, _marked(player), _interval(player), *shares])
+    return ["test", *(["player"] if len(names) > 1 else []), "success", "95% interval", *shown], rows
+
+
+def _side_by_side(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    rows = []
     for test in tests:
-        for why in dict.fromkeys(test["refused"].values()):
+        players = [test["players"][name] for name in names]
+        cells = [NOTHING if each is None else f"{_marked(each)} ({_interval(each)})" for each in players]
+        rows.append([test["title"], *cells])
+    return ["test", *names], rows
+
+
+def _notes(tests: Sequence[Results]) -> list[str]:
+    """Who did not play what, and why; what was not played for the same reasons is told once."""
+    partly: dict[tuple[str, str, str], list[str]] = {}
+    refused: dict[tuple[str, str], list[str]] = {}
+    for test in tests:
+        reasons = dict.fromkeys(test["refused"].values())
+        for why in reasons:
             who = ", ".join(name for name, own in test["refused"].items() if own == why)
-            notes.append(f"{test['title']}, {who}: not played. {why}")
-    columns = ["test", *(["player"] if len(names) > 1 else []), "success", "95% interval", *shown]
-    return Table("table", caption, data, columns, rows, texts=1 + (len(names) > 1), notes=notes)
+            refused.setdefault((who, why), []).append(test["title"])
+        found: dict[tuple[str, str], list[str]] = {}
+        for name, player in test["players"].items():
+            if player and player["lacking"]:
+                found.setdefault((_only(player), "; ".join(player["lacking"].values())), []).append(name)
+        for (only, why), some in found.items():
+            partly.setdefault((", ".join(some), only, why), []).append(test["title"])
+    notes = [f"{PARTLY} {'; '.join(of)}: {who}: {only}. {why}" for (who, only, why), of in partly.items()]
+    return notes + [f"{'; '.join(of)}: {who}: not played. {why}" for (who, why), of in refused.items()]
 
 
 def write_suite(results: Results, folder: Path, figure: bool = True) -> None:
@@ -173,6 +173,8 @@ def _figure(results: Results) -> Any:
             if player is None:
                 panel.text(0.01, place, "not played", va="center", color="#666666", fontsize=8)
                 continue
+            if player["lacking"]:
+                panel.text(1.03, place, _only(player), va="center", fontsize=8)
             panel.barh(place, player["success"], thick * 0.92, color=COLOURS[k % len(COLOURS)], alpha=0.75)
             if player["low"] is not None:
                 panel.plot([player["low"], player["high"]], [place, place], color="black", linewidth=1.5)
@@ -189,6 +191,15 @@ def _figure(results: Results) -> Any:
     handles += [Line2D([], [], label=kind, marker=mark, **dot) for kind, mark in marks.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
     return figure
+
+
+def _only(player: Results) -> str:
+    return f"{', '.join(player['kinds'])} only"
+
+
+def _marked(player: Results) -> str:
+    """The share, with a mark where not all kinds were played."""
+    return _percent(player["success"]) + (f" {PARTLY}" if player["lacking"] else "")
 
 
 def _percent(share: float) -> str:

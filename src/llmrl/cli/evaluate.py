@@ -19,7 +19,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser(prog="llmrl-evaluate", description=__doc__)
     p.add_argument("run", type=Path, help="run folder: outputs/<name>/<overrides>-<hash>/seed=<n>")
-    p.add_argument("others", type=Path, nargs="*", help="further runs of the same experiment, with a suite")
+    p.add_argument("others", type=Path, nargs="*", help="further runs, with a suite: other seeds, other agents")
     p.add_argument(
         "--suite",
         default=None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from llmrl.learners.rollout import Collector
 from llmrl.loops.playing import play_episodes
 from llmrl.loops.recording import recorded
 
-_TEST_KEYS = ("title", "what", "own", "env", "kinds")
-_SUITE_KEYS = ("environment", "metric", "episodes", "n_envs", "only", "kinds", "env", "tests")
+_TEST_KEYS = ("title", "what", "own", "env", "kinds", "needs", "rename", "reads")
+_SUITE_KEYS = ("environment", "metric", "episodes", "n_envs", "only", "kinds", "needs", "env", "tests")
+_ALL = "all"
+"""The kind of tests that have none."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,9 @@ class SuiteTest:
         name, title, what: of it, for files, tables and readers.
         env: the run's environment with what the test changes.
         kinds: of task, `env.kind`, each in as many episodes; empty: the environment's `kind` is left alone.
+        needs: kind -> actions there must be for it to be possible; of tests without kinds, `all` -> actions.
+        rename: names in place of those of the run's own first actions.
+        reads: channels that the test changes: it says nothing of agents that read none of them; empty: of all agents.
     """
 
     name: str
@@ -39,12 +44,33 @@ class SuiteTest:
     what: str
     env: Mapping[str, Any]
     kinds: tuple[str, ...]
+    needs: Mapping[str, int] = field(default_factory=dict)
+    rename: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
 
-    def environments(self) -> list[tuple[str, dict[str, Any]]]:
+    def environment(self, actions: Sequence[str]) -> dict[str, Any]:
+        """The config of its environment, of whatever kind, for a run whose actions have these names."""
+        if not self.rename:
+            return dict(self.env)
+        # As many as the run has: a test of other names is none of more actions.
+        return {**self.env, "actions": [*self.rename[: len(actions)], *actions[len(self.rename) :]]}
+
+    def environments(self, actions: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
         """(kind, config of its environment), in the order of the kinds; of no kind, one named `all`."""
         if not self.kinds:
-            return [("all", dict(self.env))]
-        return [(kind, {**self.env, "kind": kind}) for kind in self.kinds]
+            return [(_ALL, self.environment(actions))]
+        return [(kind, {**self.environment(actions), "kind": kind}) for kind in self.kinds]
+
+    def check_possible(self, kind: str, own: EnvSpec, spec: EnvSpec) -> None:
+        """See that nobody is tested on what cannot be done: in `spec`, or in `own`, where the run was trained.
+
+        Raises:
+            ConfigError: the kind needs more actions than there are.
+        """
+        needed = self.needs.get(kind, 0)
+        fewest = min(own.n_actions, spec.n_actions)
+        if fewest < needed:
+            raise ConfigError(f"{'it' if kind == _ALL else kind} needs {needed} actions, and there are {fewest}")
 
 
 @dataclass(frozen=True)
@@ -73,6 +99,7 @@ def suite_of(name: str, content: Mapping[str, Any], env: Mapping[str, Any]) -> S
     n_envs = checked(content.get("n_envs"), PositiveInt | None, "suite.n_envs")
     common = {**env, **({} if n_envs is None else {"n_envs": n_envs})}
     only = checked(content.get("only"), list[str] | None, "suite.only")
+    needs = checked(content.get("needs", {}), dict[str, int], "suite.needs")
     tests: dict[str, dict[str, Any]] = checked(content["tests"], dict[str, dict[str, Any]], "suite.tests")
     if unknown := [each for each in only or () if each not in tests]:
         raise ConfigError(f"suite.only: there is no test {unknown[0]!r}, but {', '.join(tests)}")
@@ -85,7 +112,14 @@ def suite_of(name: str, content: Mapping[str, Any], env: Mapping[str, Any]) -> S
         base = common if test.get("own") else {**common, **_changes(content.get("env"), "suite.env", env)}
         kinds = checked(test.get("kinds", content.get("kinds", [])), list[str], f"{place}.kinds")
         changed = {**base, **_changes(test.get("env"), f"{place}.env", env)}
-        found.append(SuiteTest(key, str(test.get("title", key)), str(test.get("what", "")), changed, tuple(kinds)))
+        own_need = checked(test.get("needs"), PositiveInt | None, f"{place}.needs")
+        needed = needs if own_need is None else dict.fromkeys(kinds or [_ALL], own_need)
+        rename = checked(test.get("rename", []), list[str], f"{place}.rename")
+        if rename and "actions" not in env:
+            raise ConfigError(f"{place}.rename: the environment has no option 'actions'; it has: {', '.join(env)}")
+        reads = checked(test.get("reads", []), list[str], f"{place}.reads")
+        title, what = str(test.get("title", key)), str(test.get("what", ""))
+        found.append(SuiteTest(key, title, what, changed, tuple(kinds), needed, tuple(rename), tuple(reads)))
     if not found:
         raise ConfigError(f"{where} has no tests")
     return Suite(name, str(content["metric"]), episodes, tuple(found))
@@ -103,12 +137,23 @@ def _changes(node: Any, where: str, env: Mapping[str, Any]) -> dict[str, Any]:
     return changes
 
 
-def fit(agent: Agent, own: EnvSpec, spec: EnvSpec) -> None:
+def fit(agent: Agent, own: EnvSpec, spec: EnvSpec, reads: Sequence[str] = ()) -> None:
     """Let an agent that was built for `own` play in `spec`.
 
+    Args:
+        agent: who is to play.
+        own, spec: of the environment it was built for, and of the test's.
+        reads: the channels that the test changes; empty: it is a test of everybody.
+
     Raises:
-        ConfigError: it cannot: it has too few actions, or reads what looks otherwise there.
+        ConfigError: it cannot: it has too few actions, or reads what looks otherwise there. Or it would see nothing of
+            what is tested, and its number would be one of another test.
     """
+    if reads and not set(reads) & set(agent.policy.channels):
+        raise ConfigError(
+            f"the test changes nothing for this agent: it reads {', '.join(agent.policy.channels)}, not "
+            f"{' or '.join(reads)}"
+        )
     for name in agent.policy.channels:
         if name not in spec.observation:
             raise ConfigError(f"the agent reads the channel {name!r}, which is not there")

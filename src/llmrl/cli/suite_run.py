@@ -1,0 +1,197 @@
+"""One run in a suite: who plays, which tests they can take, and what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmrl.cli.compose import Parts
+    from llmrl.core.protocols import Policy, VecEnv
+    from llmrl.loops.suite import Suite, SuiteTest
+
+Config = Mapping[str, Any]
+
+
+def run_config(run: Path) -> dict[str, Any]:
+    """The config of a run that has an agent to be tested.
+
+    Raises:
+        LlmrlError: the folder is no run, has no whole checkpoint, or is one of `llmrl-finetune`.
+    """
+    import yaml
+
+    from llmrl.core.errors import ConfigError
+    from llmrl.run.content import saved_state
+
+    saved_state(run)
+    config: dict[str, Any] = yaml.safe_load((run / "config.yaml").read_text())
+    if "method" in config:
+        raise ConfigError(f"{run} is a run of llmrl-finetune, which has no agent to be tested")
+    return config
+
+
+def evaluate_run(
+    run: Path,
+    config: Config,
+    names: Sequence[str],
+    args: argparse.Namespace,
+    name: str,
+    content: Mapping[str, Any],
+    out: Path,
+) -> dict[str, Any]:
+    """Play a suite with one run's agent, and write what was found.
+
+    Args:
+        run, config: the run's folder and its config.
+        names: who plays: student, random, bot.
+        args: of `llmrl-evaluate`.
+        name, content: of the suite.
+        out: folder of what is written.
+
+    Returns:
+        What was written, with `out`.
+
+    Raises:
+        LlmrlError: the suite makes no sense, or is for other runs.
+    """
+    from llmrl.analysis.suite import summarized, write_suite
+    from llmrl.cli.asking import announced, askers, refused, with_budget
+    from llmrl.cli.compose import build_llm, build_parts
+    from llmrl.cli.players import without_teacher
+    from llmrl.cli.report import print_rows
+    from llmrl.core.errors import BudgetExhausted
+    from llmrl.loops.suite import suite_of
+    from llmrl.run.content import saved_state
+
+    iteration, state = saved_state(run)
+    # A run computed on a cluster's GPU can be looked at anywhere.
+    config = without_teacher({**config, "hardware": {**config["hardware"], "device": "auto"}})
+    suite = suite_of(name, content, config["env"])
+    if content.get("n_envs") is not None:
+        config = {**config, "env": {**config["env"], "n_envs": content["n_envs"]}}
+    out.mkdir(parents=True, exist_ok=True)
+    llm = build_llm(with_budget({**config, "principal": {"_target_": None}}, args.calls), folder=out)
+    parts = build_parts(config, llm, render=False, play_only=True)
+    results: dict[str, Any] = {
+        "suite": name,
+        "runs": [str(run)],
+        "checkpoint": iteration,
+        "seed": args.seed,
+        "mode": args.mode,
+        "episodes": suite.episodes,
+        "intervals": "95%, Wilson, of one agent's episodes; of the mean over kinds, Zou and Donner",
+        "llm": None if llm is None else llm.label,
+        "players": list(names),
+        "tests": [],
+    }
+    try:
+        [agent] = parts.agents
+        agent.load_state_dict(state["agents"][0])
+        if asking := askers(names, config, llm):
+            wanted = suite.episodes * sum(max(len(test.kinds), 1) for test in suite.tests)
+            print_rows("What is asked, at most", announced(asking, parts, wanted, 1, 0))
+        for i, test in enumerate(suite.tests):
+            results["tests"].append(summarized(_play_test(test, suite, parts, config, args, names, out)))
+            _say(i + 1, len(suite.tests), results["tests"][-1])
+            write_suite(results, out, figure=False)
+    except BudgetExhausted as error:
+        raise refused(error) from error
+    finally:
+        parts.close()
+    write_suite(results, out)
+    return {**results, "out": str(out)}
+
+
+def check_played(results: Mapping[str, Any]) -> None:
+    """See that somebody played something.
+
+    Raises:
+        ConfigError: nobody could take any test; with the first reason.
+    """
+    from llmrl.core.errors import ConfigError
+
+    if not any(player for test in results["tests"] for player in test["players"].values()):
+        reasons = next(iter(results["tests"]))["refused"]
+        raise ConfigError(f"suite={results['suite']}: no test could be played; {next(iter(reasons.values()))}")
+
+
+def _play_test(
+    test: SuiteTest,
+    suite: Suite,
+    parts: Parts,
+    config: Config,
+    args: argparse.Namespace,
+    names: Sequence[str],
+    out: Path,
+) -> dict[str, Any]:
+    """What each player did in each kind, or why it could not: the error that says so. Kinds that cannot be done with
+    the actions there are, are in `lacking` with the reason."""
+    from llmrl.cli.build import Builder
+    from llmrl.core.errors import ConfigError
+    from llmrl.core.seeding import Seeds
+    from llmrl.loops.suite import play_kind
+
+    own = parts.env.spec
+    played: dict[str, dict[str, Any]] = {name: {} for name in names}
+    refused: dict[str, str] = {}
+    lacking: dict[str, str] = {}
+    for kind, node in test.environments(own.action_names):
+        seeds = Seeds(args.seed).child("suite").child(test.name).child(kind)
+        try:
+            env: VecEnv = Builder({"seeds": seeds.child("env")}, config["trusted_modules"]).build(node, "env")
+        except ConfigError as error:
+            refused |= {name: str(error) for name in names}
+            break
+        try:
+            try:
+                test.check_possible(kind, own, env.spec)
+            except ConfigError as error:
+                lacking[kind] = str(error)
+                continue
+            for name in [name for name in names if name not in refused]:
+                folder = out / "steps" / test.name / kind / name if args.trajectories else None
+                try:
+                    policy = _player(name, parts, env, test.reads)
+                    greedy = args.mode == "deterministic"
+                    # All players have the same games.
+                    games = seeds.child("episodes")
+                    played[name][kind] = play_kind(env, policy, parts.device, suite, games, greedy, folder)
+                except ConfigError as error:
+                    refused[name] = str(error)
+        finally:
+            env.close()
+    for name in names:
+        if lacking and not played[name] and name not in refused:
+            refused[name] = "; ".join(lacking.values())
+    about = {"name": test.name, "title": test.title, "what": test.what, "env": test.environment(own.action_names)}
+    players = {name: None if name in refused else played[name] for name in names}
+    return {**about, "players": players, "refused": refused, "lacking": lacking}
+
+
+def _player(name: str, parts: Parts, env: VecEnv, reads: Sequence[str]) -> Policy:
+    from llmrl.loops.suite import fit
+
+    if name == "random":
+        from llmrl.agents.random_agent import RandomPolicy
+
+        return RandomPolicy(env.spec)
+    if name == "bot":
+        from llmrl.agents.bot_agent import BotPolicy
+
+        return BotPolicy(env.spec)
+    [agent] = parts.agents
+    fit(agent, parts.env.spec, env.spec, reads)
+    return agent.policy
+
+
+def _say(done: int, of: int, test: Mapping[str, Any]) -> None:
+    """How far a long evaluation is."""
+    told = [
+        f"{name} {test['refused'][name]}" if found is None else f"{name} {found['success']:.2f}"
+        for name, found in test["players"].items()
+    ]
+    sys.stderr.write(f"llmrl-evaluate: {done} of {of}, {test['title']}: {', '.join(told)}\n")
