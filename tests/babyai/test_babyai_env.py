@@ -117,6 +117,16 @@ def test_replacements_are_made_one_after_another_in_prompts_and_missions() -> No
         expected = a["prompt"][i, 0].replace("ball", "key").replace("key", "dax")
         assert b["prompt"][i, 0] == expected.replace("Goal of the agent", "You have to")
         assert replaced.missions[i] == plain.missions[i].replace("ball", "key").replace("key", "dax")
+    # What is put there may have the text in it that it stands for.
+    once = games(replace={"ball": "big ball"})
+    c = once.reset(seed=0)
+    assert c["prompt"].tolist() == [[p.replace("ball", "big ball")] for p in a["prompt"][:, 0]]
+    assert once.missions == [mission.replace("ball", "big ball") for mission in plain.missions]
+    assert any("big ball" in mission for mission in once.missions)
+    told = [["You see a ball 1 step left"]]
+    assert once.prompt("go to the ball", told, []) == plain.prompt("go to the ball", told, []).replace(
+        "ball", "big ball"
+    )
     # Words of the tests of generalisation are in the vocabulary; others are unknown.
     assert not (b["mission"] == 1).any()
     assert (games(replace={"go to": "zzz"}).reset(seed=0)["mission"][:, 0, 0] == 1).all()
@@ -253,10 +263,29 @@ def test_levels_of_minigrid_are_observed_as_minigrid_does() -> None:
         env.provide(["expert"])
 
 
+@pytest.mark.parametrize("sampling", ["direct", "rejection"])
+@pytest.mark.parametrize("n", [4, 8])
+def test_our_level_of_many_objects_takes_other_numbers_and_either_sampling(n: int, sampling: str) -> None:
+    env = games("BabyAI-GoToLocalS8N16-v0", kwargs={"num_dists": n}, sampling=sampling)
+    for game in env._games.envs:
+        assert sum(thing is not None and thing.type != "wall" for thing in game.grid.grid) == n
+    stock = games(LOCAL if n == 8 else "BabyAI-GoToLocalS8N4-v0", sampling=sampling)
+    assert (env.missions == stock.missions) == (sampling == "rejection")  # which MiniGrid's own levels always have
+
+
 def test_the_bot_needs_the_actions_it_takes() -> None:
     with pytest.raises(ConfigError, match="picks up, drops and toggles, which the 3 actions"):
         games(TRAIN, actions="restricted", kind="pickup").provide(["expert"])
-    games(RED_BALL, actions="restricted").provide(["expert"])
+    # Missions of these are to go somewhere, too, and the way leads through closed doors.
+    for level in ("BabyAI-GoTo-v0", "BabyAI-GoToObjMaze-v0"):
+        with pytest.raises(ConfigError, match="picks up, drops and toggles, which the 3 actions"):
+            games(level, actions="restricted").provide(["expert"])
+    for kind in ("per_episode", "seq"):
+        for seed in range(3):
+            with pytest.raises(ConfigError, match=r"use env\.actions=canonical"):
+                BabyAIEnv(Seeds(seed), TRAIN, kind=kind, actions="restricted", n_envs=1).provide(["expert"])
+    for level, kind in ((RED_BALL, "per_episode"), ("BabyAI-GoToOpen-v0", "per_episode"), (TRAIN, "goto")):
+        games(level, kind=kind, actions="restricted").provide(["expert"])
 
 
 def test_a_bot_that_gives_up_is_no_advice_until_the_next_episode() -> None:

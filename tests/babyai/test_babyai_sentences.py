@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from contextlib import redirect_stdout
 
 import gymnasium
@@ -56,36 +57,96 @@ def told(image: np.ndarray) -> list[str]:
     return lines
 
 
-def test_three_hundred_random_episodes_are_told_by_the_rules() -> None:
-    """Lock-step games against MiniGrid's own view of each, and the restated rules."""
+FEMININE = {4: "porte", 5: "clef", 6: "balle", 7: "boîte", 9: "lave"}
+MASCULINE = {3: "sol", 8: "but"}
+FRENCH_COLOURS = (
+    ("rouge", "rouge"),
+    ("verte", "vert"),
+    ("bleue", "bleu"),
+    ("violette", "violet"),
+    ("jaune", "jaune"),
+    ("grise", "gris"),
+)
+CAN_BE_CARRIED, EMPTY, WALL, DOOR = (5, 6, 7), (0, 1), 2, 4
+
+
+def in_french(kind: int, colour: int, state: int) -> str:
+    if kind in MASCULINE:
+        return f"un {MASCULINE[kind]} {FRENCH_COLOURS[colour][1]}"
+    said = f"une {FEMININE[kind]} {FRENCH_COLOURS[colour][0]}"
+    return f"{said} {('ouverte', 'fermée', 'fermée à clef')[state]}" if kind == DOOR else said
+
+
+def told_in_french(image: np.ndarray) -> list[str]:
+    """The same rules, in French words: nouns before colours, a door's state last, `pas` however many."""
+    lines = []
+    if image[3, 6, 0] in CAN_BE_CARRIED:
+        lines.append(f"Tu portes {in_french(*image[3, 6].tolist())}")
+    ahead, left, right = image[3, 5::-1, 0], image[2::-1, 6, 0], image[4:, 6, 0]
+    for line, way in ((ahead, "devant"), (left, "à gauche"), (right, "à droite")):
+        before = [kind for kind in line if kind not in EMPTY]
+        if before and before[0] == WALL:
+            lines.append(f"Tu vois un mur à {line.tolist().index(WALL) + 1} pas {way}")
+    for x, y in np.ndindex(7, 7):
+        if image[x, y, 0] > WALL and (x, y) != (3, 6):
+            where = [f"{abs(x - 3)} pas à {'gauche' if x < 3 else 'droite'}"] if x != 3 else []
+            where += [f"{6 - y} pas devant"] if y < 6 else []
+            lines.append(f"Tu vois {in_french(*image[x, y].tolist())} {' et '.join(where)}")
+    return lines
+
+
+def check_played(level: str, n: int, episodes: int, most: int, rng: np.random.Generator) -> Counter[str]:
+    """Play `n` lock-step games with random actions until so many `episodes` are over (or `most` steps), each of which
+    begins anew while the others go on; what is told in every step against MiniGrid's own view of each game and the
+    restated rules. Returns what was met."""
+    met: Counter[str] = Counter()
+    env = BabyAIEnv(Seeds(0), level, n_envs=n, history=1, template="plain", horizon=64)
+    env.provide(["prompt", "view"])
+    observation = env.reset(seed=0)
+    for _ in range(most):
+        for i, game in enumerate(env._games.envs):
+            image = MiniGridEnv.gen_obs(game)["image"]
+            assert np.array_equal(observation["view"][i, 0], image)
+            expected = told(image)
+            prompt = f"Goal of the agent: {game.mission}\nObservation: {', '.join(expected)}\nAction:"
+            assert observation["prompt"][i, 0] == prompt
+            met["sentences"] += len(expected)
+            met.update(word for word in ("You carry", "a open", "a closed", "a locked") if f"{word} " in prompt)
+        step = env.step(rng.choice(6, p=(0.15, 0.15, 0.3, 0.2, 0.05, 0.15), size=(n, 1)))
+        over = step.terminated | step.truncated
+        met.update(fulfilled=int(step.terminated.sum()), cut=int(step.truncated.sum()))
+        met["begun while others went on"] += int(over.any() and not over.all())
+        if met["fulfilled"] + met["cut"] >= episodes:
+            break
+        observation = env.reset(mask=over) if over.any() else step.observation
+    return met
+
+
+DRAWN = ("BabyAI-MixedTrainLocal-v0", "BabyAI-MixedTestLocal-v0", "BabyAI-BossLevel-v0")
+
+
+def test_what_is_told_is_told_by_the_rules() -> None:
     rng = np.random.default_rng(8)
-    episodes = 0
-    objects, carried, doors = 0, 0, set()
-    for level in ("BabyAI-MixedTrainLocal-v0", "BabyAI-MixedTestLocal-v0", "BabyAI-BossLevel-v0"):
-        env = BabyAIEnv(Seeds(0), level, n_envs=50, history=1, template="plain")
-        env.provide(["prompt", "view"])
-        for round_ in range(2):
-            observation = env.reset(seed=round_)
-            episodes += 50
-            for _ in range(11):
-                for i, game in enumerate(env._games.envs):
-                    image = MiniGridEnv.gen_obs(game)["image"]
-                    assert np.array_equal(observation["view"][i, 0], image)
-                    expected = told(image)
-                    prompt = f"Goal of the agent: {game.mission}\nObservation: {', '.join(expected)}\nAction:"
-                    assert observation["prompt"][i, 0] == prompt
-                    objects += len(expected)
-                    carried += "You carry" in prompt
-                    doors |= {state for state in ("open", "closed", "locked") if f"a {state} " in prompt}
-                step = env.step(rng.choice(6, p=(0.15, 0.15, 0.3, 0.2, 0.05, 0.15), size=(50, 1)))
-                observation = step.observation
-    assert episodes == 300
-    assert objects > 10_000
-    assert carried > 100
-    assert doors == {"open", "closed", "locked"}
+    met = sum((check_played(level, 25, 100, 22, rng) for level in DRAWN), Counter())
+    assert met["sentences"] > 5000
+    assert met["You carry"] > 100
+    assert min(met["a closed"], met["a locked"]) > 50
+    assert met["begun while others went on"] > 0
 
 
-def test_any_map_of_codes_is_told_by_the_rules() -> None:
+@pytest.mark.slow
+def test_three_hundred_random_episodes_are_told_by_the_rules_to_their_end() -> None:
+    rng = np.random.default_rng(9)
+    met = sum((check_played(level, 20, 100, 1000, rng) for level in DRAWN), Counter())
+    assert met["fulfilled"] + met["cut"] >= 300
+    assert met["fulfilled"] > 5
+    assert met["cut"] > 100
+    assert met["begun while others went on"] > 10
+    assert min(met["You carry"], met["a open"], met["a closed"], met["a locked"]) > 100
+
+
+@pytest.mark.parametrize("language", ["en", "fr"])
+def test_any_map_of_codes_is_told_by_the_rules(language: str) -> None:
     """Views that no level shows, too: lava, goals, floor, walls anywhere."""
     rng = np.random.default_rng(3)
     images = np.stack(
@@ -95,7 +156,8 @@ def test_any_map_of_codes_is_told_by_the_rules() -> None:
         ],
         axis=-1,
     ).astype(np.uint8)
-    assert teller("en", 7, 7).tell(images) == [told(image) for image in images]
+    rules = told if language == "en" else told_in_french
+    assert teller(language, 7, 7).tell(images) == [rules(image) for image in images]
 
 
 @pytest.mark.parametrize("level", LEVELS)

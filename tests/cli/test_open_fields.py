@@ -1,4 +1,5 @@
-"""Arguments of other people's classes are typed like any other field, though no option file lists their names."""
+"""Arguments of other people's classes, and texts to be replaced, are typed like any other field, though no option file
+lists their names."""
 
 import pytest
 
@@ -19,6 +20,19 @@ def test_new_keys_may_be_typed(typed, field, value):
     config = compose("env=cartpole", "agent=sb3", opened(typed))
     part, name = field.split(".")
     assert config[part][name] == value
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("env.replace={key: chair, ball: table}", {"key": "chair", "ball": "table"}),
+        ("env.replace={Goal of the agent: You have to}", {"Goal of the agent": "You have to"}),
+        ("env.replace.key=chair", {"key": "chair"}),
+        ("env.replace={}", {}),
+    ],
+)
+def test_any_text_may_be_replaced(typed, value):
+    assert compose("env=babyai_text", opened(typed))["env"]["replace"] == value
 
 
 @pytest.mark.parametrize(

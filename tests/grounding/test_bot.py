@@ -31,8 +31,16 @@ def test_it_plays_what_the_expert_would():
     assert played(RandomAgent(game.spec), game, 64)[0].length == 1
 
 
-@pytest.mark.parametrize(("names", "instead"), [(("left", "right"), 1), (("left", "done", "right"), 1)])
-def test_where_the_expert_gave_up_nothing_is_done_and_counted(names, instead):
+@pytest.mark.parametrize(
+    ("names", "instead"),
+    [
+        (("left", "done", "right"), 1),
+        (("go forward", "turn left", "done"), 2),
+        (("go forward", "turn left", "toggle"), 1),
+        (("tourner à gauche", "basculer"), 0),
+    ],
+)
+def test_where_the_expert_gave_up_hardly_anything_is_done_and_it_is_counted(names, instead):
     """Only in games that are played: two of the three of the second round wait."""
     game = FetchGame(3, names, clueless=[True, True, False])
     agent = BotAgent(game.spec)

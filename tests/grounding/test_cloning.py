@@ -21,7 +21,7 @@ from llmrl.loops.clone import CloneLoop
 from llmrl.networks import categorical
 from llmrl.networks.drrn import DRRN
 from llmrl.networks.words import Words, padded
-from llmrl.run.content import saved_state
+from llmrl.run.content import save_config, saved_state
 from llmrl.run.metrics import read_metrics
 from llmrl.run.run import Run, Stopped
 from llmrl.run.trajectories import Trajectories, TrajectoryFiles, read
@@ -151,9 +151,10 @@ def data(tmp_path):
     return save
 
 
-def cloner(folder, env=None, held_out=0.2, limit=None, episodes="all", settings=QUICK):
+def cloner(folder, env=None, held_out=0.2, limit=None, episodes="all", settings=QUICK, env_options=None):
     spec = (env or Corridor()).spec
-    return CloningAgent(spec, Seeds(1), "cpu", Student(spec), folder, episodes, limit, held_out, settings)
+    student = Student(spec)
+    return CloningAgent(spec, Seeds(1), "cpu", student, folder, episodes, limit, held_out, settings, None, env_options)
 
 
 def loop_of(folder, epochs=8, env=None, **options):
@@ -281,6 +282,41 @@ def test_actions_are_known_by_their_names(data):
         cloner("bot", env=env)._translated(recorded(names=("walk", "go west")))
 
 
+def test_prompts_that_were_made_otherwise_are_refused(data, tmp_path):
+    folder = data(recorded())
+    made = {"language": "en", "actions": ["go east"], "history": 3, "template": "glam", "replace": {}, "level": "a"}
+    save_config(tmp_path / "bot" / "config.yaml", {"env": made})
+    own = {**made, "level": "b", "horizon": 7}
+
+    def imitate(options, place=folder):
+        return cloner(place, env_options=options).imitate(1)
+
+    assert imitate(own).learnt > 0 and imitate({}).learnt > 0
+    assert imitate({"n_envs": 3, "history": 3}).learnt > 0
+    for name, value, typed in (
+        ("language", "fr", "fr"),
+        ("actions", "canonical", "canonical"),
+        ("history", 1, "1"),
+        ("template", "plain", "plain"),
+        ("replace", {"key": "a chair", "ball": "x"}, "{key: a chair, ball: x}"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            imitate({**own, name: value})
+        assert f"those of env=corridor are with env.{name}={typed}; use env.{name}=" in str(refused.value)
+    with pytest.raises(ConfigError, match=r"made with env.actions=\[go east\], .*recorded with env.actions=\[\]"):
+        imitate({**own, "actions": []})
+    for place in ("trajectories", "trajectories/0.npz"):
+        with pytest.raises(ConfigError, match=r"made with env\.history=3"):
+            imitate({**own, "history": 2}, f"{folder}/{place}")
+    # A run of an environment without them, and one whose config says nothing of an environment.
+    for config in ({"env": {"horizon": 9}}, {"method": {}}):
+        save_config(tmp_path / "bot" / "config.yaml", config)
+        assert imitate(own).learnt > 0
+    (tmp_path / "bot" / "config.yaml").write_text("env: [")
+    with pytest.raises(ConfigError, match=r"config.yaml, which says how prompts were made, cannot be read"):
+        imitate(own)
+
+
 def test_data_that_teach_nothing_are_refused(data, tmp_path):
     with pytest.raises(ConfigError, match=r"agent.data=<run folder> is missing"):
         cloner(None).imitate(1)
@@ -353,6 +389,8 @@ def test_a_language_model_imitates_a_bot_and_goes_on_by_reward(tmp_path):
     assert rows[-2]["clone/loss"] < 0.5 * rows[0]["clone/loss"] and rows[-2]["clone/epoch"] == 30
     assert rows[-1]["held_out/loss"] > 0 and 0 <= rows[-1]["evaluation/success"] <= 1
     cloned = saved_state(folder_of("bc"))[1]["agents"][0]["policy"]
+    with pytest.raises(ConfigError, match=r"made with env.history=1, .*=goto_red_ball are with env.history=2"):
+        run_experiment(*clone, "env.history=2", "dry_run=true")
     learn = ("learn.env_steps=1", "learn.rollout_steps=2", "learn.evaluate_episodes=1", "agent.ppo.learning_rate=1e-12")
     start = (f"agent.init_from='{folder_of('bc')}'", f"agent.{heads}")
     run_experiment(*GAME, "agent=llm_ppo", *model, *start, *learn, f"output_root={tmp_path}/ppo")

@@ -9,7 +9,7 @@ from corridor import Corridor
 from experiments import compose
 from llmrl.agents.drrn_agent import DRRNAgent
 from llmrl.cli.compose import build_loop, build_parts, check_values
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Diverged
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ActionNumbers
 from llmrl.learners.q_learning import QLearning, QSettings
@@ -218,6 +218,14 @@ def test_targets_come_from_an_older_copy_of_the_network():
         return same(dict(target.state_dict()), dict(learner.agent.policy.network.state_dict()))
 
     assert [(learner.iterate(), equal())[1] for _ in range(6)] == [False, False, True, False, False, True]
+
+
+def test_weights_that_are_no_numbers_any_more_end_it():
+    learner = Learner(warmup=1, learning_rate=1e30)
+    with pytest.raises(Diverged, match=r"gradient step \d+: .* no number any more .*smaller agent.q.learning_rate"):
+        for _ in range(3):
+            learner.iterate()
+    assert not all(x.isfinite().all() for x in learner.agent.policy.network.parameters())
 
 
 def test_it_plays_other_words_and_more_actions():

@@ -14,12 +14,13 @@ from llmrl.learners.rollout import Rollout
 
 EXPERT = "expert"
 """Channel with the place of the action an expert would take; -1 where it has given up."""
-NOTHING = "done"
-"""Name of the action that does nothing, where there is one."""
+HARMLESS = ("done", "turn left")
+"""Names of actions that leave a game as it is, but for where somebody looks; the first that there is."""
 
 
 class BotPolicy:
-    """Takes the action that the channel `expert` names; where the expert has given up, `done`, or the last action.
+    """Takes the action that the channel `expert` names; where the expert has given up, `done`, else a turn
+    (`turn left`, or the first action if none is called so).
 
     It is a `Witness`, so that only what happens in games that are played is counted.
 
@@ -44,8 +45,8 @@ class BotPolicy:
                 f"agent=bot plays what an expert would do, and env={spec.name} knows none (no channel {EXPERT!r} among "
                 f"{', '.join(sorted(spec.observation))}); use env=babyai_text, or agent=heuristic, agent=random"
             )
-        last = spec.need_discrete("agent=bot") - 1
-        self.instead = spec.action_names.index(NOTHING) if NOTHING in spec.action_names else last
+        spec.need_discrete("agent=bot")
+        self.instead = next((spec.action_names.index(name) for name in HARMLESS if name in spec.action_names), 0)
         self.playing = np.zeros(spec.n_envs, dtype=bool)
 
     def started(self, games: np.ndarray) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+import yaml
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import PositiveInt, UnitInterval
@@ -18,7 +20,11 @@ from llmrl.core.texts import Texts, TextTable
 from llmrl.learners.cloning import Cloning, CloningSettings
 from llmrl.learners.minibatches import Batch
 from llmrl.learners.rollout import Rollout
-from llmrl.run.trajectories import Trajectories, read
+from llmrl.run.content import CONFIG_NAME
+from llmrl.run.trajectories import FOLDER, Trajectories, read
+
+WORDING = ("language", "actions", "history", "template", "replace")
+"""Options of environments in words that say how what happens is told."""
 
 
 class CloningAgent:
@@ -37,6 +43,7 @@ class CloningAgent:
         held_out: share of the episodes that is not learned from, but measured with.
         cloning: hyperparameters.
         teacher: nobody else teaches it: None.
+        env_options: fields of the environment it plays, as the config has them; None: not known.
 
     Raises:
         ConfigError: the student is no such agent, or there is a teacher.
@@ -56,12 +63,14 @@ class CloningAgent:
         held_out: UnitInterval,
         cloning: CloningSettings,
         teacher: Teacher | None = None,
+        env_options: Mapping[str, Any] | None = None,
     ) -> None:
         if teacher is not None:
             raise ConfigError("agent=bc is taught by what it imitates alone; use teacher=none")
         self.student, self.policy, self.spec, self.device = student, student.policy, spec, device
         self._data, self._episodes, self._limit, self._held_out = data, episodes, limit, held_out
         self._seeds, self._settings = seeds, cloning
+        self._env_options = dict(env_options or {})
         self._channel = _text_channel(student, spec)
         self._cloning: Cloning | None = None
 
@@ -77,7 +86,9 @@ class CloningAgent:
                 "agent.data=<run folder> is missing: agent=bc learns from trajectories that another run has kept, e.g. "
                 "llmrl-train agent=bot play.trajectories=true"
             )
-        trajectories = self._usable(read(Path(self._data).expanduser()))
+        place = Path(self._data).expanduser()
+        trajectories = self._usable(read(place))
+        self._check_wording(_recorded_in(place))
         actions = self._translated(trajectories)
         kept_back = self._kept_back(trajectories)
         table = TextTable(trajectories.prompts)
@@ -145,6 +156,18 @@ class CloningAgent:
             found = found.rows(chosen)
         return found
 
+    def _check_wording(self, recorded: Mapping[str, Any]) -> None:
+        """Refuse prompts that were made otherwise than those of the games that are played; `recorded` are the options
+        of the environment of the data. What only one of the two environments has is not compared."""
+        own = self._env_options
+        for name in WORDING:
+            if name in recorded and name in own and recorded[name] != own[name]:
+                theirs, ours = (f"env.{name}={_typed(options[name])}" for options in (recorded, own))
+                raise ConfigError(
+                    f"agent.data={self._data}: its prompts were made with {theirs}, and those of env={self.spec.name} "
+                    f"are with {ours}; use {theirs}, or data recorded with {ours}"
+                )
+
     def _translated(self, trajectories: Trajectories) -> np.ndarray:
         """What was done, as places in this environment's actions, [n] int64."""
         own = {name: i for i, name in enumerate(self.spec.action_names)}
@@ -169,6 +192,32 @@ class CloningAgent:
             )
         order = torch.randperm(len(different), generator=self._seeds.torch("held_out")).numpy()
         return np.isin(episode, different[order[:n]])
+
+
+def _recorded_in(place: Path) -> dict[str, Any]:
+    """The options of the environment in which the trajectories of a run folder, or one of its files, were recorded;
+    none where no run has its config beside them."""
+    folder = place.parent if place.is_file() else place
+    path = (folder.parent if folder.name == FOLDER else folder) / CONFIG_NAME
+    if not path.is_file():
+        return {}
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"agent.data={place}: {path}, which says how prompts were made, cannot be read ({error}); use another run"
+        ) from error
+    env = config.get("env") if isinstance(config, dict) else None
+    return dict(env) if isinstance(env, dict) else {}
+
+
+def _typed(value: Any) -> str:
+    """A value as one types it on the command line."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_typed(x)}' for key, x in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_typed, value))}]"
+    return "null" if value is None else str(value)
 
 
 def _text_channel(student: Agent, spec: EnvSpec) -> str:

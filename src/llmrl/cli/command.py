@@ -21,8 +21,9 @@ Resolve = Callable[[DictConfig], tuple[Config, list[str]]]
 Compute = Callable[[Config, list[str]], float | None]
 Check = Callable[[Config, list[str]], None]
 
-_OPEN = re.compile(r"\w+(\.\w+)*\.(kwargs|arguments)(\.\w+)*=")
-"""Overrides of fields that hold arguments of other people's classes, whose names are not in the option's file."""
+_OPEN = re.compile(r"\w+(\.\w+)*\.(kwargs|arguments|replace)(\.\w+)*=")
+"""Overrides of fields whose keys are not in the option's file: arguments of other people's classes, and texts to put in
+place of others."""
 _TALKATIVE = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets")
 """Libraries that tell of every request or file; failures are told by us."""
 

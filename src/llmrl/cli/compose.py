@@ -169,6 +169,7 @@ def build_parts(
         governed = kind == "design"
         offered = {
             "spec": env.spec,
+            "env_options": config["env"],
             "maker": getattr(env, "maker", None),
             "device": device,
             "llm": llm if isinstance(llm, ChatModel) else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from llmrl.core.errors import Diverged
 from llmrl.core.limits import NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import State
 from llmrl.learners.replay import Replay, Transitions
@@ -63,7 +65,11 @@ class QLearning:
         self, transitions: Transitions, steps: int, actions: Sequence[bytes], generator: torch.Generator
     ) -> dict[str, float]:
         """Remember what happened in `steps` steps of all games, and take the gradient steps that are due; `actions` are
-        the texts of the actions. Returns means over these steps."""
+        the texts of the actions. Returns means over these steps.
+
+        Raises:
+            Diverged: a loss, a Q or a gradient is no number any more.
+        """
         s = self.settings
         self.replay.add(transitions)
         metrics = {"replay/transitions": float(len(self.replay))}
@@ -78,6 +84,13 @@ class QLearning:
             names = ("q", "mean_q", "grad_norm")
             means = torch.stack(records).mean(0).tolist()
             metrics |= {f"loss/{name}": value for name, value in zip(names, means, strict=True)}
+            if not all(math.isfinite(value) for value in means):
+                told = ", ".join(f"{name} {value:g}" for name, value in zip(names, means, strict=True))
+                raise Diverged(
+                    f"gradient step {self.updates}: what is learned from is no number any more (means of the last "
+                    f"{due}: {told}). What was saved before is intact; begin from there with a smaller "
+                    "agent.q.learning_rate or agent.q.max_grad_norm"
+                )
         return {**metrics, "loss/updates": float(due)}
 
     def state_dict(self) -> State:

@@ -93,10 +93,16 @@ class LevelGames:
         return most if self._limit is None else min(most, self._limit)
 
     def only_goto(self) -> bool:
-        """Whether all missions that were drawn last are fulfilled by turning and walking."""
+        """Whether missions are fulfilled by turning and walking alone: all that are possible, where a level tells, and
+        else all that were drawn last; and no door is closed, which may be in the way."""
         from minigrid.envs.babyai.core.verifier import GoToInstr
 
-        return all(isinstance(getattr(env, "instrs", None), GoToInstr) for env in self.envs)
+        return all(
+            set(getattr(env, "possible", ("goto",))) == {"goto"}
+            and isinstance(getattr(env, "instrs", None), GoToInstr)
+            and not any(thing is not None and thing.type == "door" and not thing.is_open for thing in env.grid.grid)
+            for env in self.envs
+        )
 
     def reset(self, seeds: np.ndarray, mask: np.ndarray) -> None:
         """Start the games of `mask` [n], game i from `seeds[i]`."""

@@ -212,10 +212,13 @@ class BabyAIEnv(Replayed):
         self._tell(games)
         for i in games.tolist():
             said = str(self._games.envs[i].mission)
-            self.missions[i] = self._prompts.replaced(in_french(said) if self._language == "fr" else said)
+            if self._language == "fr":
+                said = in_french(said)
+            self.missions[i] = self._prompts.replaced(said)
             self._mission_ids[i] = self._numbers(self.missions[i])
             if self._reads:
-                self._prompts.start(i, self.missions[i], self._told[i])
+                # Prompts replace by themselves, and that once.
+                self._prompts.start(i, said, self._told[i])
 
     def _numbers(self, mission: str) -> np.ndarray:
         """The words of a mission as numbers, padded."""
@@ -290,7 +293,7 @@ class BabyAIEnv(Replayed):
         if unknown := [name for name in actions if name not in self._names]:
             raise ConfigError(f"{unknown[0]!r} is none of the actions {', '.join(self._names)}")
         prompts = Prompts(1, *self._format)
-        prompts.start(0, prompts.replaced(goal), observations[0])
+        prompts.start(0, goal, observations[0])
         for action, seen in zip(actions, observations[1:], strict=True):
             prompts.go_on(0, self._names.index(action), seen)
         return str(prompts.prompts()[0, 0])
