@@ -20,7 +20,7 @@ demo: install  ## the main job: a principal governs a society in Clean Up (scrip
 	$(BIN)/llmrl-evaluate "$$(ls -td outputs/demo/*/seed=0 | head -1)" --episodes 2 --video --video-steps 300
 
 test: install  ## the whole suite
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=40
 
 test-fast: install  ## without the slow tests
 	$(BIN)/python -m pytest -n 2 -m "not slow"

@@ -37,7 +37,7 @@ def only_run_folder(root: Path) -> Path:
 
 
 def comparable_metrics(folder: Path) -> list[dict]:
-    """All rows of a run without wall-clock numbers and what was spent: an answer that a kill took was paid all the same."""
+    """All rows of a run without wall-clock numbers and what was spent: an answer that a kill took was paid for."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if not k.startswith((TIME, SPENT))} for row in rows]
 
