@@ -9,35 +9,38 @@ in s. Here the chance is read off what lies in front of the agent: nobody can wa
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Interval
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import UnitInterval
 from llmrl.core.protocols import Scorer
 from llmrl.core.records import Act, State
 from llmrl.core.spaces import EnvSpec
-from llmrl.envs.rooms.world import BALL, BOX, DOOR, EMPTY, FLOOR, GOAL, KEY, OPEN, UNSEEN
+from llmrl.envs.rooms.world import BALL, BOX, DOOR, EMPTY, FLOOR, GOAL, KEY, LOCKED, OPEN, UNSEEN
 from llmrl.networks import categorical
 
-AHEAD = (3, 5)
-"""The cell in front of the agent in its view [7, 7, 3], in which it stands at (3, 6)."""
+AHEAD, OWN = (3, 5), (3, 6)
+"""The cell in front of the agent in its view [7, 7, 3], and that on which it stands."""
+Likely = Annotated[float, Interval(gt=0, le=1)]
 
 
 def affordances(view: np.ndarray, n_actions: int, unlikely: float) -> np.ndarray:
     """The chance that each action changes anything, [n, n_actions], for views [n, 7, 7, 3]; `unlikely` where it would
     not. Actions are MiniGrid's: left, right, forward, pick up, drop, toggle; others always work."""
-    kind, state = view[:, *AHEAD, 0], view[:, *AHEAD, 2]
-    free_hands = np.isin(view[:, 3, 6, 0], (UNSEEN, EMPTY))  # on its own cell it sees what it carries
+    kind, colour, state = (view[:, *AHEAD, i] for i in range(3))
+    carried = view[:, *OWN]  # on its own cell it sees what it carries
+    free_hands = np.isin(carried[:, 0], (UNSEEN, EMPTY))
+    its_key = (carried[:, 0] == KEY) & (carried[:, 1] == colour)
     thing = np.isin(kind, (KEY, BALL, BOX))
     works = np.ones((len(view), n_actions), dtype=bool)
     possible = (
         np.isin(kind, (EMPTY, FLOOR, GOAL)) | ((kind == DOOR) & (state == OPEN)),
         thing & free_hands,
         (kind == EMPTY) & ~free_hands,
-        np.isin(kind, (DOOR, BOX)),
+        (kind == BOX) | ((kind == DOOR) & ((state != LOCKED) | its_key)),
     )
     for action, each in zip(range(2, n_actions), possible, strict=False):
         works[:, action] = each
@@ -85,8 +88,8 @@ class SayCanAgent:
 
     learns = False
 
-    def __init__(self, spec: EnvSpec, scorer: Scorer, unlikely: UnitInterval = 0.01) -> None:
-        self.policy = SayCanPolicy(spec, scorer, max(unlikely, 1e-6))
+    def __init__(self, spec: EnvSpec, scorer: Scorer, unlikely: Likely = 0.01) -> None:
+        self.policy = SayCanPolicy(spec, scorer, unlikely)
 
     def update(self, rollout: Any, generator: torch.Generator) -> dict[str, float]:
         return {}

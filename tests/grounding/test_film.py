@@ -210,6 +210,8 @@ def test_its_presets_build(preset):
     check_values(config)
     assert config["env"]["n_envs"] * config["learn"]["rollout_steps"] == 2560
     published = preset.endswith("published")
+    # Of half the squared error.
+    assert config["agent"]["ppo"]["value_coefficient"] == (1.0 if published else 0.5)
     config["env"]["n_envs"] = 16
     parts = build_parts(config, build_llm(config, None, check=False))
     try:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from corridor import Corridor
-from llmrl.core.errors import ConfigError, Diverged, LLMError
+from llmrl.core.errors import CheckpointError, ConfigError, Diverged, LLMError
 from llmrl.core.processes import Processes
 from llmrl.core.seeding import Seeds
 from llmrl.core.texts import Texts
@@ -146,18 +146,18 @@ def test_values_are_regressed_state_by_state(folders):
     [
         ("full", {"language", "critic"}),
         ("lora", {"lora", "critic"}),
-        ("heads", {"critic"}),
+        ("heads", {"actor", "critic"}),
     ],
 )
 @pytest.mark.parametrize("kind", ["seq2seq", "causal"])
 def test_what_is_tuned_moves_and_nothing_else(folders, tune, moves, kind):
     env = Corridor(8)
-    agent = make_agent(folders, env, kind, tune=tune)
+    agent = make_agent(folders, env, kind, tune=tune, actions="head" if tune == "heads" else "scores")
     before = weights(agent)
     agent.update(rollout_of(agent, env), Seeds(0).torch("minibatches"))
 
     def what(name):
-        return "lora" if ".lora_" in name else "critic" if "critic" in name else "language"
+        return next((part for part in ("lora_", "critic", "actor") if part in name), "language").rstrip("_")
 
     assert {what(name) for name in changed_since(before, agent)} == moves
     kept = {name.rpartition(".lora_")[0] or name for name in agent.state_dict()["policy"]}
@@ -248,6 +248,44 @@ def test_dropout_never_changes_a_score(folders):
     assert network.language.get_input_embeddings().weight.grad.abs().max() > 0
 
 
+def test_an_adapter_over_weights_in_half_precision_is_float32(folders):
+    env = Corridor(8)
+    scorer = SCORERS["causal"](str(folders["causal"]), dtype="bfloat16")
+    agent = make_agent(folders, env, tune="lora", scorer=scorer)
+    assert {p.dtype for p in agent.policy.parameters() if not p.requires_grad} == {torch.bfloat16}
+    assert {p.dtype for p in agent.policy.parameters() if p.requires_grad} == {torch.float32}
+    before = weights(agent)
+    agent.update(rollout_of(agent, env), Seeds(0).torch("minibatches"))
+    moved = changed_since(before, agent)
+    assert moved == {name for name, p in agent.policy.named_parameters() if p.requires_grad}
+    # All of what is trained has moved, or steps were lost in rounding.
+    last = weights(agent)
+    assert all((last[name] != before[name]).float().mean() > 0.95 for name in moved if "lora_A" in name)
+
+
+@pytest.mark.parametrize("tune", ["full", "lora"])
+@pytest.mark.parametrize("kind", ["seq2seq", "causal"])
+def test_a_gradient_is_the_same_where_activations_are_computed_again(folders, kind, tune):
+    env = Corridor(8)
+    prompts = Texts.of([str(t) for t in env.reset(seed=3)["prompt"].ravel()])
+    found = []
+    for recompute in (False, True):
+        agent = make_agent(folders, env, kind, tune=tune, recompute=recompute)
+        with torch.no_grad():  # an adapter that is no change at all hides half of its own gradient
+            for i, (name, p) in enumerate(agent.policy.named_parameters()):
+                if "lora_B" in name:
+                    p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)) * 0.1)
+        network = agent.policy.network
+        logits, value = network({"prompt": prompts})
+        assert network.language.training == recompute
+        (logits.log_softmax(-1)[:, 0] + value.square()).mean().backward()
+        found.append({name: p.grad for name, p in network.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    assert sum(x.abs().max() > 1e-6 for x in found[0].values()) > len(found[0]) / 2
+    for name, x in found[0].items():
+        torch.testing.assert_close(x, found[1][name], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("tune", ["full", "lora"])
 def test_an_update_after_a_resume_is_the_same_bit_for_bit(folders, tune):
     env = Corridor(8)
@@ -271,6 +309,25 @@ def test_drawn_weights_come_from_the_seed(folders):
     assert torch.equal(words.shared.weight, pretrained.shared.weight)
     inner = "encoder.block.0.layer.0.SelfAttention.q.weight"
     assert not torch.equal(words.get_parameter(inner), pretrained.get_parameter(inner))
+
+
+def test_an_output_layer_of_its_own_is_drawn(folders, tmp_path):
+    from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+
+    folder = folders["seq2seq"]
+    settings = T5Config.from_pretrained(folder).to_dict()
+    settings.pop("scale_decoder_outputs", None)
+    model = T5ForConditionalGeneration(T5Config(**{**settings, "tie_word_embeddings": False}))
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight))
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    words = Seq2SeqScorer(str(tmp_path), weights="embeddings", seeds=Seeds(0)).module
+    pretrained = Seq2SeqScorer(str(tmp_path)).module
+    drawn = Seq2SeqScorer(str(tmp_path), weights="random", seeds=Seeds(0)).module
+    assert torch.equal(words.shared.weight, pretrained.shared.weight)
+    assert torch.equal(words.lm_head.weight, drawn.lm_head.weight)
+    assert not torch.equal(words.lm_head.weight, pretrained.lm_head.weight)
+    assert not torch.equal(drawn.lm_head.weight, drawn.shared.weight)
 
 
 def test_words_and_published_scores(folders):
@@ -311,6 +368,14 @@ def test_what_cannot_work_is_refused(folders):
         make_agent(folders, env, reads="text")
     with pytest.raises(ConfigError, match=r"kl_coefficient.*agent\.actions=scores"):
         make_agent(folders, env, actions="head", kl_coefficient=0.1)
+    with pytest.raises(ConfigError, match=r"tune=heads.*use agent\.actions=head"):
+        make_agent(folders, env, tune="heads")
+    with pytest.raises(ConfigError, match=r"dropout=0\.1: dropout is never active in agent=llm_ppo"):
+        make_agent(folders, env, tune="lora", lora=Lora(dropout=0.1))
+    with pytest.raises(ConfigError, match=r"tune=full.*use llm\.dtype=float32 with agent\.precision=bfloat16"):
+        make_agent(folders, env, scorer=CausalScorer(str(folders["causal"]), dtype="bfloat16"))
+    with pytest.raises(CheckpointError, match="is read at every start"):
+        make_agent(folders, env, init_from="nowhere")
     with pytest.raises(LLMError, match="there is no folder"):
         make_agent(folders, env, scorer=Seq2SeqScorer("./nowhere"))
     with pytest.raises(LLMError, match=r"four_bit=true|choose one"):

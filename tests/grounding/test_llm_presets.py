@@ -26,7 +26,6 @@ TINY = (
     "env.n_envs=2",
     "env.history=1",
     "agent.head_hidden=[8]",
-    "agent.precision=float32",
     "learn.env_steps=8",
     "learn.rollout_steps=4",
     "learn.evaluate_episodes=2",
@@ -59,6 +58,7 @@ def test_a_published_variant_is_what_it_says(preset):
     ppo = config["agent"]["ppo"]
     assert (ppo["gamma"], ppo["gae_lambda"], ppo["epochs"], ppo["minibatch_size"]) == (0.99, 0.99, 4, 64)
     assert (ppo["clip"], ppo["value_clip"], ppo["entropy_coefficient"], ppo["adam_eps"]) == (0.2, 0.2, 0.01, 1e-5)
+    assert ppo["value_coefficient"] == 1.0  # of half the squared error
     assert ppo["learning_rate"] == (1e-4 if preset.endswith("lora") else 1e-6)
     assert (config["env"]["n_envs"], config["env"]["history"], config["env"]["reward_scale"]) == (32, 3, 20.0)
     assert (config["learn"]["rollout_steps"], config["learn"]["env_steps"]) == (40, 1_500_000)

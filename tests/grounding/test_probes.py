@@ -27,7 +27,7 @@ def loaded(tmp_path, text, env=None, policy=None):
     return Probes.load(str(path), env, policy or Reader(env.spec, 2.0))
 
 
-def test_probabilities_are_logged_drawn_and_change_with_learning(tmp_path):
+def test_probabilities_are_logged_drawn_and_change_with_learning(tmp_path, caplog):
     (tmp_path / "own.yaml").write_text(PROBES)
     config = compose(
         *("agent=random", "trusted_modules=[errands]", "learn.env_steps=24", "learn.rollout_steps=2"),
@@ -52,6 +52,7 @@ def test_probabilities_are_logged_drawn_and_change_with_learning(tmp_path):
         "intended": "take key",
     }
     assert asked["probes"][1]["intended"] is None  # there is no such action
+    assert "what is `intended` in raw (sing) is none of the actions take key, take ball, take box" in caplog.text
     assert (folder / "probes.png").read_bytes().startswith(b"\x89PNG")
     (folder / "probes.png").unlink()
     assert draw_probes(folder) == folder / "probes.png" and draw_probes(tmp_path) is None
@@ -67,12 +68,32 @@ def test_probabilities_are_logged_drawn_and_change_with_learning(tmp_path):
         ("- {name: a}", "give either a `prompt`, or a `goal`"),
         ("- {name: a, goal: x, observations: [[y]], actions: [z]}", "one fewer; got 1 and 1"),
         ("- {name: a, goal: x, observations: y}", "lists of sentences"),
+        ("- {name: a, goal: x, observations: null}", "one fewer; got 0 and 0"),
+        ("- {name: a, goal: x, observations: 3}", "lists of sentences"),
+        ("- {name: a, goal: x, observations: [[y], [z]], actions: s}", "`actions` a list of names"),
         ("[", "cannot be read"),
     ],
 )
 def test_lists_that_make_no_sense_are_refused(tmp_path, text, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         loaded(tmp_path, text)
+
+
+def test_no_actions_may_be_written_as_null(tmp_path):
+    [probe] = loaded(tmp_path, "- {name: a, goal: x, observations: [[y]], actions: null}").probes
+    assert probe.prompt == "Goal: x. Seen: y. Done: " and probe.intended is None
+
+
+@pytest.mark.parametrize(("actions", "unknown"), [("synonyms", "turn right"), ("fr", "turn right")])
+def test_probes_in_other_words_than_the_game_s_are_refused_by_name(actions, unknown):
+    from llmrl.cli.build import Builder
+
+    overrides = ("env.language=fr",) if actions == "fr" else (f"env.actions={actions}",)
+    node = compose("env=babyai_text", "agent=random", *overrides)["env"]
+    env = Builder({"seeds": Seeds(0)}).build({**node, "n_envs": 1}, "env")
+    message = f"learn.probes=babyai_text, probe goto_ball_ahead: '{unknown}' is none of the actions .*learn.probes=null"
+    with pytest.raises(ConfigError, match=message):
+        Probes.load("babyai_text", env, Reader(env.spec, 1.0))
 
 
 def test_who_cannot_be_probed_is_refused(tmp_path, signal_game):

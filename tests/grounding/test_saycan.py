@@ -23,8 +23,8 @@ def saycan(monkeypatch):
 def test_affordances_are_what_minigrid_would_do(saycan):
     view = np.ones((5, 7, 7, 3), dtype=np.uint8)
     view[:, 3, 6, 0] = [1, 1, 5, 1, 1]
-    view[:, 3, 5, 0] = [1, 2, 6, 6, 4]  # nothing, a wall, a ball with full hands, a ball, a locked door
-    view[:, 3, 5, 2] = [0, 0, 0, 0, 2]
+    view[:, 3, 5, 0] = [1, 2, 6, 6, 4]  # nothing, a wall, a ball with full hands, a ball, a closed door
+    view[:, 3, 5, 2] = [0, 0, 0, 0, 1]
     works = saycan.affordances(view, 6, 0.0)
     forward, pick_up, drop, toggle = works[:, 2:].T.astype(bool)
     assert forward.tolist() == [True, False, False, False, False]
@@ -33,6 +33,21 @@ def test_affordances_are_what_minigrid_would_do(saycan):
     assert toggle.tolist() == [False, False, False, False, True]
     view[0, 3, 6, 0] = 5
     assert saycan.affordances(view, 6, 0.0)[0, 4] == 1
+    # A locked door opens with the key of its colour: with empty hands, with another key, with it, with a ball of it.
+    view[:, 3, 5] = (4, 2, 2)
+    view[:4, 3, 6, :2] = [(1, 0), (5, 1), (5, 2), (6, 2)]
+    assert saycan.affordances(view, 6, 0.0)[:, 5].tolist() == [0, 0, 1, 0, 0]
+
+
+def test_no_action_is_ruled_out(saycan):
+    from llmrl.cli.build import Builder
+    from llmrl.core.errors import ConfigError
+
+    option = OmegaConf.to_container(OmegaConf.load(EXAMPLE / "conf" / "agent" / "saycan.yaml"))
+    for unlikely in (0, 1.5):
+        with pytest.raises(ConfigError, match=rf"agent\.unlikely={unlikely}.*"):
+            Builder({"spec": None, "scorer": None}, ["saycan"]).check({**option, "unlikely": unlikely}, "agent")
+    Builder({"spec": None, "scorer": None}, ["saycan"]).check({**option, "unlikely": 1}, "agent")
 
 
 def test_it_plays_through_the_command_line(saycan, tmp_path):

@@ -42,6 +42,12 @@ def add_arguments(commands: Any) -> None:
         default="phrases",
         help="what may become one token: phrases (short prompts, learnt sooner) or words (default phrases)",
     )
+    make.add_argument(
+        "--longest",
+        type=int,
+        default=1024,
+        help="most tokens of a prompt and an action together; seq2seq has no limit (default 1024)",
+    )
     make.add_argument("--channel", default="prompt", help="text channel that the model is to read (default prompt)")
 
 
@@ -66,7 +72,7 @@ def make(args: argparse.Namespace) -> list[tuple[str, str]]:
         texts = _texts(env, args.channel, seeds)
     finally:
         env.close()
-    shape = (args.kind, args.width, args.layers, args.heads, args.vocabulary, args.tokens)
+    shape = (args.kind, args.width, args.layers, args.heads, args.vocabulary, args.tokens, args.longest)
     parameters = make_small_model(args.folder, texts, *shape, seed=seeds.integer("weights"))
     return [
         ("model", str(args.folder)),

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.processes import Processes
 from llmrl.core.protocols import Scorer
@@ -21,6 +21,7 @@ from llmrl.learners.divided import divided as divided_like
 from llmrl.learners.divided import gathered
 from llmrl.learners.ppo import PPO, PPOSettings
 from llmrl.learners.rollout import Rollout
+from llmrl.llms.local.fingerprint import folder_fingerprint
 from llmrl.llms.local.lora import Lora
 from llmrl.llms.local.scorer import LocalScorer
 from llmrl.run.content import saved_state
@@ -31,7 +32,8 @@ Tune = Literal["full", "lora", "heads", "nothing"]
 class LanguagePPOAgent:
     """One language model that plays all agents, and its learner.
 
-    Dropout is never active: a probability in an update is that of the rollout while the weights are the same.
+    Dropout is never active: a probability in an update is that of the rollout while the weights are the same (float32;
+    in bfloat16 up to its rounding, as the two read other texts at once).
 
     Args:
         spec: of the environment it plays.
@@ -45,10 +47,12 @@ class LanguagePPOAgent:
         tune: what is trained: all weights, an adapter (`lora`), the heads alone, or nothing: then it only plays.
         lora: the adapter.
         recompute: compute activations again instead of keeping them for the gradient.
-        kl_coefficient: weight of the divergence from the policy before training; 0: none.
+        kl_coefficient: weight of the divergence from the policy before training, which of an adapter is the model
+            without one; 0: none.
         divided: each of several processes holds a part of the weights only, for models larger than a GPU (FSDP);
             without effect in one process.
-        init_from: run folder whose newest checkpoint gives the first weights of what is trained; None: as the model is.
+        init_from: run folder whose newest checkpoint gives the first weights of what is trained, read at every start;
+            None: as the model is.
         ppo: hyperparameters.
 
     Raises:
@@ -82,20 +86,9 @@ class LanguagePPOAgent:
     ) -> None:
         if not isinstance(scorer, LocalScorer):
             raise ConfigError("agent=llm_ppo trains a model of this process: use llm=local_scorer_seq2seq or _causal")
-        if scorer.four_bit and tune == "full":
-            raise ConfigError("weights in four bits cannot be trained: use agent.tune=lora, or llm.four_bit=false")
-        if kl_coefficient and (actions == "head" or tune in ("heads", "nothing")):
-            raise ConfigError(
-                "agent.kl_coefficient holds a model to the scores it gave before training, and there is nothing to "
-                "hold: it needs agent.actions=scores and agent.tune=full or lora"
-            )
-        if divided and (scorer.four_bit or (kl_coefficient and tune == "full")):
-            raise ConfigError(
-                "agent.divided=true divides weights that are whole numbers of bytes, and keeps no copy of them: use "
-                "llm.four_bit=false, and agent.tune=lora with agent.kl_coefficient"
-            )
         if governed:
             raise ConfigError("agent=llm_ppo plays alone: no principal governs it; use principal=none or agent=ppo")
+        _check_training(scorer, actions, tune, lora, kl_coefficient, divided)
         generator = seeds.torch("weights")
         module = scorer.module
         if tune == "lora":
@@ -112,11 +105,12 @@ class LanguagePPOAgent:
             network.divide()
         self.learns = tune != "nothing"
         self.tune, self.label = tune, scorer.label
+        self._model, self._files = scorer.model, folder_fingerprint(scorer.model, sampled=True)
         self._trained = {name for name, p in self.policy.named_parameters() if p.requires_grad}
-        # Before other weights are loaded: the anchor is the model as it came.
-        anchor = Reference(network, kl_coefficient, adapters=tune == "lora") if kl_coefficient else None
         if init_from is not None:
             self._start_from(Path(init_from))
+        # Before a checkpoint of this run is loaded: an attempt that goes on from one has the same anchor.
+        anchor = Reference(network, kl_coefficient, adapters=tune == "lora") if kl_coefficient else None
         self._ppo = PPO(self.policy, ppo, anchor) if self.learns else None
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
@@ -160,12 +154,25 @@ class LanguagePPOAgent:
     def state_dict(self) -> State:
         """What is trained; the rest of the model is what `llm=` loads or draws."""
         learner = None if self._ppo is None else self._ppo.state_dict()
-        return {"policy": self._whole(), "learner": learner, "tokens": self.policy.network.tokens}
+        network = self.policy.network
+        return {
+            "policy": self._whole(),
+            "model": self._files,
+            "learner": learner,
+            "tokens": sum(network.processes.everyone(network.tokens)),
+        }
 
     def load_state_dict(self, state: State) -> None:
+        made_with = state.get("model")  # not known of hub names
+        if None not in (made_with, self._files) and made_with != self._files:
+            raise ConfigError(
+                f"llm.model={self._model} has other files than when this run was made: put the old ones back, or "
+                "start the run anew with resume=false (rerun=true if it is finished)"
+            )
         self._load(state["policy"], "the checkpoint")
         self.policy.forget()
-        self.policy.network.tokens = state["tokens"]
+        # They are of all processes together, which add up what each of them has.
+        self.policy.network.tokens = state["tokens"] if self.policy.network.processes.leads else 0
         if self._ppo is not None:
             self._ppo.load_state_dict(state["learner"])
 
@@ -189,7 +196,47 @@ class LanguagePPOAgent:
                 mine[name].copy_(x)
 
     def _start_from(self, run: Path) -> None:
-        saved = saved_state(run)[1].get("agents", [{}])[-1].get("policy")
+        try:
+            state = saved_state(run)[1]
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"agent.init_from={run}: {error}. It is read at every start, also of a run that goes on or is "
+                "evaluated: keep that folder where it is, or put a link there"
+            ) from error
+        saved = state.get("agents", [{}])[-1].get("policy")
         if saved is None:
             raise ConfigError(f"agent.init_from={run}: that run's agent has no weights to start from")
         self._load(saved, f"agent.init_from={run}")
+
+
+def _check_training(
+    scorer: LocalScorer, actions: Actions, tune: Tune, lora: Lora, kl_coefficient: float, divided: bool
+) -> None:
+    """Raises ConfigError if nothing would be learned, or not what was asked for."""
+    if scorer.four_bit and tune == "full":
+        raise ConfigError("weights in four bits cannot be trained: use agent.tune=lora, or llm.four_bit=false")
+    if scorer.dtype != "float32" and tune == "full":
+        raise ConfigError(
+            f"agent.tune=full loses its small steps in weights of llm.dtype={scorer.dtype}: use llm.dtype=float32 with "
+            "agent.precision=bfloat16, or agent.tune=lora"
+        )
+    if tune == "heads" and actions == "scores":
+        raise ConfigError(
+            "agent.tune=heads trains layers of its own, and with agent.actions=scores none of them acts: use "
+            "agent.actions=head, or agent.tune=lora"
+        )
+    if tune == "lora" and lora.dropout:
+        raise ConfigError(
+            f"agent.lora.dropout={lora.dropout:g}: dropout is never active in agent=llm_ppo, as probabilities of "
+            "rollout and update have to agree; use 0"
+        )
+    if kl_coefficient and (actions == "head" or tune in ("heads", "nothing")):
+        raise ConfigError(
+            "agent.kl_coefficient holds a model to the scores it gave before training, and there is nothing to "
+            "hold: it needs agent.actions=scores and agent.tune=full or lora"
+        )
+    if divided and (scorer.four_bit or (kl_coefficient and tune == "full")):
+        raise ConfigError(
+            "agent.divided=true divides weights that are whole numbers of bytes, and keeps no copy of them: use "
+            "llm.four_bit=false, and agent.tune=lora with agent.kl_coefficient"
+        )

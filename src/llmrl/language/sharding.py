@@ -2,7 +2,7 @@
 
 Each process keeps 1/n of every block, and of its gradient and of Adam's averages; a block is whole for as long as it
 computes (torch's `fully_shard`, Zhao et al. 2023, arXiv 2304.11277). What is outside of blocks (embeddings, the output
-layer, heads) stays whole everywhere.
+layer, heads) stays whole everywhere, and so does T5's position bias.
 
 While a block computes, all processes exchange its parts. So all of them must run the same number of forward passes,
 with the same number of gradients: `max(processes.everyone(n))` says how many; who has less to do computes something
@@ -36,8 +36,10 @@ def shard(model: nn.Module, processes: Processes) -> None:
 
     kind = next(model.parameters()).device.type
     mesh = init_device_mesh(kind, (processes.world_size,))
+    # T5's first blocks hold the position bias of all; `Seq2SeqScorer` reads it while no block computes.
+    whole = {p for name, p in model.named_parameters() if "relative_attention_bias" in name}
     for block in blocks:
-        divided = fully_shard(block, mesh=mesh, reshard_after_forward=True)
+        divided = fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
         # A sum, not a mean: a process computes its share of one loss. Not every backend scales while it sums.
         divided.set_force_sum_reduction_for_comms(True)
         divided.set_gradient_divide_factor(1.0)

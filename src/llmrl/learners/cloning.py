@@ -13,6 +13,7 @@ from llmrl.core.errors import Diverged
 from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
+from llmrl.learners.divided import groups
 from llmrl.learners.minibatches import Batch
 from llmrl.learners.updaters import InPieces, InPlace, Record
 
@@ -60,7 +61,7 @@ class Cloning:
         self._lessons, self._held_out, self._seeds = lessons, held_out, seeds
         self._updater = InPlace(network, settings.learning_rate, settings.adam_eps, settings.max_grad_norm or math.inf)
         self._updater.optimizer = torch.optim.AdamW(
-            self._updater.parameters,
+            groups(self._updater.parameters),
             lr=settings.learning_rate,
             eps=settings.adam_eps,
             weight_decay=settings.weight_decay,
@@ -108,10 +109,10 @@ class Cloning:
         return totals
 
     def state_dict(self) -> State:
-        return {"optimizer": self._updater.optimizer.state_dict()}
+        return {"optimizer": self._updater.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        self._updater.optimizer.load_state_dict(state["optimizer"])
+        self._updater.load_state_dict(state["optimizer"])
 
     def _minibatch(self, i: int) -> torch.Tensor:
         """Places of the samples of update `i`; every sample has its turn once an epoch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 SHIPPED = resources.files("llmrl.loops") / "probes"
+log = logging.getLogger(__name__)
 _KEYS = ("name", "prompt", "goal", "observations", "actions", "intended")
 
 
@@ -78,8 +80,16 @@ class Probes:
         Raises:
             ConfigError: there is no such list, it is not one of probes, or `env` or `policy` cannot be used with it.
         """
-        names = env.spec.action_names
-        return cls([_probe(entry, where, env) for where, entry in _entries(which)], policy, names)
+        names, entries = env.spec.action_names, _entries(which)
+        probes = [_probe(entry, where, env) for where, entry in entries]
+        asked = [(str(entry["name"]), entry["intended"]) for _, entry in entries if entry.get("intended") is not None]
+        # With other actions than the list was written for, what would be right is not known.
+        if unknown := [f"{name} ({intended})" for name, intended in asked if str(intended) not in names]:
+            log.warning(
+                "learn.probes=%s: what is `intended` in %s is none of the actions %s, and is left out there",
+                *(which, ", ".join(unknown), ", ".join(names)),
+            )
+        return cls(probes, policy, names)
 
     def metrics(self) -> dict[str, float]:
         """`probe/<name>/<action>` for each probe and action, spaces as underscores; their sum is 1 for each probe."""
@@ -141,15 +151,23 @@ def _probe(entry: Mapping[str, Any], where: str, env: VecEnv) -> Probe:
     if "prompt" in entry:
         prompt = str(entry["prompt"])
     else:
-        observations, actions = entry.get("observations", []), entry.get("actions", [])
-        lists = isinstance(observations, list) and all(isinstance(each, list) for each in observations)
-        if not lists or not observations or len(actions) != len(observations) - 1:
+        observations, actions = entry.get("observations") or [], entry.get("actions") or []
+        lists = isinstance(actions, list) and isinstance(observations, list)
+        if not lists or not all(isinstance(each, list) for each in observations):
+            raise ConfigError(f"{where}: `observations` must be lists of sentences, and `actions` a list of names")
+        if not observations or len(actions) != len(observations) - 1:
             raise ConfigError(
                 f"{where}: `observations` must be lists of sentences, at least one, and `actions` what was done "
                 f"between them, one fewer; got {len(observations)} and {len(actions)}"
             )
         if not isinstance(env, WritesPrompts):
             raise ConfigError(f"{where}: env={env.spec.name} writes no prompts; give the whole `prompt` instead")
-        prompt = env.prompt(str(entry["goal"]), [[str(x) for x in each] for each in observations], list(actions))
-    # With other actions, what would be right is not known.
+        told, done = [[str(x) for x in each] for each in observations], [str(action) for action in actions]
+        try:
+            prompt = env.prompt(str(entry["goal"]), told, done)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{where}: {error}; use a file whose `actions` are named as env={env.spec.name} names them, or "
+                "learn.probes=null"
+            ) from error
     return Probe(str(entry["name"]), prompt, str(intended) if intended in names else None)

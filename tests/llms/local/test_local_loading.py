@@ -7,8 +7,31 @@ import torch
 
 from llmrl.core.errors import LLMError
 from llmrl.llms.local.causal_scorer import CausalScorer
+from llmrl.llms.local.fingerprint import folder_fingerprint
 from llmrl.llms.local.loading import check_model, load_model, load_tokenizer
 from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
+
+
+def test_large_files_are_told_apart_by_samples(tmp_path):
+    weights, size = tmp_path / "model.safetensors", (65 << 20) + 1
+
+    def found(changed=None, size=size):
+        with weights.open("wb") as file:
+            file.truncate(size)  # sparse
+            if changed is not None:
+                file.seek(changed)
+                file.write(b"x")
+        return folder_fingerprint(str(tmp_path), sampled=True)
+
+    same = found()
+    assert found() == same
+    assert len({same, found(0), found(size - 1), found(size=size + 1)}) == 4
+    (tmp_path / "config.json").write_text("{}")
+    assert found() != same
+    small = 1 << 20
+    assert found(small // 2 + 77, small) != found(None, small)  # small files are read as a whole
+    assert folder_fingerprint(str(tmp_path)) == folder_fingerprint(str(tmp_path), sampled=True)
+    assert folder_fingerprint("google/flan-t5-small", sampled=True) is None
 
 
 @pytest.mark.parametrize("name", ["google/flan-t5-small", "gpt2", "Qwen/Qwen2.5-0.5B"])

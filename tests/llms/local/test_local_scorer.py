@@ -264,7 +264,9 @@ def test_long_prompts_are_refused_or_cut(case):
     long = PROMPTS[2]
     size = len(reference.prompt_ids(long))
     with pytest.raises(
-        ConfigError, match=rf"a prompt has {size} tokens, and max_prompt_tokens=20; .*truncate=left.*Action 0: '"
+        ConfigError,
+        match=rf"a prompt has {size} tokens, and llm.max_prompt_tokens=20; .*smaller env.history.* llm.truncate=left, "
+        "which cuts off what a prompt begins with.*Action 0: '",
     ):
         make(max_prompt_tokens=20).score(["go", long], ["go"])
     cut = make(max_prompt_tokens=20, truncate="left")
@@ -305,9 +307,14 @@ def test_texts_longer_than_the_model_reads(gpt2_folder):
     ids = reference.prompt_ids(" go" * 126)
     assert len(ids) == 126
     with pytest.raises(
-        ConfigError, match=r"prompt 1 has 126 tokens and its longest candidate 3, and .* reads 128; set"
+        ConfigError,
+        match=r"a prompt has 126 tokens and its longest candidate 3, and .* reads 128; .*smaller env.history.*"
+        r"llm\.max_prompt_tokens=125 and llm\.truncate=left.*The prompt: ' go go .* \.\.\. ",
     ):
         scorer.score(["go", " go" * 126], [" go go go"])
+    # What the message offers works.
+    cut = CausalScorer(str(gpt2_folder), max_prompt_tokens=125, truncate="left")
+    assert cut.score([" go" * 126], [" go go go"]).isfinite().all()
     # Each text alone counts, not the longest prompt of a batch with the longest candidate of another.
     prompts, lists = ["go", " go" * 126], [[" go" * 126], [" go go"]]
     scores = scorer.score(prompts, lists)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import BinaryIO
 
 from llmrl.core.errors import LLMError
 
@@ -11,10 +12,16 @@ SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt", ".safetensors", ".bin
 """Files that models and tokenizers are read from; notes, logs and optimizer states beside them do not count."""
 
 
-def folder_fingerprint(model: str) -> str | None:
+_LARGE, _SAMPLES, _SAMPLE = 64 << 20, 256, 16 << 10
+
+
+def folder_fingerprint(model: str, sampled: bool = False) -> str | None:
     """SHA-256, in hex, of names and contents of the files in a model's folder; None for a hub name.
 
-    Reads every byte, as loading the weights does.
+    Args:
+        model: folder or hub name.
+        sampled: of a file above 64 MiB, read its size and 256 pieces of 16 KiB spread over it: other weights differ
+            almost everywhere, and gigabytes are told apart in no time. Otherwise every byte is read, as loading does.
 
     Raises:
         LLMError: a file cannot be read.
@@ -27,7 +34,18 @@ def folder_fingerprint(model: str) -> str | None:
         for path in sorted(folder.iterdir()):
             if path.suffix in SUFFIXES and path.is_file():
                 with path.open("rb") as file:
-                    digest.update(f"{path.name}:{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+                    size = path.stat().st_size
+                    large = sampled and size > _LARGE
+                    content = _samples(file, size) if large else hashlib.file_digest(file, "sha256").hexdigest()
+                    digest.update(f"{path.name}:{content}\n".encode())
     except OSError as error:
         raise LLMError(f"{model}: cannot read its files: {error}") from error
+    return digest.hexdigest()
+
+
+def _samples(file: BinaryIO, size: int) -> str:
+    digest = hashlib.sha256(f"{size}:".encode())
+    for i in range(_SAMPLES):  # the first at the beginning, the last at the end
+        file.seek((size - _SAMPLE) * i // (_SAMPLES - 1))
+        digest.update(file.read(_SAMPLE))
     return digest.hexdigest()

@@ -112,7 +112,7 @@ def load_model(
         device: torch device, e.g. `cpu` or `cuda`.
         dtype: type of the weights, and so of the computation.
         weights: `pretrained`; `random`: drawn as the architecture's own initialisation has it, with nothing read but
-            `config.json`; `embeddings`: drawn, but for the vectors of words.
+            `config.json`; `embeddings`: drawn, but for the vectors of the words it reads.
         seed: of weights that are drawn.
         four_bit: keep the weights of linear layers in four bits (nf4 with double quantisation, arXiv 2305.14314); they
             cannot be trained then, but adapters over them can.
@@ -139,6 +139,7 @@ def load_model(
                 module = auto.from_config(config, trust_remote_code=False, **options)
             except ValueError as error:
                 raise LLMError(f"{model} is no {kind} language model: {_one_line(error)} {_REMEDIES}") from error
+            _untie(module)
         if weights == "embeddings":
             whole = _load(auto.from_pretrained, f"{kind} language model", model, revision, **options)
             _copy_words(whole, module)
@@ -149,16 +150,34 @@ def load_model(
         raise LLMError(f"{model} cannot be moved to device {device}: {_one_line(error)}") from error
 
 
+def _untie(module: Any) -> None:
+    """Draw an output layer for models of the T5 family whose config wants one of its own, as that of Flan-T5 does.
+
+    transformers builds them with the matrix of the words they read in its place, until a checkpoint brings another; of
+    what the config said, it keeps only that hidden states are not scaled for a shared one.
+    """
+    import torch
+
+    head, read = module.get_output_embeddings(), module.get_input_embeddings()
+    if getattr(module.config, "scale_decoder_outputs", None) is False and head.weight is read.weight:
+        drawn = torch.empty_like(read.weight).normal_(0.0, module.config.initializer_factor)
+        head.weight = torch.nn.Parameter(drawn)
+
+
 def _copy_words(source: Any, target: Any) -> None:
-    """Give `target` the vectors of words of `source`, those it reads and, where they are others, those it answers by;
-    and of positions, where they are vectors of the same kind."""
+    """Give `target` the vectors of words that `source` reads, and those of positions where it has any.
+
+    An output layer of its own, as Flan-T5 has one, stays drawn, as in the published study.
+    """
     import torch
 
     given = dict(source.named_parameters())
+    answers = getattr(target.get_output_embeddings(), "weight", None)
+    drawn = None if answers is target.get_input_embeddings().weight else answers
     with torch.no_grad():
         for name, parameter in target.named_parameters():
             words = parameter.shape[0] == target.config.get_text_config().vocab_size and parameter.dim() == 2
-            if words or name.endswith(("wpe.weight", "embed_positions.weight")):
+            if (words and parameter is not drawn) or name.endswith(("wpe.weight", "embed_positions.weight")):
                 parameter.copy_(given[name])
 
 

@@ -46,7 +46,7 @@ class Lora:
 
     def inject(self, module: torch.nn.Module, seed: int) -> None:
         """Put the adapter's layers into `module`, drawn with `seed`; the adapter begins as no change at all. Only its
-        numbers require a gradient from now on.
+        numbers require a gradient from now on; they are float32 over weights of any type.
 
         Raises:
             ConfigError: peft is not installed, or the model has no such layers.
@@ -66,6 +66,9 @@ class Lora:
             inject_adapter_in_model(LoraConfig(**options, target_modules=targets), module)
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(".lora_" in name)
+            if parameter.requires_grad:
+                # Small steps vanish in half precision; peft computes in the adapter's type and gives the layer's back.
+                parameter.data = parameter.data.float()
 
     def check(self, module: torch.nn.Module) -> int:
         """How many numbers would be trained; nothing is changed.

@@ -20,6 +20,8 @@ from llmrl.llms.local.tree import TokenIds, TreeBatch, token_tree
 
 _KEPT = 50_000
 """Prompts whose tokens are remembered: learners read each many times."""
+_SHORTER = "give shorter prompts (e.g. a smaller env.history)"
+_CUT = "llm.truncate=left, which cuts off what a prompt begins with, e.g. the goal"
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class LocalScorer(ABC):
         add_eos: the end-of-sequence token after a candidate counts, so that log p is that of the whole text and not
             of a text that begins so.
         max_prompt_tokens: longest prompt, special tokens included; None sets no limit but the model's own.
-        truncate: what happens to longer prompts: `error`, or `left`, which cuts their beginning off.
+        truncate: what happens to longer prompts: `error`, or `left`, which cuts their beginning off, e.g. the goal.
         batch_tokens: budget of one pass of the model, in positions. A prompt that is larger alone still runs, alone.
         weights: which weights are loaded, and which are drawn; see `load_model`.
         four_bit: keep loaded weights in four bits, frozen.
@@ -166,9 +168,12 @@ class LocalScorer(ABC):
             if isinstance(each, torch.nn.Dropout):
                 each.p = 0.0
         try:
-            module.activation_checkpointing_enable()
+            if hasattr(module, "activation_checkpointing_enable"):
+                module.activation_checkpointing_enable()
+            else:  # its name before; reentrant checkpoints give no gradient below frozen embeddings
+                module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         except ValueError as error:
-            raise LLMError(f"{self.label}: agent.gradient_checkpointing=true: {error}") from error
+            raise LLMError(f"{self.label}: agent.recompute=true: {error}") from error
         self._recompute = True
 
     def lengths(self, prompts: Sequence[str]) -> list[int]:
@@ -205,8 +210,10 @@ class LocalScorer(ABC):
         results = [self._run([queries[i] for i in batch], n_candidates) for batch in batches]
         for _ in range(passes - len(batches)):
             extra = self._run([queries[batches[0][0]]], n_candidates)
-            # Part of the graph, so that gradients are exchanged as often, too.
-            results[0] = replace(results[0], state=results[0].state + 0.0 * extra.state.sum())
+            # Part of the graph of whatever a loss depends on, so that gradients are exchanged as often, too.
+            nothing = 0.0 * extra.state.sum()
+            first = results[0]
+            results[0] = replace(first, log_probs=first.log_probs + nothing, state=first.state + nothing)
         place = {query: place for place, query in enumerate(i for batch in batches for i in batch)}
         order = torch.tensor([place[row] for row in rows], device=results[0].log_probs.device)
         return Scored(
@@ -257,12 +264,13 @@ class LocalScorer(ABC):
         queries = [Query(tokens[prompt], trees[texts], words[texts]) for prompt, texts in distinct]
         rows = [distinct[pair] for pair in pairs]
         limit = self._longest_text()
-        for i, query in enumerate(queries):
+        for (prompt, _), query in zip(distinct, queries, strict=True):
             if limit is not None and len(query.prompt) + query.tree.longest > limit:
                 raise ConfigError(
-                    f"prompt {rows.index(i)} has {len(query.prompt)} tokens and its longest candidate "
-                    f"{query.tree.longest}, and {self.label} reads {limit}; set max_prompt_tokens and "
-                    "truncate=left, or choose a model that reads more"
+                    f"a prompt has {len(query.prompt)} tokens and its longest candidate {query.tree.longest}, and "
+                    f"{self.label} reads {limit}; {_SHORTER}, choose a model that reads more, or set "
+                    f"llm.max_prompt_tokens={max(limit - query.tree.longest, 1)} and {_CUT}. "
+                    f"The prompt: {_shortened(prompt)}"
                 )
         return queries, rows
 
@@ -283,8 +291,8 @@ class LocalScorer(ABC):
         excess = len(tokens) - (self.max_prompt_tokens or len(tokens))
         if excess > 0 and (self.truncate == "error" or excess > special.count(0)):
             raise ConfigError(
-                f"a prompt has {len(tokens)} tokens, and max_prompt_tokens={self.max_prompt_tokens}; raise it, or "
-                f"set truncate=left to cut the beginning of long prompts off. The prompt: {_shortened(prompt)}"
+                f"a prompt has {len(tokens)} tokens, and llm.max_prompt_tokens={self.max_prompt_tokens}; raise it, "
+                f"{_SHORTER}, or set {_CUT}. The prompt: {_shortened(prompt)}"
             )
         if excess > 0:
             start = special.index(0)  # special tokens before the text stay

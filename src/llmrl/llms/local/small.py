@@ -53,10 +53,13 @@ def make_small_model(
         seed: of the weights.
 
     Raises:
-        ConfigError: transformers is not installed, or widths do not fit each other.
+        ConfigError: transformers is not installed, a number is below 1, or widths do not fit each other.
     """
     if importlib.util.find_spec("transformers") is None:
         raise ConfigError("language models need the optional package transformers: pip install 'llmrl[local-llm]'")
+    for name, value in {"width": width, "layers": layers, "heads": heads, "longest": longest}.items():
+        if value < 1:
+            raise ConfigError(f"{name}={value}: a model needs at least 1")
     if width % heads or (width // heads) % 2:
         raise ConfigError(
             f"width={width} must be an even multiple of heads={heads}, e.g. {heads * 2 * (width // heads // 2 or 1)}"
