@@ -6,8 +6,6 @@ import json
 import os
 from pathlib import Path
 
-from llmrl.run.metrics import SPENT, TIME
-
 
 def compose(*overrides: str, primary: str = "train") -> dict:
     """The resolved config of `llmrl-<primary> <overrides>`."""
@@ -37,9 +35,9 @@ def only_run_folder(root: Path) -> Path:
 
 
 def comparable_metrics(folder: Path) -> list[dict]:
-    """All rows of a run without wall-clock numbers and what was spent: an answer that a kill took was paid for."""
+    """All rows of a run without wall-clock numbers."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith((TIME, SPENT))} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
 def silent() -> None:
