@@ -166,7 +166,11 @@ def test_commands_in_the_documentation_compose(page):
         for line in block.replace("\\\n", " ").splitlines():
             if not line.startswith("llmrl-train ") or "--config-dir" in line or "<run" in line:
                 continue
-            words = [word for word in shlex.split(line)[1:] if not word.startswith(("--", "hardware=", "seed="))]
+            words = [
+                word
+                for word in shlex.split(line, comments=True)[1:]
+                if not word.startswith(("--", "hardware=", "seed="))
+            ]
             words = [re.sub(r"^(experiment=[^,]+),.*", r"\1", word) for word in words]
             check_values(compose(*words))
             found += 1
