@@ -16,8 +16,9 @@ import torch
 from annotated_types import Interval
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.only_plays import OnlyPlays
 from llmrl.core.protocols import Scorer
-from llmrl.core.records import Act, State
+from llmrl.core.records import Act
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.rooms.world import BALL, BOX, DOOR, EMPTY, FLOOR, GOAL, KEY, LOCKED, OPEN, UNSEEN
 from llmrl.networks import categorical
@@ -77,7 +78,7 @@ class SayCanPolicy:
         return torch.zeros(self.spec.n_envs, self.spec.n_agents)
 
 
-class SayCanAgent:
+class SayCanAgent(OnlyPlays):
     """Plays, never learns.
 
     Args:
@@ -86,22 +87,8 @@ class SayCanAgent:
         unlikely: affordance of what would change nothing, above 0 so that nothing is ruled out.
     """
 
-    learns = False
-
     def __init__(self, spec: EnvSpec, scorer: Scorer, unlikely: Likely = 0.01) -> None:
         self.policy = SayCanPolicy(spec, scorer, unlikely)
 
-    def update(self, rollout: Any, generator: torch.Generator) -> dict[str, float]:
-        return {}
-
-    def reset(self) -> None:
-        """Nothing to reset."""
-
     def describe(self) -> dict[str, Any]:
         return {"policy": f"{self.policy.scorer.label}, weighed with affordances", "parameters": 0}
-
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Nothing to load."""

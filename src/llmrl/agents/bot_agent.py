@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.only_plays import OnlyPlays
 from llmrl.core.records import Act, State, Step
 from llmrl.core.spaces import EnvSpec
-from llmrl.learners.rollout import Rollout
 
 EXPERT = "expert"
 """Channel with the place of the action an expert would take; -1 where it has given up."""
@@ -77,14 +77,12 @@ class BotPolicy:
         return torch.zeros(observation[EXPERT].shape)
 
 
-class BotAgent:
+class BotAgent(OnlyPlays):
     """`agent=bot`: see `BotPolicy`.
 
     Raises:
         ConfigError: the environment knows no expert.
     """
-
-    learns = False
 
     def __init__(self, spec: EnvSpec) -> None:
         self.policy = BotPolicy(spec)
@@ -92,12 +90,6 @@ class BotAgent:
     def adapt(self, spec: EnvSpec) -> None:
         """Play with the actions of `spec` from now on."""
         self.policy.adapt(spec)
-
-    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        return {}
-
-    def reset(self) -> None:
-        """Nothing to reset."""
 
     def describe(self) -> dict[str, Any]:
         return {"policy": "the environment's own expert", "parameters": 0}

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from llmrl.core.records import Act, State
+from llmrl.core.only_plays import OnlyPlays
+from llmrl.core.records import Act
 from llmrl.core.spaces import EnvSpec
-from llmrl.learners.rollout import Rollout
 from llmrl.networks import categorical
 
 
@@ -49,10 +49,8 @@ class RandomPolicy:
         return torch.zeros(self.n_envs, self.n_agents)
 
 
-class RandomAgent:
+class RandomAgent(OnlyPlays):
     """`agent=random`: acts uniformly, never learns."""
-
-    learns = False
 
     def __init__(self, spec: EnvSpec) -> None:
         self.policy = RandomPolicy(spec)
@@ -61,17 +59,5 @@ class RandomAgent:
         """Play with the actions of `spec` from now on."""
         self.policy.adapt(spec)
 
-    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        return {}
-
-    def reset(self) -> None:
-        """Nothing to reset."""
-
     def describe(self) -> dict[str, Any]:
         return {"policy": "uniform random", "parameters": 0}
-
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Nothing to load."""

@@ -14,11 +14,11 @@ from llmrl.agents.controllers.projection import Basis, ProjectedController
 from llmrl.agents.controllers.tabular import QTableController, TabularController
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.core.only_plays import OnlyPlays
 from llmrl.core.protocols import Controller
 from llmrl.core.records import Act, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.learners.rollout import Rollout
 
 VALUE_BOUND = 1.0
 """Largest magnitude of a table's values where none is given: only their order matters."""
@@ -52,7 +52,7 @@ class ControllerPolicy:
         return torch.zeros(next(iter(observation.values())).shape[:2])
 
 
-class SearchAgent:
+class SearchAgent(OnlyPlays):
     """Plays a `Controller` with the parameters it was last given; what improves them is a principal.
 
     Before it is given any they are all 0, or as near to it as the bounds allow.
@@ -60,8 +60,6 @@ class SearchAgent:
     Attributes:
         given: it was given some.
     """
-
-    learns = False
 
     def __init__(self, spec: EnvSpec, controller: Controller) -> None:
         self.controller = controller
@@ -72,12 +70,6 @@ class SearchAgent:
         """Play with these parameters, [d], from now on."""
         self.policy.parameters = np.array(parameters, dtype=np.float64)
         self.given = True
-
-    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        return {}
-
-    def reset(self) -> None:
-        """Nothing to reset: parameters are adopted, not learnt."""
 
     def describe(self) -> dict[str, Any]:
         space = self.controller.space

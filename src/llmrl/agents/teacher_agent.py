@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from llmrl.core.errors import ConfigError
+from llmrl.core.only_plays import OnlyPlays
 from llmrl.core.protocols import Teacher
 from llmrl.core.records import State
-from llmrl.learners.rollout import Rollout
 
 
-class TeacherAgent:
+class TeacherAgent(OnlyPlays):
     """Plays the policy of `teacher=`, learns nothing.
 
     Raises:
         ConfigError: there is no teacher, or it cannot play.
     """
-
-    learns = False
 
     def __init__(self, teacher: Teacher | None) -> None:
         if teacher is None or teacher.policy is None:
@@ -27,12 +23,6 @@ class TeacherAgent:
                 "agent=teacher plays a teacher; choose one, e.g. teacher=offline, teacher=oracle, teacher=llm"
             )
         self.policy, self.teacher = teacher.policy, teacher
-
-    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        return {}
-
-    def reset(self) -> None:
-        """Nothing to reset."""
 
     def describe(self) -> dict[str, Any]:
         return {"policy": "the teacher's", "parameters": 0}

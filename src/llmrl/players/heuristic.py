@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from llmrl.core.records import Act, State
+from llmrl.core.only_plays import OnlyPlays
+from llmrl.core.records import Act
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.gym.games import GameMaker
 from llmrl.players.heuristics.rules import rule_of
-
-if TYPE_CHECKING:
-    from llmrl.learners.rollout import Rollout
 
 
 class HeuristicPolicy:
@@ -49,29 +47,15 @@ class HeuristicPolicy:
         return torch.zeros(observation[self.heuristic.channel].shape[:2])
 
 
-class HeuristicAgent:
+class HeuristicAgent(OnlyPlays):
     """Plays by a rule, never learns; arguments as for `HeuristicPolicy`.
 
     Raises:
         ConfigError: there is no rule for the environment; the message names those that have one.
     """
 
-    learns = False
-
     def __init__(self, spec: EnvSpec, maker: GameMaker | None = None) -> None:
         self.policy = HeuristicPolicy(spec, maker)
 
-    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        return {}
-
-    def reset(self) -> None:
-        """Nothing to reset."""
-
     def describe(self) -> dict[str, Any]:
         return {"policy": f"a rule: {self.policy.heuristic.what}", "parameters": 0}
-
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Nothing to load."""

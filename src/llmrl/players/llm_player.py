@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveInt
+from llmrl.core.only_plays import OnlyPlays
 from llmrl.core.protocols import ChatModel
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.spaces import EnvSpec
@@ -17,11 +18,6 @@ from llmrl.players.conversation import Conversation, Show
 from llmrl.players.lessons import LESSON_TURNS
 from llmrl.players.llm_policy import LLMPolicy
 
-if TYPE_CHECKING:
-    import torch
-
-    from llmrl.learners.rollout import Rollout
-
 EXAMPLE = "?" * 200
 """Stands for an observation where none is at hand."""
 REPLY_TOKENS = 80
@@ -30,7 +26,7 @@ LESSON_TOKENS = 80
 """Tokens of a lesson, about."""
 
 
-class LLMPlayer:
+class LLMPlayer(OnlyPlays):
     """Plays a game that has been put into words, by reflection and action (`LLMPolicy`).
 
     Args:
@@ -52,8 +48,6 @@ class LLMPlayer:
         ConfigError: the environment has not been put into words, a prompt is wrong, or an episode might never end and
             there is no budget.
     """
-
-    learns = False
 
     def __init__(
         self,
@@ -95,12 +89,6 @@ class LLMPlayer:
             repair_turns,
             prompt_folder,
         )
-
-    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        return {}
-
-    def reset(self) -> None:
-        """It learns nothing that would have to be forgotten; lessons belong to its games."""
 
     def metrics(self) -> dict[str, float]:
         """See `LLMPolicy.metrics`."""
