@@ -169,3 +169,56 @@ def test_the_formulas_take_torch_tensors_and_pass_gradients_on():
     base, acts = incentive_exposure(raw, torch.tensor([[0.0, 2.0]]), 0.1, -1.0, exactly_one=False)
     assert base.tolist() == [[pytest.approx(0.1), -1.0]]
     assert [a.tolist() for a in acts] == [[[True, False]], [[False, True]], [[False, False]]]
+
+
+def as_tensors(events):
+    import torch
+
+    return Events(*(torch.from_numpy(x) for x in (events.raw, events.cleaned, events.present)))
+
+
+present = arrays.arrays(bool, (12, 3, 4))
+pays = arrays.arrays(np.float32, (3, 3), elements=st.floats(0, 1, width=32))
+masks = arrays.arrays(bool, (12, 3), elements=st.integers(0, 5).map(lambda x: x == 0))
+MAKERS = [
+    lambda: BracketedTax(),
+    lambda: BracketedTax(window=0),
+    lambda: BracketedTax(window=2, multiplier=1.5),
+    lambda: Incentives(eat_reward=0.1, clean_reward=-0.3),
+    lambda: Incentives(clean_count="exactly_one", pay_removed=True),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@given(rewards, arrays.arrays(np.float32, (12, 3, 4), elements=st.sampled_from([0.0, 1.0, 3.0])), present, pays, masks)
+def test_tensors_are_settled_as_arrays_are(make, raw, cleaned, there, values, begins):
+    """Also where some games begin anew on the way."""
+    torch = pytest.importorskip("torch")
+    on_arrays, on_tensors = make(), make()
+    for r, c, p, mask in zip(raw, cleaned, there, begins, strict=True):
+        happened = events(r, c, p)
+        expected, got = (
+            on_arrays.settle(happened, values),
+            on_tensors.settle(as_tensors(happened), torch.tensor(values)),
+        )
+        pairs = [(got.base_reward, expected.base_reward), (got.exposure, expected.exposure)]
+        pairs.append((got.reward(torch.tensor(values)), expected.reward(values)))
+        pairs += [(got.metrics[name], x) for name, x in expected.metrics.items()]
+        assert len(pairs) == 4
+        for x, y in pairs:
+            assert x.dtype == torch.float32 and y.dtype == np.float32
+            np.testing.assert_allclose(x.numpy(), y, rtol=1e-6, atol=1e-6)
+        for each in (on_arrays, on_tensors):
+            each.reset(mask)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_no_mechanism_waits_for_a_device(make):
+    """Tensors on `meta` have no numbers that anybody could look at."""
+    torch = pytest.importorskip("torch")
+    mechanism, x = make(), torch.zeros(3, 4, device="meta")
+    values = torch.zeros(3, 3, device="meta")
+    for _ in range(3):
+        settlement = mechanism.settle(Events(x, x, x.bool()), values)
+        mechanism.reset(np.array([True, False, True]))
+    assert settlement.reward(values).is_meta and all(m.is_meta for m in settlement.metrics.values())

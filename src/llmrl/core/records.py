@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 Array = Any
 """A NumPy array or a torch tensor: environments give either, the rollout converts once."""
 
+
+def on_host(x: Array) -> np.ndarray:
+    """A NumPy array of the same numbers, to write or show them; a tensor's device is waited for."""
+    return x.detach().cpu().numpy() if hasattr(x, "detach") else np.asarray(x)
+
+
 Observation = dict[str, Array]
 """Channel name -> [n_envs, n_agents, *channel.shape]."""
 
@@ -88,9 +94,10 @@ class Outcome:
 
     Attributes:
         vector: the proposal that was evaluated, [d].
-        value: the objective, mean over validation episodes; of a policy's parameters, the return.
-        values: the objective of each validation episode, [m].
-        standard_error: of `value`; None where one episode cannot tell.
+        value: the objective, mean over validation episodes (over societies, where there are several); of a policy's
+            parameters, the return.
+        values: the objective of each validation episode, [m], society by society.
+        standard_error: of `value`, across societies where there are several; None where one episode cannot tell.
         context: index into `EnvSpec.contexts`, or None.
         returns: base return of each agent, mean over validation episodes, [n_agents].
         trajectories: `EnvSpec.metrics` entries at each step, mean over validation episodes, each [T].

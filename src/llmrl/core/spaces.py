@@ -202,6 +202,10 @@ class EnvSpec:
         numbers: what an action consists of where it is several numbers, [n_envs, n_agents, numbers.dim]; else None.
         text: what a player that reads is told; None where nobody has put the game into words.
         endless: nothing is known to end an episode: there is no horizon, and it may never reach an end of its own.
+        device: where the environment keeps its numbers as torch tensors, e.g. `cuda`: observations, rewards, metrics
+            and exposure are there, and none is written over by a later step. `terminated`, `truncated` and the masks of
+            `reset` are NumPy arrays all the same, so that nobody waits for the device to know what has ended. None:
+            everything is NumPy, on the processor.
     """
 
     name: str
@@ -222,6 +226,7 @@ class EnvSpec:
     numbers: ActionNumbers | None = None
     text: GameText | None = None
     endless: bool = False
+    device: str | None = None
 
     @property
     def number_names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What a principal can impose on a society: a tax, or incentives. Environment-independent, batched, in NumPy.
+"""What a principal can impose on a society: a tax, or incentives. Environment-independent and batched.
 
 Both are linear in the numbers the principal sets, given what happened:
 
@@ -7,24 +7,45 @@ Both are linear in the numbers the principal sets, given what happened:
 so a mechanism only has to say what each player's reward is before it, and how exposed the player is to each number. The
 exposure is also the exact derivative of the reward by the values, which is what a meta-gradient needs.
 
-`tax_exposure` and `incentive_exposure` use nothing but arithmetic and comparisons, so they take torch tensors as well.
+Events are NumPy arrays or torch tensors, and what is made of them is of their kind: float32, and on their device, which
+nothing here waits for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt
-from llmrl.core.records import Array
+from llmrl.core.records import Array, State, on_host
 from llmrl.core.spaces import Aggregate, Parameter, ParameterSpace
 
-Floats = NDArray[np.float32]
+Floats = Array
+"""float32, a NumPy array or a torch tensor."""
+
+
+def _library(like: Array) -> Any:
+    """The functions for arrays of this kind: `numpy` or `torch`, which call what is needed here alike."""
+    if isinstance(like, np.ndarray):
+        return np
+    import torch
+
+    return torch
+
+
+def _as_array(mask: NDArray[np.bool_], like: Array) -> Array:
+    """A mask as an array of this kind, where it is."""
+    if isinstance(like, np.ndarray):
+        return mask
+    import torch
+
+    # Memory that is not pinned is read before the call returns, and nobody waits for the device.
+    return torch.from_numpy(mask).to(like.device, non_blocking=like.is_cuda)
 
 
 @dataclass(frozen=True)
@@ -32,14 +53,14 @@ class Events:
     """What happened in one step of all games.
 
     Attributes:
-        raw: the environment's own reward, [n_envs, n_agents].
+        raw: the environment's own reward, [n_envs, n_agents] float32.
         cleaned: dirt cells each player cleaned, [n_envs, n_agents]; None where the environment has no dirt.
         present: players who could act in this step, i.e. were not removed from the world, [n_envs, n_agents] bool.
     """
 
     raw: Floats
     cleaned: Floats | None
-    present: NDArray[np.bool_]
+    present: Array
 
 
 @dataclass(frozen=True)
@@ -77,12 +98,19 @@ class Mechanism(Protocol):
 
     def settle(self, events: Events, values: Floats) -> Settlement:
         """Account for one step; to be called once a step, because a mechanism may remember the past. `values`
-        [n_envs, d]."""
+        [n_envs, d] float32, of the events' kind and where they are."""
         ...
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
-        """Forget the past of the games where `mask` [n_envs] is true: they begin a new episode."""
+        """Forget the past of the games where `mask` [n_envs] is true, a NumPy array whatever the events are: they begin
+        a new episode."""
         ...
+
+    def state_dict(self) -> State:
+        """What it remembers of the episodes in progress."""
+        ...
+
+    def load_state_dict(self, state: State) -> None: ...
 
 
 def tax_exposure(
@@ -154,21 +182,29 @@ class BracketedTax:
         )
 
     def settle(self, events: Events, values: Floats) -> Settlement:
-        if self._past is None:
-            self._past = np.zeros((self.window, *events.raw.shape), np.float32)
-        income = events.raw + self._past.sum(axis=0)
-        bases, exposures = tax_exposure(events.raw, income, self.edges, self.multiplier)
-        collected = sum(values[:, k] * base.sum(axis=-1) for k, base in enumerate(bases))
+        xp = _library(events.raw)
+        income = events.raw
         if self.window:
-            self._past[1:] = self._past[:-1].copy()
-            self._past[0] = events.raw
-        return Settlement(
-            events.raw, np.stack(exposures, axis=-1), {"tax_collected": np.asarray(collected, np.float32)}
-        )
+            past = xp.stack([xp.zeros_like(events.raw)] * self.window) if self._past is None else self._past
+            if xp is not np and isinstance(past, np.ndarray):  # as a checkpoint held it
+                past = xp.as_tensor(past).to(events.raw.device)
+            income = events.raw + past.sum(0)
+            self._past = xp.concatenate([events.raw[None], past[:-1]])
+        bases, exposures = tax_exposure(events.raw, income, self.edges, self.multiplier)
+        collected = sum(values[:, k] * base.sum(-1) for k, base in enumerate(bases))
+        metrics = {"tax_collected": xp.asarray(collected, dtype=xp.float32)}
+        return Settlement(events.raw, xp.stack(exposures, -1), metrics)
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
         if self._past is not None:
-            self._past[:, mask] = 0
+            forgotten = _as_array(mask, self._past)[:, None]
+            self._past = _library(self._past).where(forgotten, 0.0, self._past)
+
+    def state_dict(self) -> State:
+        return {"past": None if self._past is None else on_host(self._past).copy()}
+
+    def load_state_dict(self, state: State) -> None:
+        self._past = state["past"]
 
 
 def incentive_exposure(
@@ -237,9 +273,17 @@ class Incentives:
         ate, cleaner, other = acts
         if not self.pay_removed:
             other = other & events.present
-        exposure = np.stack([ate, cleaner, other], axis=-1).astype(np.float32)
-        paid = (exposure.sum(axis=1) * values).sum(axis=-1)
-        return Settlement(np.asarray(base, np.float32), exposure, {"incentives_paid": np.asarray(paid, np.float32)})
+        xp = _library(events.raw)
+        exposure = xp.asarray(xp.stack([ate, cleaner, other], -1), dtype=xp.float32)
+        paid = (exposure.sum(1) * values).sum(-1)
+        metrics = {"incentives_paid": xp.asarray(paid, dtype=xp.float32)}
+        return Settlement(xp.asarray(base, dtype=xp.float32), exposure, metrics)
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
         """Nothing to forget: the pay of a step depends on that step alone."""
+
+    def state_dict(self) -> State:
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Nothing is remembered."""

@@ -15,7 +15,7 @@ from pettingzoo import ParallelEnv
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import VecEnv
-from llmrl.core.records import Observation, Step
+from llmrl.core.records import Observation, Step, on_host
 from llmrl.core.spaces import Channel
 
 Space = spaces.Dict
@@ -42,9 +42,10 @@ def _single(env: VecEnv) -> VecEnv:
 
 
 def _seen(observation: Observation, agent: int) -> dict[str, Any]:
-    """The observation of one agent of the only game; truth values as int8, which `Discrete.sample(mask)` asks for."""
+    """The observation of one agent of the only game, as copies: an environment may use its memory again. Truth values
+    as int8, which `Discrete.sample(mask)` asks for."""
     seen = {name: value[0][agent] for name, value in observation.items()}
-    seen = {name: value if isinstance(value, str) else np.asarray(value) for name, value in seen.items()}
+    seen = {name: value if isinstance(value, str) else np.array(on_host(value)) for name, value in seen.items()}
     return {n: x.astype(np.int8) if not isinstance(x, str) and x.dtype == bool else x for n, x in seen.items()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from llmrl.core.pictures import enlarge, save_film
 from llmrl.core.protocols import VecEnv
-from llmrl.core.records import Array, Observation, State, Step
+from llmrl.core.records import Array, Observation, State, Step, on_host
 
 
 class Recorder:
@@ -27,7 +27,7 @@ class Recorder:
         [height, width, 3] uint8, and always of one width."""
         self._panels[len(self.frames["world"]) - 1] = panel
 
-    def reset(self, mask: Array | None = None, seed: int | None = None) -> Observation:
+    def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         observation = self.env.reset(mask, seed)
         self._keep(observation)
         return observation
@@ -78,6 +78,6 @@ class Recorder:
     def _keep(self, observation: Observation) -> None:
         self.frames.setdefault("world", []).append(np.array(self.env.render(0)))
         if "pixels" in observation:
-            pixels: Any = np.asarray(observation["pixels"])
+            pixels: Any = on_host(observation["pixels"][0])
             for i in range(self.spec.n_agents):
-                self.frames.setdefault(f"agent_{i}", []).append(pixels[0, i].copy())
+                self.frames.setdefault(f"agent_{i}", []).append(pixels[i].copy())

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from llmrl.core.records import State
+from llmrl.core.records import Array, State
 from llmrl.core.spaces import EnvSpec
+
+BLOCK = 2**22
+"""Numbers that are summed up together at most, so that long rollouts of many games need little memory."""
 
 
 @dataclass
@@ -35,68 +37,101 @@ class Episode:
     game: int = 0
 
 
-@dataclass
 class Running:
-    """Sums of the episodes in progress, [n_envs, n_agents]; `length` [n_envs]; `info` [n_envs] of each metric."""
+    """Sums of the episodes in progress, over whole rollouts at once.
 
-    _ARRAYS: ClassVar = ("returns", "base_returns", "length", "gains", "gain_times")
+    They stay on the device that the numbers are on, and only those of episodes that are over are fetched from it.
 
-    returns: np.ndarray
-    base_returns: np.ndarray
-    length: np.ndarray
-    gains: np.ndarray
-    gain_times: np.ndarray
-    info: dict[str, np.ndarray] = field(default_factory=dict)
+    Args:
+        spec: of the environment.
+        state: of earlier sums, to go on from; None: no step was played yet.
+    """
 
-    @classmethod
-    def zeros(cls, spec: EnvSpec) -> Running:
-        shape = (spec.n_envs, spec.n_agents)
-        info = {name: np.zeros(spec.n_envs) for name in spec.metrics}
-        length = np.zeros(spec.n_envs, dtype=np.int64)
-        return cls(np.zeros(shape), np.zeros(shape), length, np.zeros(shape), np.zeros(shape), info)
+    def __init__(self, spec: EnvSpec, state: State | None = None) -> None:
+        self.spec = spec
+        self._device = torch.device(spec.device or "cpu")
+        # Columns: reward, base reward, gains and their times on the clock, of each agent; then the metrics.
+        shape = (spec.n_envs, 4 * spec.n_agents + len(spec.metrics))
+        self._means = np.array([how == "mean" for how in spec.metrics.values()], dtype=bool)
+        last = [4 * spec.n_agents + i for i, how in enumerate(spec.metrics.values()) if how == "last"]
+        self._last = torch.tensor(last, dtype=torch.int64, device=self._device)
+        sums = torch.zeros(shape, dtype=torch.float64) if state is None else state["sums"].clone()
+        self._sums = sums.to(self._device)
+        # Steps since the first, and when each game's episode began.
+        self._clock = 0 if state is None else int(state["clock"])
+        self._begun = np.zeros(spec.n_envs, dtype=np.int64) if state is None else np.array(state["begun"])
 
     def state_dict(self) -> State:
-        arrays = {name: getattr(self, name).copy() for name in self._ARRAYS}
-        return {**arrays, "info": {name: x.copy() for name, x in self.info.items()}}
-
-    @classmethod
-    def from_state(cls, state: State) -> Running:
-        arrays = {name: np.array(state[name]) for name in cls._ARRAYS}
-        return cls(**arrays, info={name: np.array(x) for name, x in state["info"].items()})
+        return {"sums": self._sums.clone(), "clock": self._clock, "begun": self._begun.copy()}
 
     def add(
-        self,
-        spec: EnvSpec,
-        base_reward: np.ndarray,
-        reward: np.ndarray,
-        info: Mapping[str, np.ndarray],
-        ends: np.ndarray,
-        playing: np.ndarray,
+        self, reward: Array, base_reward: Array, info: Array, ends: np.ndarray, waiting: np.ndarray
     ) -> list[Episode]:
-        """Add a step of the games that are `playing` [n_envs]; returns the episodes that it `ends` [n_envs].
+        """Add T steps; returns the episodes that end in them, in the order of their ends and then of the games.
 
         Args:
-            spec: of the environment.
-            base_reward, reward: of the step, [n_envs, n_agents].
-            info: its metrics, [n_envs] each.
+            reward, base_reward: [T, n_envs, n_agents], where the environment keeps its numbers.
+            info: the environment's metrics in their order, [metrics, T, n_envs].
+            ends: [T, n_envs] bool, NumPy: the game's episode ends with this step.
+            waiting: [n_envs] bool, NumPy: games that wait for a new episode after these steps; nothing counts that
+                they show after their last end.
         """
-        self.returns += reward
-        self.base_returns += base_reward
+        told = [torch.as_tensor(x) for x in (reward, base_reward)] + [torch.as_tensor(info).permute(1, 2, 0)]
+        ending = np.flatnonzero(ends.any(1))
+        sums: list[torch.Tensor] = []
+        begun: list[np.ndarray] = []
+        size = max(1, BLOCK // max(1, self._sums.numel()))
+        for start in range(0, len(ends), size):
+            stop = min(start + size, len(ends))
+            numbers = self._numbers([x[start:stop] for x in told], self._clock + start)
+            at = start
+            for t in ending[(ending >= start) & (ending < stop)].tolist():
+                self._sum(numbers[at - start : t + 1 - start])
+                at = t + 1
+                games = np.flatnonzero(ends[t])
+                begun.append(self._begun[games])
+                sums.append(self._taken(games, self._clock + at))
+            if at < stop:
+                self._sum(numbers[at - start :])
+        self._clock += len(ends)
+        if waiting.any():
+            self._taken(np.flatnonzero(waiting), self._clock)
+        if not sums:
+            return []
+        times, games = np.nonzero(ends)
+        times += self._clock - len(ends)
+        return self._episodes(torch.cat(sums).cpu().numpy(), np.concatenate(begun), times + 1, games)
+
+    def _numbers(self, told: list[torch.Tensor], first: int) -> torch.Tensor:
+        """What is summed up of t steps from `first` on the clock, [t, n_envs, columns] float64."""
+        reward, base_reward, info = told
         gained = base_reward > 0
-        self.gains += gained
-        self.gain_times += gained * self.length[:, None]
-        self.length += playing
-        for name, how in spec.metrics.items():
-            self.info[name] = info[name].astype(np.float64) if how == "last" else self.info[name] + info[name]
-        finished = []
-        for i in np.flatnonzero(ends):
-            length = int(self.length[i])
-            summaries = {
-                name: float(self.info[name][i]) / (length if how == "mean" else 1) for name, how in spec.metrics.items()
-            }
-            sums = [x[i].copy() for x in (self.returns, self.base_returns, self.gains, self.gain_times)]
-            finished.append(Episode(sums[0], sums[1], length, summaries, sums[2], sums[3], int(i)))
-            self.returns[i] = self.base_returns[i] = self.length[i] = self.gains[i] = self.gain_times[i] = 0
-            for name in self.info:
-                self.info[name][i] = 0
-        return finished
+        # float64 holds these sums of whole numbers exactly.
+        clock = torch.arange(first, first + len(reward), dtype=torch.float64, device=self._device)
+        return torch.cat([reward, base_reward, gained, gained * clock[:, None, None], info], -1)
+
+    def _sum(self, numbers: torch.Tensor) -> None:
+        self._sums += numbers.sum(0)
+        if len(self._last):
+            self._sums[:, self._last] = numbers[-1][:, self._last]
+
+    def _taken(self, games: np.ndarray, now: int) -> torch.Tensor:
+        """The sums of `games` [k], [k, columns], which begin anew."""
+        index = torch.from_numpy(games).to(self._device)
+        sums = self._sums[index]
+        self._sums.index_fill_(0, index, 0.0)
+        self._begun[games] = now
+        return sums
+
+    def _episodes(self, sums: np.ndarray, begun: np.ndarray, ended: np.ndarray, games: np.ndarray) -> list[Episode]:
+        """Of `sums` [k, columns]: episodes from `begun` [k] to before `ended` [k] on the clock."""
+        spec, length = self.spec, ended - begun
+        returns, base_returns, gains, gain_times = np.split(sums[:, : 4 * spec.n_agents], 4, axis=1)
+        gain_times = gain_times - gains * begun[:, None]
+        values = sums[:, 4 * spec.n_agents :] / np.where(self._means, length[:, None], 1)
+        return [
+            Episode(
+                returns[i], base_returns[i], n, dict(zip(spec.metrics, row, strict=True)), gains[i], gain_times[i], g
+            )
+            for i, (n, row, g) in enumerate(zip(length.tolist(), values.tolist(), games.tolist(), strict=True))
+        ]

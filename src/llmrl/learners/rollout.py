@@ -11,7 +11,7 @@ import torch
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import ChannelsOnRequest, Policy, VecEnv, Witness
-from llmrl.core.records import Act, Observation, State, Step
+from llmrl.core.records import Act, Array, Observation, State, Step, on_host
 from llmrl.core.texts import Texts, TextTable
 from llmrl.learners.episodes import Episode, Running
 
@@ -70,7 +70,11 @@ class Rollout:
 class Collector:
     """Steps the games and remembers where they stand between rollouts.
 
-    Buffers are allocated once and reused: a 1000-step rollout of pixel observations is hundreds of megabytes.
+    Buffers are allocated once and reused: a 1000-step rollout of pixel observations is hundreds of megabytes. What is
+    small beside them (rewards, exposure, metrics, ends) is new in every rollout.
+
+    Where the environment keeps its numbers on a device, they stay there, and no step waits for it: what is decided
+    while games go on is decided by what has ended, which the processor knows.
 
     A policy that is a `Witness` is told of the starts of episodes and of every step.
 
@@ -89,6 +93,7 @@ class Collector:
     def __init__(self, env: VecEnv, policy: Policy, device: str, keep: Sequence[str] = ()) -> None:
         self.env, self.policy, self.device = env, policy, torch.device(device)
         self.spec = env.spec
+        self._env_device = None if self.spec.device is None else torch.device(self.spec.device)
         if missing := [name for name in (*policy.channels, *keep) if name not in self.spec.observation]:
             raise ConfigError(
                 f"env={self.spec.name} offers no channel {missing[0]!r}, but {', '.join(self.spec.observation)}; "
@@ -102,13 +107,13 @@ class Collector:
         self._state: torch.Tensor | None = None
         self._fresh = np.ones(self.spec.n_envs, dtype=bool)
         self._ended = np.zeros(self.spec.n_envs, dtype=bool)
-        self._running = Running.zeros(self.spec)
+        self._running = Running(self.spec)
         self._texts = {name: channel.dtype == "object" for name, channel in self.spec.observation.items()}
         self._buffers: dict[str, torch.Tensor] = {}
         self._witness = policy if isinstance(policy, Witness) else None
         self.last: tuple[Observation, Act, Step] | None = None
 
-    def reset(self, seed: int, games: np.ndarray | None = None) -> None:
+    def reset(self, seed: int | Sequence[int], games: np.ndarray | None = None) -> None:
         """Start new episodes from `seed`, forgetting those in progress; in `games` [n_envs] alone, if they are given:
         the others wait as if they had ended.
 
@@ -120,14 +125,14 @@ class Collector:
         self._state = None
         self._fresh = np.ones(self.spec.n_envs, dtype=bool) if games is None else games.copy()
         self._ended = ~self._fresh
-        self._running = Running.zeros(self.spec)
+        self._running = Running(self.spec)
         if self._witness is not None:
             self._witness.started(self._fresh.copy())
 
     def collect(
         self,
         n_steps: int,
-        generator: torch.Generator,
+        generator: torch.Generator | Sequence[torch.Generator],
         learn: bool = True,
         on_step: Callable[[], None] | None = None,
         keep_exposure: bool = False,
@@ -147,13 +152,13 @@ class Collector:
             raise ValueError("a learner needs rollouts of games that go on: restart=True")
         shape = (n_steps, self.spec.n_envs, self.spec.n_agents)
         played = 0
-        reward, base_reward = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
-        exposure: list[np.ndarray] = []
+        reward, base_reward = self._zeros(shape), self._zeros(shape)
+        exposure: Array | None = None
         terminated = np.zeros(shape[:2], dtype=bool)
         truncated = np.zeros(shape[:2], dtype=bool)
         first = np.zeros(shape[:2], dtype=bool)
-        info = {name: np.zeros(shape[:2], dtype=np.float32) for name in self.spec.metrics}
-        episodes: list[Episode] = []
+        ends = np.zeros(shape[:2], dtype=bool)
+        info = self._zeros((len(self.spec.metrics), *shape[:2]))
         numbers = self.spec.numbers
         action = (
             self._buffer("action", shape, torch.int64)
@@ -184,7 +189,7 @@ class Collector:
                 before = self._state
             self._fresh = np.zeros_like(self._fresh)
             observation = self._to_tensors(self._observation, self.policy.channels)
-            act = self.policy.act(observation, self._state, generator, greedy)
+            act = self.policy.act(observation, self._state, generator, greedy)  # type: ignore[arg-type]
             self._state = act.state
             action[t] = act.action
             if learn:
@@ -197,19 +202,20 @@ class Collector:
                 kept = {n: x for n, x in observation.items() if features is None or n in ("action_mask", *self._keep)}
                 for name, x in (kept | self._to_tensors(self._observation, self._extra)).items():
                     self._store(stored, name, t, n_steps, x)
-            step = self.env.step(act.action.cpu().numpy())
+            step = self.env.step(self._for_env(act.action))
             played += 1
             self.last = (self._observation, act, step)
             self._observation = step.observation
             reward[t], base_reward[t], terminated[t] = step.reward, step.base_reward, step.terminated
             if keep_exposure:
                 assert step.exposure is not None
-                exposure.append(step.exposure)
+                exposure = self._zeros((*shape, step.exposure.shape[-1])) if exposure is None else exposure
+                exposure[t] = step.exposure
             truncated[t] = np.asarray(step.truncated) & ~np.asarray(step.terminated)
-            for name in info:
-                info[name][t] = step.info[name]
-            ends = (terminated[t] | truncated[t]) & ~waiting
-            self._ended = ends | waiting
+            for i, name in enumerate(self.spec.metrics):
+                info[i, t] = step.info[name]
+            ends[t] = (terminated[t] | truncated[t]) & ~waiting
+            self._ended = ends[t] | waiting
             if self._witness is not None:
                 self._witness.happened(step, self._ended)
             if learn:
@@ -218,11 +224,11 @@ class Collector:
                 if truncated[t].any() or t == n_steps - 1:
                     after = self.policy.values(self._to_tensors(step.observation, self.policy.channels), self._state)
                     next_value[t] = torch.where(self._tensor(terminated[t])[:, None], 0.0, after)
-            measured = {name: x[t] for name, x in info.items()}
-            episodes += self._running.add(self.spec, base_reward[t], reward[t], measured, ends, ~waiting)
             if on_step is not None:
                 on_step()
 
+        reward, base_reward, info = reward[:played], base_reward[:played], info[:, :played]
+        episodes = self._running.add(reward, base_reward, info, ends[:played], self._ended)
         if learn:  # where the episode went on, the state reached is the next one acted in
             ended = self._tensor(terminated | truncated)[:-1, :, None]
             next_value[:-1] = torch.where(ended, next_value[:-1], value[1:])
@@ -232,15 +238,15 @@ class Collector:
             action=action[:played],
             log_prob=log_prob[:played],
             value=value[:played],
-            reward=self._tensor(reward[:played]),
-            base_reward=self._tensor(base_reward[:played]),
+            reward=self._tensor(reward),
+            base_reward=self._tensor(base_reward),
             terminated=self._tensor(terminated[:played]),
             truncated=self._tensor(truncated[:played]),
             first=self._tensor(first[:played]),
             next_value=next_value[:played],
-            info={name: x[:played] for name, x in info.items()},
+            info=dict(zip(self.spec.metrics, on_host(info), strict=True)),
             episodes=episodes,
-            exposure=self._tensor(np.stack(exposure)) if keep_exposure else None,
+            exposure=None if exposure is None else self._tensor(exposure[:played]),
             # A policy that starts from nothing starts from zeros.
             state=torch.zeros_like(self._state) if before is None and self._state is not None else before,
         )
@@ -262,12 +268,12 @@ class Collector:
         if not state:
             return
         self.env.load_state_dict(state["env"])
-        self._observation = _with_texts(state["observation"])
         # Checkpoints are read onto the processor.
+        self._observation = self._at_env(_with_texts(state["observation"]))
         self._state = None if state["state"] is None else self._tensor(state["state"])
         self._fresh = np.array(state["fresh"])
         self._ended = np.array(state["ended"])
-        self._running = Running.from_state(state["running"])
+        self._running = Running(self.spec, state["running"])
 
     def _store(self, stored: dict[str, Any], name: str, t: int, n_steps: int, x: Any) -> None:
         """Keep what was observed in step `t`; of texts, each different one once a rollout."""
@@ -286,12 +292,31 @@ class Collector:
             buffer = self._buffers[name] = torch.empty(shape, dtype=dtype, device=self.device)
         return buffer
 
+    def _zeros(self, shape: tuple[int, ...]) -> Array:
+        """Room for float32 numbers as the environment gives them."""
+        if self._env_device is None:
+            return np.zeros(shape, dtype=np.float32)
+        return torch.zeros(shape, dtype=torch.float32, device=self._env_device)
+
+    def _for_env(self, action: torch.Tensor) -> Array:
+        return action.cpu().numpy() if self._env_device is None else _moved(action, self._env_device)
+
+    def _at_env(self, observation: Observation | None) -> Observation | None:
+        if observation is None or self._env_device is None:
+            return observation
+        return {name: x if self._texts[name] else _moved(x, self._env_device) for name, x in observation.items()}
+
     def _to_tensors(self, observation: Observation, channels: Sequence[str]) -> dict[str, Any]:
         """Tensors; texts stay the arrays they are."""
         return {name: observation[name] if self._texts[name] else self._tensor(observation[name]) for name in channels}
 
     def _tensor(self, x: Any) -> torch.Tensor:
-        return torch.as_tensor(x, device=self.device)
+        return _moved(x, self.device)
+
+
+def _moved(x: Any, device: torch.device) -> torch.Tensor:
+    """Without waiting for what a GPU is doing: memory that is not pinned is read before the call returns."""
+    return torch.as_tensor(x).to(device, non_blocking=device.type == "cuda")
 
 
 def _plain_texts(observation: Observation | None) -> dict[str, Any] | None:

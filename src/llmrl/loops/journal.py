@@ -11,7 +11,7 @@ import numpy as np
 
 from llmrl.core.pictures import beside
 from llmrl.core.protocols import VecEnv
-from llmrl.core.records import Act, Observation, State, Step, embedded
+from llmrl.core.records import Act, Observation, State, Step, embedded, on_host
 from llmrl.loops.outcomes import add_spent
 from llmrl.run.episodes import EpisodeFiles
 
@@ -76,7 +76,7 @@ class Journal:
 
     def step(self, observation: Observation, act: Act, step: Step, over: Mapping[int, Mapping[str, Any]]) -> None:
         """What was seen and done, what it led to, and the row of each game whose episode is over."""
-        reward = np.asarray(step.reward)
+        actions, reward = on_host(act.action), on_host(step.reward)
         for game in self._games():
             so_far = self._so_far[game]
             notes = [{}] * self.spec.n_agents if act.notes is None else act.notes[game]
@@ -85,7 +85,7 @@ class Journal:
                 so_far["thoughts"][a] = note.get("reflection", so_far["thoughts"][a])
             # Words cost more than a step of most games, so they are found only where they are written or shown.
             if so_far["recorded"] or game in self._pictures:
-                lines = [self._line(observation, act, reward, game, a, note) for a, note in enumerate(notes)]
+                lines = [self._line(observation, actions, reward, game, a, note) for a, note in enumerate(notes)]
                 self._write(game, lines)
             so_far["return"] += float(reward[game].mean())
             so_far["steps"] += 1
@@ -123,14 +123,20 @@ class Journal:
             self._film(game, self._pictures[game], words)
 
     def _line(
-        self, observation: Observation, act: Act, reward: np.ndarray, game: int, agent: int, note: Mapping[str, Any]
+        self,
+        observation: Observation,
+        actions: np.ndarray,
+        reward: np.ndarray,
+        game: int,
+        agent: int,
+        note: Mapping[str, Any],
     ) -> dict[str, Any]:
         line: dict[str, Any] = {"step": int(self._so_far[game]["steps"])}
         if self.spec.n_agents > 1:
             line["agent"] = agent
         if "text" in observation:
             line["observation"] = embedded(str(observation["text"][game, agent]))
-        taken = act.action[game, agent]
+        taken = actions[game, agent]
         if self.spec.numbers is None:
             line["action"] = self.spec.action_names[int(taken)]
         else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from llmrl.core.protocols import Policy, VecEnv, Witness
-from llmrl.core.records import Act, State, Step
+from llmrl.core.records import Act, State, Step, on_host
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.texts import Texts
 from llmrl.learners.rollout import Rollout
@@ -84,12 +84,12 @@ class Recorder:
 
     def step(self, observation: Mapping[str, Any], act: Act, step: Step) -> None:
         """What was seen, done and led to in all games; those whose episode is over are passed by."""
-        actions = act.action.cpu().numpy()
-        log_prob, value = (None if x is None else x.cpu().numpy() for x in (act.log_prob, act.value))
-        reward, base = np.asarray(step.reward), np.asarray(step.base_reward)
+        actions = on_host(act.action)
+        log_prob, value = (None if x is None else on_host(x) for x in (act.log_prob, act.value))
+        reward, base = on_host(step.reward), on_host(step.base_reward)
         terminated = np.asarray(step.terminated)
         truncated = np.asarray(step.truncated) & ~terminated
-        success = np.asarray(step.info["success"]) if "success" in self.spec.metrics else None
+        success = on_host(step.info["success"]) if "success" in self.spec.metrics else None
         texts = None if self.text is None else observation[self.text]
         for game, rows in enumerate(self._open):
             if rows is None:

@@ -11,7 +11,7 @@ import torch
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.protocols import ChatModel
-from llmrl.core.records import Act, State, Step
+from llmrl.core.records import Act, State, Step, on_host
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.asking import Asked, Asker, Question, most_that_fit
 from llmrl.llms.prompts import Prompt, Prompts
@@ -110,7 +110,7 @@ class LLMPolicy:
 
     def happened(self, step: Step, ended: np.ndarray) -> None:
         """What the last actions led to."""
-        reward, terminated = np.asarray(step.reward), np.asarray(step.terminated)
+        reward, terminated = on_host(step.reward), np.asarray(step.terminated)
         for game in np.flatnonzero(self.playing):
             for agent, seat in enumerate(self.seats[game]):
                 seat.happened(float(reward[game, agent]))

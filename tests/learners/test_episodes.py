@@ -1,0 +1,95 @@
+"""The sums of episodes, against sums made step by step."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from llmrl.core.spaces import EnvSpec
+from llmrl.learners import episodes
+from llmrl.learners.episodes import Running
+
+T, GAMES, AGENTS = 12, 3, 2
+METRICS = {"dirt": "last", "apples": "sum", "zaps": "mean"}
+# Quarters, whose sums are exact; a metric may know nothing of a step.
+rewards = arrays.arrays(np.float32, (2, T, GAMES, AGENTS), elements=st.integers(-8, 8).map(lambda x: x / 4))
+infos = arrays.arrays(np.float32, (3, T, GAMES), elements=st.sampled_from([0.0, 0.25, 3.0, np.nan]))
+ends = arrays.arrays(bool, (T, GAMES), elements=st.integers(0, 4).map(lambda x: x == 0))
+cuts = st.sets(st.integers(1, T - 1)).map(sorted)
+
+
+def make_spec(device=None):
+    return EnvSpec("toy", GAMES, AGENTS, {}, 2, ("a", "b"), 5, metrics=METRICS, device=device)
+
+
+def by_steps(reward, base, info, over):
+    """(game, returns, base returns, length, summaries, gains, gain times) of each episode, in the order of the ends."""
+    found, begun = [], np.zeros(GAMES, dtype=int)
+    for t, game in np.argwhere(over):
+        own = slice(begun[game], t + 1), game
+        gained = base[own] > 0
+        last, total, mean = info[0][own][-1], info[1][own].sum(), info[2][own].sum() / len(info[2][own])
+        times = (gained * np.arange(len(gained))[:, None]).sum(0)
+        found.append(
+            (game, reward[own].sum(0), base[own].sum(0), len(gained), (last, total, mean), gained.sum(0), times)
+        )
+        begun[game] = t + 1
+    return found
+
+
+def check(got, expected):
+    assert len(got) == len(expected)
+    for e, (game, returns, base, length, summaries, gains, times) in zip(got, expected, strict=True):
+        assert (e.game, e.length) == (game, length) and list(e.summaries) == list(METRICS)
+        pairs = [(e.returns, returns), (e.base_returns, base), (e.gains, gains), (e.gain_times, times)]
+        for x, y in [*pairs, (list(e.summaries.values()), summaries)]:
+            np.testing.assert_array_equal(np.asarray(x, dtype=np.float32), np.asarray(y, dtype=np.float32))
+
+
+@given(rewards, infos, ends, cuts, st.sampled_from([1, 40, 2**22]), st.booleans(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_sums_are_those_of_the_steps(reward, info, over, pieces, block, on_tensors, resumed):
+    """However the steps are cut into rollouts and blocks, and also after a resume."""
+    spec = make_spec("cpu" if on_tensors else None)
+    running, got = Running(spec), []
+    as_given = torch.from_numpy if on_tensors else np.asarray
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(episodes, "BLOCK", block)
+        for a, b in zip([0, *pieces], [*pieces, T], strict=True):
+            if resumed:
+                running = Running(spec, running.state_dict())
+            waiting = np.zeros(GAMES, dtype=bool)
+            told = (as_given(x) for x in (reward[0, a:b], reward[1, a:b], info[:, a:b]))
+            got += running.add(*told, over[a:b], waiting)
+    check(got, by_steps(*reward, info, over))
+
+
+def test_what_a_game_shows_while_it_waits_counts_nothing():
+    running, ones = Running(make_spec()), np.ones((4, GAMES, AGENTS), dtype=np.float32)
+    info = np.ones((len(METRICS), 4, GAMES), dtype=np.float32)
+    over = np.zeros((4, GAMES), dtype=bool)
+    over[1, 0] = True
+    assert [e.length for e in running.add(ones, ones, info, over, np.array([True, False, True]))] == [2]
+    over[:] = False
+    over[2] = True
+    found = running.add(ones, ones, info, over, np.zeros(GAMES, dtype=bool))
+    assert [e.length for e in found] == [3, 7, 3]
+    assert [e.returns.tolist() for e in found] == [[3, 3], [7, 7], [3, 3]]
+    assert [e.gain_times.tolist() for e in found] == [[3, 3], [21, 21], [3, 3]]
+    assert [e.summaries["apples"] for e in found] == [3, 7, 3]
+
+
+def test_sums_are_of_double_precision():
+    """A million steps of 0.1 in float32 are off by far more than this."""
+    spec = EnvSpec("toy", 1, 1, {}, 2, ("a", "b"), 5)
+    running, reward = Running(spec), np.full((1000, 1, 1), 0.1, dtype=np.float32)
+    info = np.zeros((0, 1000, 1), dtype=np.float32)
+    over = np.zeros((1000, 1), dtype=bool)
+    for _ in range(99):
+        running.add(reward, reward, info, over, np.zeros(1, dtype=bool))
+    over[-1] = True
+    [episode] = running.add(reward, reward, info, over, np.zeros(1, dtype=bool))
+    assert episode.returns[0] == pytest.approx(100_000 * float(np.float32(0.1)), rel=1e-12)
+    assert episode.gain_times[0] == 100_000 * 99_999 // 2

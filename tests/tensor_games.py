@@ -1,0 +1,39 @@
+"""Any game as one that keeps its numbers on a device."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from llmrl.core.records import Step
+
+
+class OnDevice:
+    """A game of arrays that gives tensors. On `meta`, where tensors have no numbers, action 0 is played."""
+
+    def __init__(self, env, device="cpu"):
+        self.env, self.spec = env, replace(env.spec, device=device)
+        self.actions = []  # as they were given
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+    def reset(self, mask=None, seed=None):
+        assert mask is None or isinstance(mask, np.ndarray)
+        return {name: self._tensor(x) for name, x in self.env.reset(mask, seed).items()}
+
+    def step(self, action):
+        self.actions.append(action)
+        step = self.env.step(np.zeros(action.shape, int) if self.spec.device == "meta" else np.asarray(action))
+        return Step(
+            {name: self._tensor(x) for name, x in step.observation.items()},
+            self._tensor(step.reward),
+            self._tensor(step.base_reward),
+            step.terminated,
+            step.truncated,
+            {name: self._tensor(x) for name, x in step.info.items()},
+            None if step.exposure is None else self._tensor(step.exposure),
+        )
+
+    def _tensor(self, x):
+        return torch.as_tensor(np.array(x)).to(self.spec.device)
