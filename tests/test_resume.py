@@ -36,6 +36,7 @@ PRINCIPALS = {
     "cem": ("principal=cem", "principal.population=4"),
     "cmaes": ("principal=cmaes", "principal.population=4"),
     "thompson, four at once": ("principal=thompson", "design.candidates=4"),
+    "random, two at once, two societies each": ("principal=random", "design.candidates=2", "design.societies=2"),
 }
 
 

@@ -112,6 +112,11 @@ class PPOAgent:
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         return {} if self._ppo is None else self._ppo.update(rollout, generator)
 
+    @property
+    def learner(self) -> PPO | None:
+        """What learns (`LearnsByPPO`); None where nothing does, or where a subclass updates in its own way."""
+        return self._ppo if type(self).update is PPOAgent.update else None
+
     def meta_learner(self, values: np.ndarray, settings: MetaSettings) -> MetaGradient:
         """The learner as a differentiable function of the mechanism's values, for one principal step.
 

@@ -40,8 +40,8 @@ LOOPS: Mapping[LoopKind, str] = {
 
 @dataclass
 class Parts:
-    """What one experiment is made of: one agent, with a teacher of its own, for each proposal that is tried at once
-    (else one); `teacher` is the last agent's, `llm` is None when no part asks for a model."""
+    """What one experiment is made of: one agent, with a teacher of its own, for each society of the proposals that are
+    tried at once (else one); `teacher` is the last agent's, `llm` is None when no part asks for a model."""
 
     env: VecEnv
     agents: Sequence[Agent]
@@ -163,7 +163,7 @@ def build_parts(
         render = True
     if render is not None and "render" in env_node:
         env_node["render"] = render
-    env: VecEnv = Builder({"seeds": seeds.child("env")}, trusted).build(env_node, "env")
+    env: VecEnv = Builder({"seeds": seeds.child("env"), "device": device}, trusted).build(env_node, "env")
     try:
         kind = loop_kind(config)
         governed = kind == "design"
@@ -182,13 +182,16 @@ def build_parts(
         if governed and env.spec.mechanism is None:
             raise ConfigError(no_mechanism(env, config["principal"]))
         offered["cores"] = worker_cores(config)
-        societies = config["design"]["candidates"] if governed and not play_only else 1
-        if societies > 1:
-            offered["spec"] = replace(env.spec, n_envs=env.spec.games_per_group(societies))
+        design = config["design"]
+        shared = governed and not play_only
+        candidates, societies = (design["candidates"], design["societies"]) if shared else (1, 1)
+        if candidates * societies > 1:
+            offered["spec"] = replace(env.spec, n_envs=env.spec.games_per_group(candidates * societies))
         agents, teacher = [], None
-        for _ in range(societies):
-            teacher = Builder({**offered, "seeds": seeds.child("teacher")}, trusted).build(config["teacher"], "teacher")
-            builder = Builder({**offered, "seeds": seeds.child("agent"), "teacher": teacher}, trusted)
+        # In the order of `loops.societies.Societies`.
+        for own in [seeds.beside(i) for i in range(societies)] * candidates:
+            teacher = Builder({**offered, "seeds": own.child("teacher")}, trusted).build(config["teacher"], "teacher")
+            builder = Builder({**offered, "seeds": own.child("agent"), "teacher": teacher}, trusted)
             if teacher is not None and not builder.needs(config["agent"], "teacher", "agent"):
                 raise ConfigError("a teacher is one more loss of a learning agent; use agent=ppo, or teacher=none")
             agents.append(builder.build(config["agent"], "agent"))
@@ -302,7 +305,8 @@ def game_processes(config: Config) -> int:
     if "env" not in config:
         return 0
     env = Builder(trusted=config["trusted_modules"]).locate(config["env"]["_target_"], "env")
-    return int(config["env"].get("n_envs", 1)) if getattr(env, "game_per_process", False) else 0
+    counted = getattr(env, "game_processes", None)
+    return 0 if counted is None else int(counted(config["env"]))
 
 
 def worker_cores(config: Config) -> int:

@@ -125,7 +125,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         chosen = _proposal(args.mechanism, history)
         mechanism = _mechanism(args.mechanism, chosen, spec)
         context = _context(args.context, chosen, spec)
-        society = _society(history)
+        society = _society(history, config["design"].get("societies", 1))
         agent.load_state_dict(state["agents"][society])
         players = build_players(names, whole, parts)
         seeds = Seeds(args.seed).child("evaluate")
@@ -249,10 +249,11 @@ def _proposal(choice: str, history: list[dict[str, Any]]) -> dict[str, Any] | No
     return max(rows, key=lambda row: float(row["objective"]))
 
 
-def _society(history: list[dict[str, Any]]) -> int:
-    """Which of the saved societies plays: of several that were tried side by side, that of the last step's best."""
+def _society(history: list[dict[str, Any]], several: int) -> int:
+    """Which of the saved societies plays: of several that were tried side by side, that of the last step's best; of
+    `several` under one proposal, the first, which is the one that the run's own seed gives."""
     row = _proposal("last", history)
-    return 0 if row is None else int(row["candidate"])
+    return 0 if row is None else int(row["candidate"]) * several
 
 
 def _mechanism(choice: str, proposal: dict[str, Any] | None, spec: Any) -> Any:

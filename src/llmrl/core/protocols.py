@@ -37,16 +37,24 @@ class VecEnv(Protocol):
 
     spec: EnvSpec
 
-    def reset(self, mask: Array | None = None, seed: int | None = None) -> Observation:
+    def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         """Start new episodes in the games where `mask` [n_envs] is true (None: all); return every game's observation.
 
-        `seed` reseeds the environment's random stream first.
+        `seed` reseeds the environment's random stream first. A sequence of G seeds divides the games into G equal
+        groups, in order, each with a stream of its own: group g then draws, in this reset and in later ones without
+        `seed`, what an environment of n_envs / G games draws after `reset(seed=seed[g])`. So equal seeds give equal
+        games, whatever `pair_games` says, which counts again from the next plain seed on. Only environments with a
+        mechanism need take sequences (`design.societies`).
+
+        Raises:
+            ConfigError: the games cannot be divided so.
         """
         ...
 
     def step(self, action: Array) -> Step:
         """Advance all games by one step; `action` is [n_envs, n_agents] int, or [n_envs, n_agents, a] where an action
-        is several numbers. A game that ended stays as it is, with rewards of 0, until it is reset."""
+        is several numbers; a tensor on `spec.device` or a NumPy array where there is a device, else a NumPy array. A
+        game that ended stays as it is, with rewards of 0, until it is reset."""
         ...
 
     def pair_games(self, groups: int) -> None:

@@ -32,6 +32,10 @@ class Seeds:
         key = name if isinstance(name, int) else zlib.crc32(name.encode())
         return Seeds(self.seed, (*self._path, key))
 
+    def beside(self, places: int) -> Seeds:
+        """The same node of the tree whose root is `places` further on: what the run with seed + places has here."""
+        return Seeds(self.seed + places, self._path)
+
     def sequence(self, name: str | int) -> np.random.SeedSequence:
         return np.random.SeedSequence(self.seed, spawn_key=self.child(name)._path)
 

@@ -6,6 +6,8 @@ Escape Room of Yang et al. (2020, arXiv 2006.06051) by a context: which lever wo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from llmrl.core.errors import ConfigError
@@ -109,7 +111,7 @@ class EscapeRoom:
             exposure=mechanism,
         )
         self._groups = 1
-        self._rng = seeds.numpy("contexts")
+        self._rngs = [seeds.numpy("contexts")]  # one for each equal group of games
         self._next_context = fixed_context  # lever of the episodes to come; None: drawn
         self._incentives = np.zeros((n_envs, n_places))
         self._place = np.full((n_envs, n_agents), self._start)
@@ -117,13 +119,18 @@ class EscapeRoom:
         self._time = np.zeros(n_envs, dtype=np.int64)
         self._ended = np.ones(n_envs, dtype=bool)
 
-    def reset(self, mask: Array | None = None, seed: int | None = None) -> Observation:
-        """Start new episodes where `mask` [n_envs] is true (None: everywhere); `seed` reseeds the draw of contexts."""
+    def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
+        """Start new episodes where `mask` [n_envs] is true (None: everywhere); `seed` reseeds the draw of contexts, a
+        sequence that of each of so many equal groups of games (`VecEnv.reset`)."""
         if seed is not None:
-            self._rng = Seeds(seed).numpy("contexts")
+            several = seed if isinstance(seed, Sequence) else [seed]
+            self._rngs = [Seeds(each).numpy("contexts") for each in several]
         chosen = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
         # A draw for every game, also those that go on, so that what one game draws does not hang on the others.
-        drawn = np.tile(self._rng.integers(self._n_levers, size=self.spec.n_envs // self._groups), self._groups)
+        groups = len(self._rngs)
+        size = self.spec.games_per_group(groups if groups > 1 else self._groups)
+        drawn = np.concatenate([rng.integers(self._n_levers, size=size) for rng in self._rngs])
+        drawn = np.tile(drawn, self.spec.n_envs // len(drawn))
         self._lever[chosen] = drawn[chosen] if self._next_context is None else self._next_context
         self._place[chosen] = self._start
         self._time[chosen] = 0
@@ -214,7 +221,7 @@ class EscapeRoom:
 
     def state_dict(self) -> State:
         return {
-            "rng": self._rng.bit_generator.state,
+            "rngs": [rng.bit_generator.state for rng in self._rngs],
             "next_context": self._next_context,
             "incentives": self._incentives.copy(),
             "place": self._place.copy(),
@@ -224,7 +231,11 @@ class EscapeRoom:
         }
 
     def load_state_dict(self, state: State) -> None:
-        self._rng.bit_generator.state = state["rng"]
+        # States saved by an earlier version have one.
+        saved = state.get("rngs") or [state["rng"]]
+        self._rngs = [np.random.default_rng() for _ in saved]
+        for rng, each in zip(self._rngs, saved, strict=True):
+            rng.bit_generator.state = each
         self._next_context = state["next_context"]
         self._incentives = state["incentives"].copy()
         self._place = state["place"].copy()

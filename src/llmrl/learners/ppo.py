@@ -6,7 +6,7 @@ Plain policy gradient is the same with one epoch, one batch and no clipping (`ag
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -149,9 +149,27 @@ class PPO:
                 "target": target[:, :, agents].reshape(-1),
             }
             data |= {name: x[:, :, agents].flatten(0, 2) for name, x in (advice or {}).items()}
-            records += self._epochs(updater, self._minibatches(rollout, agents, data), generator)
+            minibatches = self._minibatches(rollout, agents, data)
+            records += self.epochs(updater, (minibatches.epoch(generator) for _ in range(self.settings.epochs)))
         # One transfer for all minibatches.
         means = torch.stack([torch.stack([record[name] for name in OWN]) for record in records]).mean(0).tolist()
+        unexplained = unexplained_variance(target.detach().flatten(), rollout.value.flatten())
+        metrics = self.report(means, len(records), float(unexplained))
+        for name in [name for name in records[0] if name not in OWN]:
+            metrics[name] = float(torch.stack([record[name] for record in records]).double().mean())
+        return metrics if self.teacher is None else metrics | self.teacher.metrics()
+
+    def report(self, means: Sequence[float], steps: int, unexplained: float) -> dict[str, float]:
+        """An update's metrics.
+
+        Args:
+            means: of what its steps recorded, in the order of `OWN`.
+            steps: of the optimizer.
+            unexplained: share of the targets' variance that the values left (`unexplained_variance`).
+
+        Raises:
+            Diverged: one of the means is no number any more.
+        """
         metrics = {f"loss/{name}": value for name, value in zip(OWN, means, strict=True)}
         if not all(math.isfinite(value) for value in means):
             raise Diverged(
@@ -161,14 +179,9 @@ class PPO:
                 "agent.ppo.max_grad_norm, and with a wider floating-point type if it is a half-precision one"
             )
         if self.settings.baseline == "value":
-            target = target.detach()
-            variance = target.var(correction=0)
-            unexplained = (target - rollout.value).var(correction=0) / variance.clamp_min(1e-8)
-            metrics["loss/explained_variance"] = float(1 - unexplained)
-        metrics["loss/updates"] = float(len(records))
-        for name in [name for name in records[0] if name not in OWN]:
-            metrics[name] = float(torch.stack([record[name] for record in records]).double().mean())
-        return metrics if self.teacher is None else metrics | self.teacher.metrics()
+            metrics["loss/explained_variance"] = 1 - unexplained
+        metrics["loss/updates"] = float(steps)
+        return metrics
 
     def samples(self, rollout: Rollout, agents: slice) -> Batch:
         """The samples of some agents with time, games and agents merged, [T * n_envs * k, ...]."""
@@ -190,21 +203,25 @@ class PPO:
         first = rollout.first[:, :, None].expand(-1, -1, state.shape[1]).flatten(1)
         return Sequences(data, size, first, state.flatten(0, 1))
 
-    def _epochs(self, updater: Updater, minibatches: Samples | Sequences, generator: torch.Generator) -> list[Record]:
+    def epochs(self, updater: Updater, epochs: Iterable[Iterable[Batch]]) -> list[Record]:
+        """Steps down the loss of every minibatch of some epochs, as long as the policy stays near enough; a record
+        each. Of stacked societies, minibatches and records have one axis more, first."""
         s = self.settings
         records: list[Record] = []
-        for _ in range(s.epochs):
-            for batch in minibatches.epoch(generator):
+        for epoch in epochs:
+            for batch in epoch:
                 advantage = batch["advantage"]
-                if s.normalize_advantage and len(advantage) > 1:
-                    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+                if s.normalize_advantage and advantage.shape[-1] > 1:
+                    centred = advantage - advantage.mean(-1, keepdim=True)
+                    advantage = centred / (advantage.std(-1, keepdim=True) + 1e-8)
                 records.append(updater.step({**batch, "weight": advantage}, lambda b: self._loss(updater, b)))
             if s.target_kl is not None and records[-1]["kl"] > s.target_kl:
                 break
         return records
 
     def _loss(self, updater: Updater, batch: Batch) -> tuple[torch.Tensor, Record]:
-        """The mean loss of samples, and its parts: policy, value, entropy, KL, fraction clipped, the teacher's.
+        """The mean loss of samples [..., n] over the last axis, and its parts: policy, value, entropy, KL, fraction
+        clipped, the teacher's.
 
         `weight` is the advantage as the policy's loss weighs it, normalised in the minibatch if it is to be.
         """
@@ -213,18 +230,18 @@ class PPO:
         log_prob, entropy = categorical.log_prob_entropy(logits, batch["action"])
         log_ratio = log_prob - batch["log_prob"]
         ratio = log_ratio.exp()
-        policy_loss = -surrogate(ratio, batch["weight"], s.clip).mean()
-        mean_entropy = entropy.mean()
+        policy_loss = -surrogate(ratio, batch["weight"], s.clip).mean(-1)
+        mean_entropy = entropy.mean(-1)
         if s.baseline == "value":
-            value_loss = 0.5 * value_error(value, batch["value"], batch["target"], s.value_clip).mean()
+            value_loss = 0.5 * value_error(value, batch["value"], batch["target"], s.value_clip).mean(-1)
             loss = policy_loss + s.value_coefficient * value_loss - s.entropy_coefficient * mean_entropy
         else:
             value_loss = torch.zeros_like(policy_loss)
             loss = policy_loss - s.entropy_coefficient * mean_entropy
         with torch.no_grad():
             # KL(old || new) by the k3 estimator: unbiased and never negative (Schulman 2020).
-            kl = (ratio - 1 - log_ratio).mean()
-            clipped = ((ratio - 1).abs() > (math.inf if s.clip is None else s.clip)).to(kl.dtype).mean()
+            kl = (ratio - 1 - log_ratio).mean(-1)
+            clipped = ((ratio - 1).abs() > (math.inf if s.clip is None else s.clip)).to(kl.dtype).mean(-1)
         record = {"policy": policy_loss, "value": value_loss, "entropy": mean_entropy, "kl": kl}
         record["clip_fraction"] = clipped
         if self.teacher is not None:
@@ -257,3 +274,9 @@ class PPO:
     def _new_updaters(self) -> list[InPlace]:
         s = self.settings
         return [InPlace(network, s.learning_rate, s.adam_eps, s.max_grad_norm) for network, _ in self.policy.groups()]
+
+
+def unexplained_variance(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Variance of what values leave of their targets, as a share of the targets' own: [..., n] -> [...]."""
+    variance = target.var(-1, correction=0).clamp_min(1e-8)
+    return (target - value).var(-1, correction=0) / variance

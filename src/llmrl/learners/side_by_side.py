@@ -10,13 +10,18 @@ import torch
 from llmrl.core.protocols import Policy
 from llmrl.core.records import Act
 from llmrl.learners.rollout import Rollout
+from llmrl.networks.stacked_policies import StackedPolicies, stackable_policies
 
 
 class SideBySide:
     """Policies that each play one of equal groups of games, in order, as one policy.
 
-    All groups draw the same random numbers for their actions, and start from the same games (`VecEnv.pair_games`), so
-    that what differs between them is what they were given to compare: common random numbers.
+    Groups given one generator, all of them or some, draw the same random numbers for their actions (and start from the
+    same games, `VecEnv.reset`), so that what differs between them is what they were given to compare: common random
+    numbers.
+
+    Networks of one shape are computed in one batch, to float tolerance, with the weights they had at the last
+    `restack`.
 
     Args:
         policies: one a group.
@@ -26,19 +31,29 @@ class SideBySide:
     def __init__(self, policies: Sequence[Policy], games: int) -> None:
         self.policies, self.games = policies, games
         self.channels = policies[0].channels
+        self._stackable = stackable_policies(policies)
+        self._stacked: StackedPolicies | None = None
+
+    def restack(self) -> None:
+        """Play with the weights that the policies have now; to be called after they changed."""
+        if self._stacked is not None:
+            self._stacked.read()
 
     def act(
         self,
         observation: dict[str, torch.Tensor],
         state: torch.Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
         greedy: bool = False,
     ) -> Act:
         assert generator is not None
-        start, acts = generator.get_state(), []
+        own = [generator] * len(self.policies) if isinstance(generator, torch.Generator) else list(generator)
+        if (stacked := self._stack(observation)) is not None:
+            return stacked.act(observation, own, greedy)
+        start, acts = {id(each): each.get_state() for each in own}, []
         for i, policy in enumerate(self.policies):
-            generator.set_state(start)
-            acts.append(policy.act(self._own(observation, i), self._games(state, i), generator, greedy))
+            own[i].set_state(start[id(own[i])])
+            acts.append(policy.act(self._own(observation, i), self._games(state, i), own[i], greedy))
         return Act(
             action=torch.cat([act.action for act in acts]),
             log_prob=_joined([act.log_prob for act in acts]),
@@ -49,8 +64,17 @@ class SideBySide:
         )
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
+        if (stacked := self._stack(observation)) is not None:
+            return stacked.values(observation)
         policies = enumerate(self.policies)
         return torch.cat([policy.values(self._own(observation, i), self._games(state, i)) for i, policy in policies])
+
+    def _stack(self, observation: dict[str, torch.Tensor]) -> StackedPolicies | None:
+        """The policies as one, if that can be had and pays."""
+        if self._stackable and self._stacked is None:
+            self._stacked = StackedPolicies(self.policies, self.games, observation)  # type: ignore[arg-type]
+            self._stackable = self._stacked.pays
+        return self._stacked if self._stackable else None
 
     def _own(self, observation: dict[str, torch.Tensor], i: int) -> dict[str, torch.Tensor]:
         return {name: x[i * self.games : (i + 1) * self.games] for name, x in observation.items()}

@@ -57,12 +57,15 @@ class InPlace:
         network: what is trained; parameters that require no gradient stay as they are.
         learning_rate, eps: of Adam.
         max_grad_norm: the gradient of all parameters together is scaled down to this norm.
+
+    Attributes:
+        divided: whether processes have divided the parameters among them.
     """
 
     def __init__(self, network: nn.Module, learning_rate: float, eps: float, max_grad_norm: float) -> None:
         self.network, self.max_grad_norm = network, max_grad_norm
         self.parameters = [p for p in network.parameters() if p.requires_grad]
-        self._divided = any_divided(self.parameters)
+        self.divided = any_divided(self.parameters)
         # Fused: one kernel for all parameters instead of several for each.
         self.optimizer = torch.optim.Adam(groups(self.parameters), lr=learning_rate, eps=eps, fused=True)
 
@@ -94,14 +97,14 @@ class InPlace:
         """Of the optimiser, as of one that has all parameters whole and in one group: what several processes have
         divided among them, one can go on with, and the other way round."""
         saved: State = gathered(self.optimizer.state_dict())
-        if not self._divided:
+        if not self.divided:
             return saved
         order = self._order()
         group = {**saved["param_groups"][0], "params": list(range(len(order)))}
         return {"state": {order[i]: x for i, x in saved["state"].items()}, "param_groups": [group]}
 
     def load_state_dict(self, state: State) -> None:
-        if self._divided:
+        if self.divided:
             own: State = self.optimizer.state_dict()
             order = self._order()
             parts = {
@@ -120,7 +123,7 @@ class InPlace:
         return [places[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
 
     def _descend(self) -> torch.Tensor:
-        if self._divided:
+        if self.divided:
             assert isinstance(self.network, InPieces)
             norm = clip_gradients(self.parameters, self.max_grad_norm, self.network.processes)
             self.optimizer.step()

@@ -16,9 +16,9 @@ from llmrl.core.records import CallEstimate, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Objective
 from llmrl.learners.rollout import Collector, Episode, Rollout
-from llmrl.learners.side_by_side import SideBySide, split
 from llmrl.loops.differentiating import differentiable_agent
 from llmrl.loops.scoring import Score, proposal_metrics, score
+from llmrl.loops.societies import Societies
 from llmrl.loops.welfare import summarize
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ class DesignLoop:
     episode, then one update), validate for some episodes with frozen policies, tell the principal the outcomes.
 
     Several vectors of a step are compared in parallel: each governs an equal share of the games and a society of its
-    own, and all societies start from the same weights and draw the same random numbers.
+    own, and all societies start from the same weights and draw the same random numbers. A vector may govern several
+    societies that differ in these, and is judged by their mean (`Societies`).
 
     A principal that learns from gradients gets one through the agents' updates of the step. The graph of such a step
     cannot be saved, so a run that is killed within it begins the step anew, with the same numbers.
@@ -45,18 +46,21 @@ class DesignLoop:
     bit for bit from any checkpoint on a deterministic engine.
 
     Args:
-        env, agents, principal: the parts; one agent a candidate. The environment needs a mechanism and a horizon.
+        env, agents, principal: the parts; an agent for each society (`Societies`). The environment needs a mechanism
+            and a horizon.
         seeds: root of the loop's random numbers.
         device: of the policy.
         steps: principal steps.
         candidates: vectors proposed in each.
         adapt_rounds: episodes each game plays, with one update after each, before validation.
-        validate_episodes: episodes the objective of a vector is averaged over; rounded up to a multiple of its games.
+        validate_episodes: episodes of a society that the objective of a vector is averaged over; rounded up to a
+            multiple of its games.
         reset_agents: back to the original weights before every principal step.
         objective: the measure of welfare the principal is judged on; None is the environment's own.
         spending_cost: what it loses for each unit of reward that its mechanism pays out beyond what it takes.
         meter: totals of the language model's calls, logged with every principal step; None if none is used.
         teacher: the agents', whose channels rollouts hold too; None if there is none.
+        societies: that each vector governs.
 
     Raises:
         ConfigError: parts that cannot work together.
@@ -78,6 +82,7 @@ class DesignLoop:
         spending_cost: NonNegativeFloat = 0.0,
         meter: Meter | None = None,
         teacher: Teacher | None = None,
+        societies: PositiveInt = 1,
     ) -> None:
         if env.spec.horizon is None:
             raise ConfigError(
@@ -95,20 +100,22 @@ class DesignLoop:
                 f"design.candidates={candidates} compares proposals on societies that start alike, and with "
                 "design.reset_agents=false they would grow apart; set design.reset_agents=true or design.candidates=1"
             )
+        if societies > 1 and isinstance(principal, GradientProposer):
+            raise ConfigError(
+                f"design.societies={societies}: {type(principal).__name__} (principal=metagrad) differentiates the "
+                "learning of one society; set design.societies=1, or choose another principal"
+            )
         self.env, self.agents, self.principal, self.seeds = env, agents, principal, seeds
         self.horizon, self.candidates = env.spec.horizon, candidates
         self.steps, self.adapt_rounds, self.reset_agents = steps, adapt_rounds, reset_agents
-        self.games = env.spec.games_per_group(candidates)
-        env.pair_games(candidates)
-        self.validate_rounds = -(-validate_episodes // self.games)
+        self.societies = Societies(env, agents, candidates, societies)
+        self.validate_rounds = -(-validate_episodes // self.societies.games)
         self.objective: Objective = objective or env.spec.objective
         self.spending_cost = spending_cost
         self.meter = meter
         self.differentiable = differentiable_agent(env, agents[0], principal, adapt_rounds)
-        policies = [agent.policy for agent in agents]
         keep = () if teacher is None else teacher.channels
-        policy = policies[0] if candidates == 1 else SideBySide(policies, self.games)
-        self.collector = Collector(env, policy, device, keep)
+        self.collector = Collector(env, self.societies.policy, device, keep)
         # The progress of the run, all of it in a checkpoint.
         self.step = 0
         self.round = 0
@@ -124,10 +131,12 @@ class DesignLoop:
 
     def plan(self) -> list[tuple[str, str]]:
         several = "" if self.candidates == 1 else f" of {self.candidates:,} proposals each"
+        games, n = self.societies.games, self.societies.several
+        whose, each = ("a proposal", "") if n == 1 else ("a society", f", {n:,} societies a proposal")
         return [
-            ("  principal steps", f"{self.steps:,}{several}"),
-            ("  adaptation", f"{self.adapt_rounds:,} rounds x {self.games} games a proposal, one update each"),
-            ("  validation", f"{self.validate_rounds * self.games:,} episodes a proposal"),
+            ("  principal steps", f"{self.steps:,}{several}{each}"),
+            ("  adaptation", f"{self.adapt_rounds:,} rounds x {games} games {whose}, one update each"),
+            ("  validation", f"{self.validate_rounds * games:,} episodes {whose}"),
             ("  objective", self.objective + (f" - {self.spending_cost:g} x spending" if self.spending_cost else "")),
             ("environment steps", f"{self.env_steps:,}"),
         ]
@@ -165,40 +174,33 @@ class DesignLoop:
                 self.vectors = self.principal.ask(context, self.candidates)
             self.adapting = {}
             if self.reset_agents:
-                self._reset_agents()
+                self.societies.reset()
         if self.differentiable:
             self._anchor = (self._iteration(), copy.deepcopy({**self.state_dict(), **run.mark()}))
-        self.env.set_mechanism(np.repeat(self.vectors, self.games, axis=0))
+        self.env.set_mechanism(self.societies.imposed(self.vectors))
         if context is not None:
             self.env.set_context(context)
-        learners: Sequence[Agent | MetaLearner] = self.agents
+        learner: MetaLearner | None = None
         if self.differentiable:
             assert isinstance(self.principal, GradientProposer)
-            learners = [self.differentiable.meta_learner(self.vectors[0], self.principal.meta_settings)]
+            learner = self.differentiable.meta_learner(self.vectors[0], self.principal.meta_settings)
         while self.round < self.adapt_rounds:
             learns = self.agents[0].learns
             rollout = self._play(run, "adapt", self.round, learns, progress)
-            losses = [self._update(*pair) for pair in zip(learners, split(rollout, self.candidates), strict=True)]
+            losses = self._update(learner, rollout)
             self._log_round(run, rollout, losses if learns else [])
             self.round += 1
             run.safe_point(*self._resumable_later())
         keep = self.differentiable is not None
         rollouts = [self._play(run, "validate", i, keep, progress) for i in range(self.validate_rounds)]
         scores = self._score(context, rollouts)
-        if isinstance(learners[0], MetaLearner):
-            scores[0].outcome.gradient = learners[0].gradient(
+        if learner is not None:
+            scores[0].outcome.gradient = learner.gradient(
                 rollouts, self.objective, self.spending_cost, scores[0].outcome
             )
         self._tell(run, scores)
         self.step, self.round, self.vectors, self._anchor = self.step + 1, 0, None, None
         run.safe_point(*self._resumable_later())
-
-    def _reset_agents(self) -> None:
-        """Original weights; what a reset does not touch (an optimizer that is kept) becomes the first society's."""
-        for agent in self.agents:
-            agent.reset()
-        for agent in self.agents[1:]:
-            agent.load_state_dict(copy.deepcopy(self.agents[0].state_dict()))
 
     def _play(self, run: Run, phase: str, index: int, learn: bool, progress: Progress) -> Rollout:
         """One episode in every game; changes nothing that a checkpoint holds."""
@@ -209,22 +211,27 @@ class DesignLoop:
 
         seeds = self._seeds(phase, index)
         games = self.env.spec.n_envs
-        self.collector.reset(seeds.integer("env"))
+        self.societies.about_to_play()
+        self.collector.reset(self.societies.game_seeds(seeds))
         exposed = self.differentiable is not None
-        rollout = self.collector.collect(self.horizon, seeds.torch("actions"), learn, on_step, keep_exposure=exposed)
+        generators = self.societies.generators(seeds)
+        rollout = self.collector.collect(self.horizon, generators, learn, on_step, keep_exposure=exposed)
         # A gradient looks at all validation rounds together.
         return rollout.copy() if exposed and phase == "validate" else rollout
 
-    def _update(self, learner: Agent | MetaLearner, rollout: Rollout) -> dict[str, float]:
-        """Every candidate's learner draws the same minibatches."""
-        return learner.update(rollout, self._seeds("adapt", self.round).torch("minibatches"))
+    def _update(self, learner: MetaLearner | None, rollout: Rollout) -> list[dict[str, float]]:
+        """One update of every society, by `learner` if its dependence on the mechanism is to be kept."""
+        seeds = self._seeds("adapt", self.round)
+        if learner is not None:
+            return [learner.update(rollout, seeds.torch("minibatches"))]
+        return self.societies.update(rollout, seeds)
 
     def _score(self, context: int | None, rollouts: Sequence[Rollout]) -> list[Score]:
         assert self.vectors is not None
-        parts = zip(*(split(rollout, self.candidates) for rollout in rollouts), strict=True)
+        n = self.societies.several
         return [
-            score(vector, list(own), self.env.spec, context, self.objective, self.spending_cost)
-            for vector, own in zip(self.vectors, parts, strict=True)
+            score(vector, own, self.env.spec, context, self.objective, self.spending_cost, n)
+            for vector, own in zip(self.vectors, self.societies.under(rollouts), strict=True)
         ]
 
     def _tell(self, run: Run, scores: Sequence[Score]) -> None:
@@ -245,6 +252,7 @@ class DesignLoop:
                     "candidate": i,
                     "objective": outcome.value,
                     "standard_error": outcome.standard_error,
+                    **({"societies": each.societies} if len(each.societies) > 1 else {}),
                     "mechanism": dict(zip(mechanism.names, outcome.vector.tolist(), strict=True)),
                     "context": None if outcome.context is None else spec.contexts[outcome.context],
                 }

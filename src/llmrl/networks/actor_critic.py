@@ -195,7 +195,7 @@ class ActorCritic(nn.Module):
             return self.core(flat)  # type: ignore[no-any-return]
         read = (self.image,) if self.words is None else (self.image, self.words)
         features: torch.Tensor = self.core(*(channels[name] for name in read))
-        return features if flat is None else torch.cat([features, flat], dim=1)
+        return features if flat is None else torch.cat([features, flat], dim=-1)
 
     def logits(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [..., n_actions] (masked) of what the heads take in, [..., F]."""
@@ -210,6 +210,8 @@ class ActorCritic(nn.Module):
         return self.critic(features).squeeze(-1)  # type: ignore[no-any-return]
 
     def _flat(self, channels: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """Channels [batch, ...] side by side, [batch, n]; None if there are none."""
-        dtype = self.critic[-1].weight.dtype
-        return torch.cat([x.flatten(1).to(dtype) for x in channels], dim=1) if channels else None  # type: ignore[arg-type]
+        """Channels [batch, ...] side by side, [batch, n]; None if there are none. Stacked networks
+        (`networks/stacked.py`) have batches of two axes, as their weights have one more."""
+        weight = self.critic[-1].weight
+        batch = weight.dim() - 1  # type: ignore[operator]
+        return torch.cat([x.flatten(batch).to(weight.dtype) for x in channels], dim=-1) if channels else None  # type: ignore[arg-type]

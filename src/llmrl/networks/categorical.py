@@ -16,7 +16,14 @@ def sample(logits: torch.Tensor, generator: torch.Generator | None) -> torch.Ten
     The noise is drawn where the generator lives (the processor) and moved, so a GPU draws what a processor would.
     """
     source = logits.device if generator is None else generator.device
-    uniform = torch.rand(logits.shape, generator=generator, device=source, dtype=logits.dtype).to(logits.device)
+    uniform = torch.rand(logits.shape, generator=generator, device=source, dtype=logits.dtype)
+    # Nobody waits for a GPU: memory that is not pinned is read before the call returns.
+    uniform = uniform.to(logits.device, non_blocking=logits.is_cuda)
+    return choose(logits, uniform)
+
+
+def choose(logits: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """The actions [...] that numbers `uniform` [..., n_actions], drawn from [0, 1), stand for (`sample`)."""
     gumbel = -torch.log(-torch.log(uniform.clamp(torch.finfo(logits.dtype).tiny, 1 - torch.finfo(logits.dtype).eps)))
     return (logits + gumbel).argmax(-1)
 

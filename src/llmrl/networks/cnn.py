@@ -44,8 +44,8 @@ class PixelCore(nn.Module):
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         # NHWC bytes stay NHWC in memory (channels_last), the layout CPU and GPU convolutions are fastest on.
-        scaled = pixels.permute(0, 3, 1, 2).to(self.linear[0].weight.dtype) / 255.0  # type: ignore[arg-type]
-        return self.linear(self.convolutions(scaled).flatten(1))  # type: ignore[no-any-return]
+        scaled = pixels.movedim(-1, -3).to(self.linear[0].weight.dtype) / 255.0  # type: ignore[arg-type]
+        return self.linear(self.convolutions(scaled).flatten(-3))  # type: ignore[no-any-return]
 
 
 class OneHots(nn.Module):
@@ -112,5 +112,5 @@ class GridCore(nn.Module):
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
         dtype = self.convolutions[0].weight.dtype
-        map_ = self.codes(codes).permute(0, 3, 1, 2).to(dtype)
-        return self.linear(self.convolutions(map_).flatten(1))  # type: ignore[no-any-return]
+        map_ = self.codes(codes).movedim(-1, -3).to(dtype)
+        return self.linear(self.convolutions(map_).flatten(-3))  # type: ignore[no-any-return]

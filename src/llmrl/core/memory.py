@@ -1,0 +1,40 @@
+"""Whether what is about to be allocated fits: said before, because afterwards the process is gone."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from llmrl.core.errors import ConfigError
+
+SHARE = 0.9
+"""Of the memory that is free, what one allocation may take."""
+
+
+def free_memory(device: str) -> int | None:
+    """Bytes that are free on a torch device; None where that cannot be known."""
+    if device.startswith("cuda"):
+        import torch
+
+        free: int = torch.cuda.mem_get_info(device)[0]
+        return free
+    limits = []
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                limits.append(int(line.split()[1]) * 1024)
+    # A container or a batch job may be given less than the machine has.
+    group = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):  # no such files, or no limit
+        limits.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    return min(limits) if limits else None
+
+
+def need_memory(n_bytes: int, device: str, what: str, advice: str) -> None:
+    """Raise ConfigError where `n_bytes` for `what` would not fit; `advice` says what would."""
+    free = free_memory(device)
+    if free is not None and n_bytes > SHARE * free:
+        raise ConfigError(
+            f"{what} need about {n_bytes / 2**30:,.1f} GiB, and {device} has {free / 2**30:,.1f} GiB free: {advice}"
+        )
