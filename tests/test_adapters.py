@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from pettingzoo.test import parallel_api_test
+from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
@@ -20,7 +20,18 @@ def melting_pot(substrate, mechanism, **options):
     return MeltingPotEnv(substrate, 1, Seeds(0), mechanism=mechanism, **options)
 
 
+def native(substrate, mechanism, **options):
+    from llmrl.envs.native.vec_env import NativeEnv
+
+    return NativeEnv(substrate, 1, Seeds(0), mechanism=mechanism, horizon=20, **options)
+
+
+NATIVE = [
+    pytest.param(lambda: native("harvest", BracketedTax(), observe=["pixels", "grid"]), id="native harvest"),
+    pytest.param(lambda: native("cleanup", Incentives(), observe=["grid", "vector"]), id="native cleanup"),
+]
 FACTORIES = [
+    *NATIVE,
     pytest.param(lambda: EscapeRoom(Seeds(0), n_envs=1), id="escape_room"),
     pytest.param(
         lambda: melting_pot("harvest", BracketedTax(), horizon=20),
@@ -44,6 +55,20 @@ def test_parallel_api(factory):
             parallel_api_test(env, num_cycles=50)
     finally:
         env.close()
+
+
+@pytest.mark.parametrize("factory", NATIVE)
+def test_a_seed_gives_the_same_game_again(factory):
+    parallel_seed_test(lambda: parallel_env(factory()), num_cycles=30)
+
+
+def test_what_was_seen_stays():
+    env = parallel_env(native("harvest", None, observe=["pixels"]))
+    seen = env.reset(seed=1)[0]["player_0"]["pixels"]
+    kept = seen.copy()
+    for _ in range(3):
+        env.step(dict.fromkeys(env.agents, 5))
+    assert (seen == kept).all()
 
 
 def test_parallel_env_passes_rewards_and_metrics_on():

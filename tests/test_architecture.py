@@ -47,6 +47,8 @@ HEAVY = {
     "cmaes",
 }
 TORCH_LAYERS = {"networks", "learners", "agents", "teachers", "players", "language"}
+# Folders of other layers that are torch programs: they are imported when one of their environments is built.
+TORCH_FOLDERS = {"envs/native"}
 # Nobody imports these at module level but who wants the libraries they are about.
 ABOUT_THEM = {
     "envs/babyai/text_wrapper.py",
@@ -109,6 +111,7 @@ def test_heavy_packages_are_imported_lazily():
             continue
         for name in imports(ast.parse(path.read_text()), top_only=True):
             package = name.split(".")[0]
-            if package in HEAVY and not (package == "torch" and layer in TORCH_LAYERS):
+            torch_program = layer in TORCH_LAYERS or path.parent.relative_to(ROOT).as_posix() in TORCH_FOLDERS
+            if package in HEAVY and not (package == "torch" and torch_program):
                 wrong.append(f"{path.relative_to(ROOT)} imports {name} at module level")
     assert not wrong, wrong

@@ -135,7 +135,7 @@ def test_what_lies_on_top():
     layers[0, 0] = (1, 2, 5)
     layers[2, 7] = (1, 2, 3)
     layers[3, 3] = (4, 6, 0)
-    shown = json.loads(told(codes(layers), "cleanup", "upstream", (1.0, 2.0)))
+    shown = json.loads(told(codes(layers, 0), "cleanup", "upstream", (1.0, 2.0)))
     assert shown["map"][0] == "a.........." and shown["map"][3][3] == "~"
     assert shown["players"] == [{"player": 2, "ahead": 7, "right": 2, "facing": "to your right"}]
     assert shown["nearest_apple"] == {"ahead": 9, "right": -5} and shown["others_who_cleaned"] == 2

@@ -53,7 +53,7 @@ class Game:
         self._pixels = [f"{player}.RGB" for player in players] if "pixels" in layout.channels else []
         scalars = VECTOR[layout.substrate] if layout.scalars else ()
         self._scalars = [[f"{player}.{name}" for name in scalars] for player in players] if scalars else []
-        self._seen = [f"{player}.SEEN" for player in players] if "text" in layout.channels else []
+        self._seen = [f"{player}.SEEN" for player in players] if layout.cells else []
         self._codes: Codes | None = None
         self._render = layout.render
         self._running = dmlab2d.RUNNING
@@ -83,9 +83,9 @@ class Game:
             for player, name in enumerate(self._pixels):
                 pixels[player] = observation(name)
         if self._codes is not None:
-            seen = arrays["seen"][slot]
+            grid = arrays["grid"][slot]
             for player, name in enumerate(self._seen):
-                seen[player] = self._codes(observation(name))
+                grid[player] = self._codes(observation(name), player)
         if self._scalars:
             arrays["vector"][slot] = [[float(observation(name)) for name in names] for names in self._scalars]
         if self._render:
@@ -94,10 +94,10 @@ class Game:
 
 def _settings(layout: Layout, module: Any) -> dict[str, str]:
     """The substrate as the flat table of strings that the engine reads."""
-    definition = define(module, layout.substrate, layout.n_agents, layout.rules)
+    definition = define(module, layout.substrate, layout.n_agents, layout.rules, layout.map)
     groups = list(SUBSTRATES[layout.substrate].groups.values())
     definition["simulation"]["scene"]["components"].append({"component": "Census", "kwargs": {"groups": groups}})
-    if "text" in layout.channels:
+    if layout.cells:
         definition["simulation"]["scene"]["components"].append({"component": "Seen", "kwargs": {}})
     # The engine joins the two and finds our level, which in turn finds the modules of Melting Pot under its root.
     definition["levelDirectory"] = str(install.root())

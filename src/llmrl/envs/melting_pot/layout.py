@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from llmrl.envs.melting_pot.rules import SUBSTRATES, Rules, SubstrateName
 
-CELLS = (11, 11)
-"""What a player sees: 9 cells ahead, 1 behind, 5 to either side; rows from far to near."""
+CELLS = (11, 11, 4)
+"""What a player sees: 9 cells ahead, 1 behind, 5 to either side, rows from far to near; of each, `seen.grid_codes`."""
 
 PIXELS = (88, 88, 3)
 """The same in pixels, 8 x 8 a cell."""
@@ -40,11 +40,26 @@ class Layout:
     n_agents: int
     channels: tuple[str, ...]
     render: bool
+    map: str | None = None
+    """The map to play on instead of the substrate's own."""
+
+    @property
+    def world_shape(self) -> tuple[int, int, int]:
+        """Of a picture of the whole world."""
+        if self.map is None:
+            return SUBSTRATES[self.substrate].world_shape
+        rows = self.map.splitlines()
+        return 8 * len(rows), 8 * len(rows[0]), 3
 
     @property
     def scalars(self) -> bool:
         """Whether the numbers of `VECTOR` are read: they are part of the text, too."""
         return "vector" in self.channels or "text" in self.channels
+
+    @property
+    def cells(self) -> bool:
+        """Whether what lies in view is read piece by piece: texts are made of it, too."""
+        return "grid" in self.channels or "text" in self.channels
 
     @property
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -59,12 +74,12 @@ class Layout:
         }
         if "pixels" in self.channels:
             arrays["pixels"] = ((games, agents, *PIXELS), "uint8")
-        if "text" in self.channels:
-            arrays["seen"] = ((games, agents, *CELLS), "uint8")
+        if self.cells:
+            arrays["grid"] = ((games, agents, *CELLS), "uint8")
         if self.scalars:
             arrays["vector"] = ((games, agents, len(VECTOR[self.substrate])), "float32")
         if self.render:
-            arrays["world"] = ((games, *SUBSTRATES[self.substrate].world_shape), "uint8")
+            arrays["world"] = ((games, *self.world_shape), "uint8")
         return arrays
 
     @property

@@ -34,6 +34,9 @@ class Substrate:
         world_shape: [height, width, 3] of a picture of the whole world.
         groups: what is counted in the world at each step: metric name -> group of piece states.
         dirt: river cells that can be dirty; 0 where there is no river.
+        zap_cooldown, clean_cooldown: steps after a shot in which none is possible.
+        away: steps that a zapped player is out of the game.
+        end_probability: that an episode ends, at step 1099 and every 100 later.
         floor: the prefab under a spawn cell; `spawn_cells`: (x, y) of each player's own cell under `legislative` rules.
     """
 
@@ -42,6 +45,10 @@ class Substrate:
     world_shape: tuple[int, int, int]
     groups: Mapping[str, str]
     dirt: int
+    zap_cooldown: int
+    clean_cooldown: int
+    away: int
+    end_probability: float
     floor: str
     spawn_cells: tuple[tuple[int, int], ...]
 
@@ -53,6 +60,10 @@ SUBSTRATES: Mapping[SubstrateName, Substrate] = {
         world_shape=(168, 240, 3),
         groups={"apples_live": "apples", "dirt": "dirt"},
         dirt=147,
+        zap_cooldown=10,
+        clean_cooldown=2,
+        away=50,
+        end_probability=0.2,
         floor="sand",
         spawn_cells=((11, 9), (8, 10), (8, 8), (5, 9), (5, 11), (11, 11), (8, 12)),
     ),
@@ -62,6 +73,10 @@ SUBSTRATES: Mapping[SubstrateName, Substrate] = {
         world_shape=(144, 192, 3),
         groups={"apples_live": "apples"},
         dirt=0,
+        zap_cooldown=2,
+        clean_cooldown=0,
+        away=4,
+        end_probability=0.15,
         floor="floor",
         spawn_cells=((17, 13), (14, 13), (7, 7), (16, 7), (11, 13), (8, 13), (5, 13)),
     ),
@@ -165,13 +180,16 @@ def check_n_agents(n_agents: int, name: SubstrateName, rules: Rules) -> None:
         raise ConfigError(f"{name} with rules={rules} takes 1 to {limit} agents, got n_agents={n_agents}")
 
 
-def define(module: Any, name: SubstrateName, n_agents: int, rules: Rules) -> Definition:
-    """The definition of a substrate under `rules`, with the piece groups that are counted.
+def define(module: Any, name: SubstrateName, n_agents: int, rules: Rules, map_text: str | None = None) -> Definition:
+    """The definition of a substrate under `rules`, with the piece groups that are counted, on another map if one is
+    given.
 
     `module` is the substrate's configuration module; nothing of it is changed.
     """
     substrate = SUBSTRATES[name]
     definition: Definition = copy.deepcopy(dict(module.build(("default",) * n_agents, None)))
+    if map_text is not None:
+        definition["simulation"]["map"] = f"\n{map_text}\n"
     prefabs = definition["simulation"]["prefabs"]
     if name == "cleanup":
         _put_in_group(prefabs["potential_apple"], "apple", "apples")

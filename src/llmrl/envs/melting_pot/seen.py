@@ -13,23 +13,50 @@ from llmrl.envs.melting_pot.rules import SUBSTRATES, Rules, SubstrateName, actio
 
 _YOU = (9, 5)
 """Row and column of the player's own cell in `layout.CELLS`."""
+THINGS = ("outside", "floor", "grass", "river", "dirt", "wall", "apple")
+"""What can lie on a cell; of several things that lie on each other the last of these is what counts."""
+FACINGS = ("nobody", "the way you face", "to your right", "towards you", "to your left")
+"""Which way somebody faces, for the player who looks."""
+BEAMS = ("no beam", "clean", "zap")
+"""Beams over a cell; of both the last is seen."""
 _SIGNS = " .,~x#a"
-_OUTSIDE, _FLOOR, _GRASS, _RIVER, _DIRT, _WALL, _APPLE = range(7)
-"""Codes of cells, and the signs of the map; codes from `_PLAYERS` on are players."""
-_PLAYERS = 16
+_DIRT, _APPLE = THINGS.index("dirt"), THINGS.index("apple")
 _ORIENTATIONS = "NESW"
-_FACING = ("the way you face", "to your right", "towards you", "to your left")
-_CODES = {
-    "Sand": _FLOOR,
-    "Floor": _FLOOR,
-    "Grass": _GRASS,
-    "GrassEdge": _GRASS,
-    "Dirt": _DIRT,
-    "Wall": _WALL,
-    "Apple": _APPLE,
-    "OutOfBounds": _OUTSIDE,
-    "OutOfView": _OUTSIDE,
-}
+_KINDS = {"Sand": 1, "Floor": 1, "Grass": 2, "GrassEdge": 2, "Dirt": 4, "Wall": 5, "Apple": 6}
+_BEAMS = {"BeamClean": 1, "BeamZap": 2}
+
+
+def grid_codes(n_agents: int) -> tuple[int, ...]:
+    """How many values each of the four numbers of a cell in the channel `grid` can have: what lies there (`THINGS`),
+    who stands there (0 nobody, 1 the player who looks, 2 + slot another), which way it faces (`FACINGS`), and what
+    passes (`BEAMS`)."""
+    return len(THINGS), 2 + n_agents, len(FACINGS), len(BEAMS)
+
+
+class Codes:
+    """From the engine's sprites to the four numbers of each cell.
+
+    Args:
+        sprites: names of the sprites the engine's numbers refer to, `Apple.N` and the like; the first is none.
+    """
+
+    def __init__(self, sprites: Sequence[str]) -> None:
+        kinds = [name.partition(".") for name in sprites]
+        slots = [int(kind[6:]) if kind.startswith("Avatar") and kind[6:].isdigit() else 0 for kind, _, _ in kinds]
+        facing = [
+            1 + _ORIENTATIONS.index(way or "N") if slot else 0 for slot, (_, _, way) in zip(slots, kinds, strict=True)
+        ]
+        # Shadows lie on something else.
+        things = [3 if kind.startswith("water") else _KINDS.get(kind, 0) for kind, _, _ in kinds]
+        beams = [_BEAMS.get(kind, 0) for kind, _, _ in kinds]
+        self._of = np.array([things, slots, facing, beams], dtype=np.uint8)
+
+    def __call__(self, layers: NDArray[np.int32], player: int) -> NDArray[np.uint8]:
+        """[11, 11, layers] sprite numbers of what `player` (from 0) sees -> [11, 11, 4]."""
+        view: NDArray[np.uint8] = self._of[:, layers].max(axis=-1)
+        view[1] = np.where(view[1] == player + 1, 1, np.where(view[1] > 0, view[1] + 1, 0))
+        return np.moveaxis(view, 0, -1)
+
 
 _ACTS = {
     "noop": "do nothing",
@@ -40,41 +67,16 @@ _ACTS = {
     "turn_left": "turn to the left by 90 degrees, staying in your cell",
     "turn_right": "turn to the right by 90 degrees, staying in your cell",
     "zap": "fire a beam over the cells up to 3 ahead and 1 to either side, which removes players it hits from the game "
-    "for 50 steps; it needs 10 steps to be ready again",
+    "for {away} steps; it needs {zap_cooldown} steps to be ready again",
     "clean": "fire a beam over the cells up to 3 ahead and 1 to either side, which cleans dirt out of the river there",
 }
-
-
-class Codes:
-    """From the engine's sprites to one code for each cell.
-
-    Args:
-        sprites: names of the sprites the engine's numbers refer to, `Apple.N` and the like; the first is none.
-    """
-
-    def __init__(self, sprites: Sequence[str]) -> None:
-        self._of = np.array([_code(name) for name in sprites], dtype=np.uint8)
-
-    def __call__(self, layers: NDArray[np.int32]) -> NDArray[np.uint8]:
-        """[11, 11, layers] sprite numbers -> [11, 11]: of what lies on each other what matters most."""
-        top: NDArray[np.uint8] = self._of[layers].max(axis=-1)
-        return top
-
-
-def _code(name: str) -> int:
-    kind, _, orientation = name.partition(".")
-    if kind.startswith("Avatar") and kind[6:].isdigit():
-        return _PLAYERS + 4 * (int(kind[6:]) - 1) + _ORIENTATIONS.index(orientation or "N")
-    if kind.startswith("water"):
-        return _RIVER
-    # Shadows and beams lie on something else.
-    return _CODES.get(kind, _OUTSIDE)
 
 
 def game_text(substrate: SubstrateName, rules: Rules, n_agents: int) -> GameText:
     """What players are told of a game before it begins."""
     actions = action_names(substrate, rules)
-    zap = " A player who is hit by a zap is out of the game for 50 steps." if "zap" in actions else ""
+    facts = SUBSTRATES[substrate]
+    zap = f" A player who is hit by a zap is out of the game for {facts.away} steps." if "zap" in actions else ""
     if substrate == "cleanup":
         goal = (
             f"{n_agents} players live on a map with an orchard on one side and a river on the other. An apple that you "
@@ -113,35 +115,41 @@ def game_text(substrate: SubstrateName, rules: Rules, n_agents: int) -> GameText
     return GameText(
         goal,
         tuple(observation),
-        tuple((name, _ACTS[name]) for name in actions),
+        tuple((name, _ACTS[name].format(away=facts.away, zap_cooldown=facts.zap_cooldown)) for name in actions),
         example=_example(substrate, rules, n_agents),
     )
 
 
 def _example(substrate: SubstrateName, rules: Rules, n_agents: int) -> str:
     """An observation among apples, with all other players in view."""
-    view = np.resize(np.array([_FLOOR, _APPLE, _GRASS, _DIRT], dtype=np.uint8), (11, 11))
-    view.flat[: 2 * (n_agents - 1) : 2] = _PLAYERS + 4 * np.arange(1, n_agents)
+    view = np.zeros((11, 11, 4), dtype=np.uint8)
+    view[..., 0] = np.resize([1, _APPLE, 2, _DIRT], (11, 11))
+    cells = np.arange(0, 2 * (n_agents - 1), 2)
+    view[cells // 11, cells % 11, 1], view[cells // 11, cells % 11, 2] = 2 + np.arange(1, n_agents), 1
     return told(view, substrate, rules, (1.0, 0.0) if SUBSTRATES[substrate].dirt else (1.0,))
 
 
 def told(view: NDArray[np.uint8], substrate: SubstrateName, rules: Rules, scalars: Sequence[float]) -> str:
-    """What one player sees, as a JSON object: the codes of its view [11, 11], and the numbers of `layout.VECTOR`."""
-    rows = ["".join(_sign(int(code)) for code in row) for row in view]
+    """What one player sees, as a JSON object: its `grid` [11, 11, 4], and the numbers of `layout.VECTOR`."""
+    things, who = np.where(view[..., 1] > 0, 0, view[..., 0]), view[..., 1]
+    rows = [
+        "".join(_sign(int(thing), int(slot)) for thing, slot in zip(*row, strict=True))
+        for row in zip(things, who, strict=True)
+    ]
     y, x = _YOU
     rows[y] = rows[y][:x] + "@" + rows[y][x + 1 :]
     said: dict[str, object] = {"map": rows}
-    things = {"apples": _APPLE, **({"dirt": _DIRT} if SUBSTRATES[substrate].dirt else {})}
-    for name, code in things.items():
-        cells = np.argwhere(view == code)
+    counted = {"apples": _APPLE, **({"dirt": _DIRT} if SUBSTRATES[substrate].dirt else {})}
+    for name, code in counted.items():
+        cells = np.argwhere(things == code)
         said[name] = len(cells)
         if len(cells):
             row, column = cells[np.abs(cells - _YOU).sum(1).argmin()].tolist()
             said[f"nearest_{name.rstrip('s')}"] = {"ahead": y - row, "right": column - x}
-    others = [(int(view[r, c]) - _PLAYERS, r, c) for r, c in np.argwhere(view >= _PLAYERS).tolist() if (r, c) != _YOU]
+    others = [(int(who[r, c]) - 1, r, c) for r, c in np.argwhere(who > 1).tolist()]
     said["players"] = [
-        {"player": code // 4 + 1, "ahead": y - row, "right": column - x, "facing": _FACING[code % 4]}
-        for code, row, column in sorted(others)
+        {"player": slot, "ahead": y - row, "right": column - x, "facing": FACINGS[view[row, column, 2]]}
+        for slot, row, column in sorted(others)
     ]
     if "zap" in action_names(substrate, rules):
         said["can_zap"] = bool(scalars[0])
@@ -150,7 +158,5 @@ def told(view: NDArray[np.uint8], substrate: SubstrateName, rules: Rules, scalar
     return json.dumps(said)
 
 
-def _sign(code: int) -> str:
-    if code < _PLAYERS:
-        return _SIGNS[code]
-    return "123456789ABCDEF"[(code - _PLAYERS) // 4]
+def _sign(thing: int, who: int) -> str:
+    return _SIGNS[thing] if who < 2 else "123456789ABCDEF"[who - 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -11,22 +12,24 @@ from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.limits import PositiveInt
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import Aggregate, Channel, EnvSpec
 from llmrl.envs.mechanisms import Events, Mechanism, Settlement
 from llmrl.envs.melting_pot import install
-from llmrl.envs.melting_pot.layout import CENSUS, PIXELS, VECTOR, Layout
+from llmrl.envs.melting_pot.describe import check_choices, describe
+from llmrl.envs.melting_pot.layout import CENSUS, Layout
 from llmrl.envs.melting_pot.pool import GamePool
-from llmrl.envs.melting_pot.rules import SUBSTRATES, Rules, SubstrateName, action_names, check_n_agents
-from llmrl.envs.melting_pot.seen import game_text, told
+from llmrl.envs.melting_pot.rules import SUBSTRATES, Rules, SubstrateName, check_n_agents
+from llmrl.envs.melting_pot.seen import told
+from llmrl.envs.native.maps import find
 
 
 class MeltingPotEnv:
     """Clean Up or Harvest on the Melting Pot engine.
 
-    Observation channels: `pixels` [n_envs, n_agents, 88, 88, 3] uint8, `vector` [n_envs, n_agents, 1 or 2] float32 (see
-    `layout.VECTOR`), `text` [n_envs, n_agents] (the cells in view, in words, see `seen`), and with a mechanism its
-    current values, `mechanism` [n_envs, n_agents, d] float32, as they are. Players who have been zapped see black, and
-    are told nothing (an empty text), until they are back.
+    Observation channels: `pixels` [n_envs, n_agents, 88, 88, 3] uint8, `grid` [n_envs, n_agents, 11, 11, 4] uint8 (what
+    lies on the cells in view, see `seen.grid_codes`), `vector` [n_envs, n_agents, 1 or 2] float32 (see
+    `layout.VECTOR`), `text` [n_envs, n_agents] (the grid in words, see `seen.told`), and with a mechanism its current
+    values, `mechanism` [n_envs, n_agents, d] float32, as they are. Players who have been zapped see black, and are told
+    nothing (an empty text), until they are back.
 
     An episode is truncated at the horizon. The end that the engine draws at random is a time limit too, so it is
     reported as truncation; nothing terminates. The same seed gives the same episode again while the workers live, and
@@ -43,13 +46,12 @@ class MeltingPotEnv:
         mechanism: what a principal sets, or None for plain rewards.
         show_mechanism: whether players see the mechanism's values, where there is one.
         render: whether `render` works: it costs a picture of the world at each step.
+        map: `auto` or `melting_pot`: the substrate's; else see `llmrl.envs.native.maps.find`.
 
     Raises:
         EngineError: the engine is not installed or cannot run on this machine; later: a game died.
         ConfigError: values that the substrate cannot play.
     """
-
-    game_per_process = True
 
     def __init__(
         self,
@@ -59,33 +61,30 @@ class MeltingPotEnv:
         n_agents: PositiveInt = 7,
         horizon: PositiveInt | None = 1000,
         rules: Rules = "upstream",
-        observe: list[Literal["pixels", "vector", "text"]] | None = None,
+        observe: list[Literal["pixels", "grid", "vector", "text"]] | None = None,
         mechanism: Mechanism | None = None,
         show_mechanism: bool = True,
         render: bool = False,
+        map: str = "auto",
     ) -> None:
         install.check()
         check_n_agents(n_agents, substrate, rules)
         self._facts = SUBSTRATES[substrate]
-        if mechanism is not None and mechanism.needs_dirt and not self._facts.dirt:
-            raise ConfigError(
-                f"{type(mechanism).__name__} pays for cleaning, and {substrate} has no dirt: "
-                "use BracketedTax or env=cleanup"
-            )
-        channels = tuple(dict.fromkeys(observe if observe is not None else ["pixels"]))
-        if not channels:
-            raise ConfigError("observe is empty: players need something to see, e.g. observe=[pixels]")
-        if "text" in channels and mechanism is not None:
-            raise ConfigError(
-                f"env.observe has text and there is a mechanism ({type(mechanism).__name__}): the words tell the plain "
-                "game, and would be wrong about its rewards. Use env.mechanism=null, or observe pixels or vector"
-            )
-        self._layout = Layout(substrate, rules, n_envs, n_agents, channels, render)
+        channels = check_choices(substrate, observe, mechanism)
+        drawn = None if map in ("auto", "melting_pot") else find(substrate, map)
+        if drawn is not None:
+            drawn.starts(n_agents)
+            if rules == "legislative":
+                raise ConfigError(
+                    "env.rules=legislative knows the players' own cells on Melting Pot's map only: use env.map=auto"
+                )
+        text = None if drawn is None else drawn.text
+        self._layout = Layout(substrate, rules, n_envs, n_agents, channels, render, text)
         self._mechanism = mechanism
         self._shown = mechanism is not None and show_mechanism
         self._horizon = horizon
         self._seeds = seeds
-        self._reseeded: int | None = None
+        self._reseeded: list[int] = []  # a seed for each equal group of games; none: what it was built with
         self._group = n_envs  # games that draw numbers of their own; the next ones draw the same again
         self._episodes = np.zeros(n_envs, dtype=np.int64)
         self._pool: GamePool | None = None
@@ -99,50 +98,16 @@ class MeltingPotEnv:
             self._values = np.tile(mechanism.spec.low.astype(np.float32), (n_envs, 1))
         self.settlement: Settlement | None = None
         """How the mechanism settled the last step, with each player's exposure to its values; None without one."""
-        self.spec = self._describe()
-
-    def _describe(self) -> EnvSpec:
-        layout, mechanism = self._layout, self._mechanism
-        observation = {}
-        if "pixels" in layout.channels:
-            observation["pixels"] = Channel(PIXELS, "uint8", 0, 255)
-        if "vector" in layout.channels:
-            observation["vector"] = Channel((len(VECTOR[layout.substrate]),), "float32", 0, max(1, layout.n_agents - 1))
-        if "text" in layout.channels:
-            observation["text"] = Channel((), "object")
-        metrics: dict[str, Aggregate] = {
-            "apples_live": "last",
-            "apples_eaten": "sum",
-            "zaps": "sum",
-            "players_present": "mean",
-        }
-        if self._facts.dirt:
-            metrics |= {"apples_regrown": "sum", "cells_cleaned": "sum", "cleaners": "sum", "dirt": "last"}
-        if mechanism is not None:
-            metrics |= mechanism.metrics
-        if mechanism is not None and self._shown:
-            low, high = float(mechanism.spec.low.min()), float(mechanism.spec.high.max())
-            observation["mechanism"] = Channel((mechanism.spec.dim,), "float32", low, high)
-        names = action_names(layout.substrate, layout.rules)
-        return EnvSpec(
-            name=layout.substrate,
-            n_envs=layout.n_envs,
-            n_agents=layout.n_agents,
-            observation=observation,
-            n_actions=len(names),
-            action_names=names,
-            horizon=self._horizon,
-            mechanism=None if mechanism is None else mechanism.spec,
-            metrics=metrics,
-            exposure=mechanism is not None,
-            deterministic=False,
-            text=game_text(layout.substrate, layout.rules, layout.n_agents) if "text" in layout.channels else None,
+        self.spec = describe(
+            substrate, rules, n_envs, n_agents, channels, mechanism, show_mechanism, horizon, deterministic=False
         )
 
-    def reset(self, mask: Array | None = None, seed: int | None = None) -> Observation:
+    def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         games = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
         if seed is not None:
-            self._reseeded, self._episodes[:] = seed, 0
+            several = list(seed) if isinstance(seed, Sequence) else [seed]
+            self.spec.games_per_group(len(several))
+            self._reseeded, self._episodes[:] = several, 0
         pool = self._running()
         self._arrays["seed"][:] = self._next_seeds()
         self._exchange(pool, {int(slot): b"R" for slot in np.flatnonzero(games)})
@@ -231,7 +196,7 @@ class MeltingPotEnv:
 
     def _texts(self) -> NDArray[Any]:
         """What each player is told, [n_envs, n_agents]."""
-        seen, scalars, layout = self._arrays["seen"], self._arrays["vector"], self._layout
+        seen, scalars, layout = self._arrays["grid"], self._arrays["vector"], self._layout
         texts = np.full(self._present.shape, "", dtype=object)
         for game, player in np.argwhere(self._present).tolist():
             texts[game, player] = told(seen[game, player], layout.substrate, layout.rules, scalars[game, player])
@@ -272,9 +237,12 @@ class MeltingPotEnv:
 
     def _next_seeds(self) -> list[int]:
         """What the next episode of each game starts with."""
-        seeds = self._seeds if self._reseeded is None else Seeds(self._reseeded)
+        roots = [Seeds(seed) for seed in self._reseeded] or [self._seeds]
+        games = self.spec.n_envs // len(roots)  # that share a root
+        own = games if len(roots) > 1 else self._group
         return [
-            seeds.child(f"game{slot % self._group}").integer(int(count)) for slot, count in enumerate(self._episodes)
+            roots[slot // games].child(f"game{slot % own}").integer(int(count))
+            for slot, count in enumerate(self._episodes)
         ]
 
     def _running(self) -> GamePool:

@@ -1,0 +1,199 @@
+"""Speed of the native engine beside Melting Pot, in one run: agent steps a second with random actions, 7 players.
+
+    python benchmarks/native_engine.py [--substrate cleanup harvest] [--batch 1 64 1024 4096] [--seconds 2] [--rounds 3]
+        [--device cuda] [--profile]
+
+The reference plays one process a core: `stock` as dm-meltingpot builds the engine, with all it observes; `pictures`
+asked for the players' pictures alone. Ours plays in this process with one thread and with as many as there are cores:
+`rules` are the steps alone, `grid` and `pixels` with what all players see. Everything is measured in turns, `--rounds`
+times, and the medians are printed, with their ratio to `stock` on all cores. Starts of episodes, which take the
+reference as long as a thousand steps and ours less than one, are left out. `--profile` says where the time goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+import numpy as np
+import torch
+from melting_pot import Bare, Official
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.seeding import Seeds
+from llmrl.envs.melting_pot.rules import SUBSTRATES, SubstrateName
+from llmrl.envs.native.vec_env import NativeEnv
+from llmrl.sweeps.hardware import Machine
+
+PLAYERS = 7
+STEPS = 1000
+"""Of an episode of the reference; ours goes on for as long as it is measured."""
+
+
+def reference_process(kind: str, substrate: SubstrateName, seconds: float, barrier: Barrier, rates: Any) -> None:
+    env: Official | Bare = Official(substrate) if kind == "stock" else Bare(substrate)
+    actions = np.random.default_rng(0).integers(len(SUBSTRATES[substrate].actions), size=(STEPS, 1, PLAYERS))
+    env.reset()
+    barrier.wait()
+    done, spent = 0, 0.0
+    while spent < seconds:
+        begin = time.perf_counter()
+        for action in actions[:100]:
+            env.step(action)
+        spent += time.perf_counter() - begin
+        done += 100
+        if done % STEPS == 0:
+            env.reset()
+    rates.put(PLAYERS * done / spent)
+
+
+def reference(kind: str, substrate: SubstrateName, processes: int, seconds: float) -> float:
+    """Agent steps a second of all processes together."""
+    context = multiprocessing.get_context("fork")
+    barrier, rates = context.Barrier(processes), context.SimpleQueue()
+    arguments = (kind, substrate, seconds, barrier, rates)
+    workers = [context.Process(target=reference_process, args=arguments) for _ in range(processes)]
+    for worker in workers:
+        worker.start()
+    total = sum(rates.get() for _ in workers)
+    for worker in workers:
+        worker.join()
+    return float(total)
+
+
+class Native:
+    """What is measured of one batch: `rules`, `grid` or `pixels`."""
+
+    def __init__(self, substrate: SubstrateName, batch: int, what: str, device: str) -> None:
+        self.env = NativeEnv(
+            substrate, batch, Seeds(0), device, observe=["grid" if what == "rules" else what], horizon=None
+        )
+        self.env.reset(seed=1)
+        self.batch, self.device = batch, device
+        generator = torch.Generator().manual_seed(0)
+        n = self.env.spec.n_actions
+        self.actions = torch.randint(n, (16, batch, PLAYERS), generator=generator).to(device)
+        self.step: Callable[[torch.Tensor], None] = self._rules if what == "rules" else self._whole
+        state, draws = self.env._state, self.env._draws
+        assert state is not None and draws is not None
+        self._state, self._draws = state, draws
+        for action in self.actions[:8]:
+            self.step(action)
+
+    def _rules(self, action: torch.Tensor) -> None:
+        self._state, _ = self.env.engine.step(self._state, action, self._draws)
+
+    def _whole(self, action: torch.Tensor) -> None:
+        if self.env.step(action).truncated.any():
+            self.env.reset()
+
+    def wait(self) -> None:
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize()
+
+    def rate(self, seconds: float) -> float:
+        """Agent steps a second."""
+        done = 0
+        self.wait()
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < seconds:
+            for action in self.actions:
+                self.step(action)
+            self.wait()
+            done += len(self.actions)
+        return PLAYERS * self.batch * done / (time.perf_counter() - begin)
+
+
+def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int) -> None:
+    device = arguments.device
+    threads = [1] if device.startswith("cuda") else sorted({1, cores})
+    players: dict[tuple[str, int], Native] = {}
+    for what in ("rules", "grid", "pixels"):
+        for batch in arguments.batch:
+            try:
+                players[what, batch] = Native(substrate, batch, what, device)
+            except ConfigError as error:
+                print(f"left out: {error}")
+    measured: dict[Any, list[float]] = defaultdict(list)
+    for _ in range(arguments.rounds):
+        for kind in ("stock", "pictures"):
+            measured[kind].append(reference(kind, substrate, cores, arguments.seconds))
+        for key, player in players.items():
+            for n in threads:
+                torch.set_num_threads(n)
+                measured[(*key, n)].append(player.rate(arguments.seconds))
+    median = {key: statistics.median(rates) for key, rates in measured.items()}
+    stock = median["stock"]
+    print(f"\n{substrate}: agent steps/s (x stock engine on {cores} cores)")
+    for kind, label in (("stock", "all it observes"), ("pictures", "pictures only")):
+        print(f"  Melting Pot, {cores} processes, {label:16} {median[kind]:12,.0f}  ({median[kind] / stock:6.2f}x)")
+    for what, batch in players:
+        rates = "   ".join(
+            f"{n} thread{'s' * (n > 1)} {median[what, batch, n]:12,.0f} ({median[what, batch, n] / stock:6.1f}x)"
+            for n in threads
+        )
+        print(f"  native {what:7} {batch:6,} games   {rates}")
+    for what in ("grid", "pixels"):
+        if sizes := [batch for kind, batch in players if kind == what]:
+            env = players[what, sizes[-1]].env
+            state = env._state
+            assert state is not None
+            print(
+                f"  memory of a game with {what}: {env.bytes_per_game / 1024:,.1f} KiB, its state alone "
+                f"{state.nbytes / env.spec.n_envs:,.0f} bytes"
+            )
+
+
+def show_profile(substrate: SubstrateName, batch: int, device: str) -> None:
+    """What the time of a step with pictures goes to, and the operations that take most of it."""
+    torch.set_num_threads(1)
+    env = Native(substrate, batch, "pixels", device).env
+    actions = torch.randint(env.spec.n_actions, (20, batch, PLAYERS)).to(device)
+    state, draws, pictures = env._state, env._draws, env._pictures
+    assert state is not None and draws is not None
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.startswith("cuda") else [])
+    with profile(activities=activities) as measured:
+        for action in actions:
+            with record_function("1 rules"):
+                state, events = env.engine.step(state, action, draws)
+            with record_function("2 codes of all cells"):
+                cells = env._views.cells(state, events, water=True)
+            with record_function("3 codes of cells in view"):
+                seen = env._views.seen(cells, state).view(-1)
+            with record_function("4 grid"):
+                env._grid.index_select(0, seen)
+            with record_function("5 pictures"):
+                ids = env._tiles.index_select(0, seen).view(batch, PLAYERS, 11, 11)
+                pictures.expand(ids, out=env._frame())
+    averages = measured.key_averages()
+    print(f"\n{substrate}: a step of {batch:,} games, one thread, ms")
+    for each in sorted((a for a in averages if a.key[0].isdigit()), key=lambda a: a.key):
+        print(f"  {each.key[2:]:26} {each.cpu_time_total / 1e3 / len(actions):8.2f}")
+    print("  operations that take most:")
+    own = sorted((a for a in averages if not a.key[0].isdigit()), key=lambda a: -a.self_cpu_time_total)[:8]
+    for each in own:
+        print(f"    {each.key:30} {each.self_cpu_time_total / 1e3 / len(actions):8.2f}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--substrate", nargs="+", default=["cleanup", "harvest"], choices=list(SUBSTRATES))
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 64, 1024, 4096])
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--profile", action="store_true", help="only say where the time goes, with 1,024 games")
+    chosen = parser.parse_args()
+    for name in chosen.substrate:
+        with torch.inference_mode():
+            if chosen.profile:
+                show_profile(name, 1024, chosen.device)
+            else:
+                compare(name, chosen, Machine.this().cores)

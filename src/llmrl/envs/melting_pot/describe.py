@@ -1,0 +1,88 @@
+"""What both engines say about a game of Clean Up or Harvest, and which choices neither can play."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.spaces import Aggregate, Channel, EnvSpec
+from llmrl.envs.mechanisms import Mechanism
+from llmrl.envs.melting_pot.layout import CELLS, PIXELS, VECTOR
+from llmrl.envs.melting_pot.rules import SUBSTRATES, Rules, SubstrateName, action_names
+from llmrl.envs.melting_pot.seen import game_text, grid_codes
+
+
+def check_choices(
+    substrate: SubstrateName, observe: Sequence[str] | None, mechanism: Mechanism | None
+) -> tuple[str, ...]:
+    """The channels of the game to observe; pixels, where nothing is said.
+
+    Raises:
+        ConfigError: there are none, or the mechanism does not fit the game or what its players read.
+    """
+    if mechanism is not None and mechanism.needs_dirt and not SUBSTRATES[substrate].dirt:
+        raise ConfigError(
+            f"{type(mechanism).__name__} pays for cleaning, and {substrate} has no dirt: "
+            "use BracketedTax or env=cleanup"
+        )
+    channels = tuple(dict.fromkeys(observe if observe is not None else ["pixels"]))
+    if not channels:
+        raise ConfigError("observe is empty: players need something to see, e.g. observe=[pixels]")
+    if "text" in channels and mechanism is not None:
+        raise ConfigError(
+            f"env.observe has text and there is a mechanism ({type(mechanism).__name__}): the words tell the plain "
+            "game, and would be wrong about its rewards. Use env.mechanism=null, or observe pixels or vector"
+        )
+    return channels
+
+
+def describe(
+    substrate: SubstrateName,
+    rules: Rules,
+    n_envs: int,
+    n_agents: int,
+    channels: Sequence[str],
+    mechanism: Mechanism | None,
+    show_mechanism: bool,
+    horizon: int | None,
+    deterministic: bool,
+    device: str | None = None,
+) -> EnvSpec:
+    """The spec of a batch of games; `show_mechanism`: players see its values, where there is one."""
+    grid = grid_codes(n_agents)
+    offered = {
+        "pixels": Channel(PIXELS, "uint8", 0, 255),
+        "grid": Channel(CELLS, "uint8", 0, max(grid) - 1, codes=grid),
+        "vector": Channel((len(VECTOR[substrate]),), "float32", 0, max(1, n_agents - 1)),
+        "text": Channel((), "object"),
+    }
+    observation = {name: channel for name, channel in offered.items() if name in channels}
+    metrics: dict[str, Aggregate] = {
+        "apples_live": "last",
+        "apples_eaten": "sum",
+        "zaps": "sum",
+        "players_present": "mean",
+    }
+    if SUBSTRATES[substrate].dirt:
+        metrics |= {"apples_regrown": "sum", "cells_cleaned": "sum", "cleaners": "sum", "dirt": "last"}
+    if mechanism is not None:
+        metrics |= mechanism.metrics
+        if show_mechanism:
+            low, high = float(mechanism.spec.low.min()), float(mechanism.spec.high.max())
+            observation["mechanism"] = Channel((mechanism.spec.dim,), "float32", low, high)
+    names = action_names(substrate, rules)
+    return EnvSpec(
+        name=substrate,
+        n_envs=n_envs,
+        n_agents=n_agents,
+        observation=observation,
+        n_actions=len(names),
+        action_names=names,
+        horizon=horizon,
+        mechanism=None if mechanism is None else mechanism.spec,
+        metrics=metrics,
+        exposure=mechanism is not None,
+        deterministic=deterministic,
+        text=game_text(substrate, rules, n_agents) if "text" in channels else None,
+        device=device,
+    )

@@ -1,0 +1,211 @@
+"""Maps of Clean Up and Harvest: from text to the cells that matter, with errors that say what is wrong where."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrl.core.errors import ConfigError
+from llmrl.envs.melting_pot import install
+from llmrl.envs.melting_pot.rules import SUBSTRATES, SubstrateName
+from llmrl.envs.native.own_maps import OWN_MAPS
+
+MARGIN = 9
+"""Cells of nothing around a map, so that every view lies within: players see 9 cells far."""
+
+SYMBOLS: Mapping[SubstrateName, Mapping[str, tuple[str, ...]]] = {
+    "cleanup": {
+        "W": ("wall",),
+        " ": ("sand",),
+        "P": ("sand",),
+        "B": ("grass",),
+        "s": ("grass", "shadow_n"),
+        "+": ("sand", "shadow_e", "shadow_n"),
+        "f": ("sand", "shadow_w", "shadow_n"),
+        ";": ("sand", "grass_edge", "shadow_e"),
+        ",": ("sand", "grass_edge", "shadow_w"),
+        "^": ("sand", "grass_edge"),
+        "=": ("sand", "shadow_n"),
+        ">": ("sand", "shadow_w"),
+        "<": ("sand", "shadow_e"),
+        "~": ("river", "shadow_w"),
+        "T": ("sand", "grass_edge"),
+        "S": ("river",),
+        "H": ("river",),
+        "F": ("river",),
+    },
+    "harvest": {"W": ("wall",), " ": ("floor",), "P": ("floor",), "Q": ("floor",), "A": ("grass",)},
+}
+"""What each symbol of a map looks like, bottom to top, as names of art (`art.py`)."""
+
+APPLES: Mapping[SubstrateName, str] = {"cleanup": "BT", "harvest": "A"}
+"""Symbols of cells where apples grow."""
+DIRT = "HF"
+"""Symbols of river cells that can be dirty; those of the second are dirty at the start."""
+
+
+@dataclass(frozen=True)
+class GameMap:
+    """A map, with cells numbered row by row on the map and its margin.
+
+    Attributes:
+        substrate: whose symbols it has.
+        text: the map, one row a line.
+        width, height: of the map without the margin.
+        wall: where nobody can be, [n_cells] bool; all of the margin is.
+        spawn: cells marked `P`; `inside`: those marked `Q`, where the first two players begin.
+        apples: cells where apples grow.
+        dirt: river cells that can be dirty, `dirty` [n_dirt] those that are at the start.
+        river: other river cells.
+        looks: what each cell looks like, [n_cells] indices into `stacks`; 0, nothing, outside the map.
+        stacks: names of art, bottom to top.
+    """
+
+    substrate: SubstrateName
+    text: str
+    width: int
+    height: int
+    wall: NDArray[np.bool_]
+    spawn: NDArray[np.int64]
+    inside: NDArray[np.int64]
+    apples: NDArray[np.int64]
+    dirt: NDArray[np.int64]
+    dirty: NDArray[np.bool_]
+    river: NDArray[np.int64]
+    looks: NDArray[np.int64]
+    stacks: tuple[tuple[str, ...], ...]
+
+    @property
+    def stride(self) -> int:
+        """Cells of a row, margin included: one step south."""
+        return self.width + 2 * MARGIN
+
+    @property
+    def n_cells(self) -> int:
+        return self.stride * (self.height + 2 * MARGIN)
+
+    def cell(self, x: int, y: int) -> int:
+        """The number of column `x` and row `y` of the map, both from 0."""
+        return (y + MARGIN) * self.stride + x + MARGIN
+
+    def place(self, cell: int) -> tuple[int, int]:
+        """Column and row of a cell."""
+        return cell % self.stride - MARGIN, cell // self.stride - MARGIN
+
+    def starts(self, n_agents: int) -> list[NDArray[np.int64]]:
+        """For each player, the cells it may begin on; players with the same ones share them without repetition.
+
+        Raises:
+            ConfigError: there are fewer spawn cells than players.
+        """
+        first = min(2, n_agents) if len(self.inside) else 0
+        if first > len(self.inside) or n_agents - first > len(self.spawn):
+            inside = f" and {len(self.inside)} marked Q for the first two players" if len(self.inside) else ""
+            raise ConfigError(
+                f"env.n_agents={n_agents}: the map has {len(self.spawn)} spawn cells marked P{inside}; use fewer "
+                "players, or mark more cells"
+            )
+        return [self.inside] * first + [self.spawn] * (n_agents - first)
+
+
+def parse(substrate: SubstrateName, text: str) -> GameMap:
+    """The map that `text` draws, one symbol a cell; empty lines around it do not count.
+
+    Raises:
+        ConfigError: rows of different lengths, an unknown symbol, no spawn cell, nothing to eat, or (Clean Up) no
+            river that can get dirty.
+    """
+    rows = text.strip("\n").splitlines()
+    symbols = SYMBOLS[substrate]
+    if not rows or not rows[0]:
+        raise ConfigError("env.map is empty: draw a map, one row a line, or use env.map=auto")
+    for y, row in enumerate(rows):
+        if len(row) != len(rows[0]):
+            raise ConfigError(
+                f"env.map: row {y + 1} has {len(row)} cells and row 1 has {len(rows[0])}; make them alike"
+            )
+        for x, symbol in enumerate(row):
+            if symbol not in symbols:
+                raise ConfigError(
+                    f"env.map: unknown symbol {symbol!r} in row {y + 1}, column {x + 1}; maps of {substrate} know "
+                    + " ".join(repr(each) for each in symbols)
+                )
+    height, width = len(rows), len(rows[0])
+    grid = np.full((height + 2 * MARGIN, width + 2 * MARGIN), "", dtype="<U1")
+    grid[MARGIN : MARGIN + height, MARGIN : MARGIN + width] = [list(row) for row in rows]
+    flat = grid.reshape(-1)
+
+    def where(wanted: str) -> NDArray[np.int64]:
+        return np.flatnonzero(np.isin(flat, list(wanted))) if wanted else np.zeros(0, np.int64)
+
+    stacks: list[tuple[str, ...]] = [(), *dict.fromkeys(symbols.values())]
+    looks = np.zeros(flat.size, np.int64)
+    for symbol, stack in symbols.items():
+        looks[flat == symbol] = stacks.index(stack)
+    spawn, inside = where("P"), where("Q" if "Q" in symbols else "")
+    if not len(spawn):
+        raise ConfigError(
+            "env.map has no spawn cell: mark at least one cell with P, where players begin and come back after a zap"
+        )
+    apples = where(APPLES[substrate])
+    if not len(apples):
+        marks = " or ".join(APPLES[substrate])
+        raise ConfigError(f"env.map has nothing to eat: mark at least one cell with {marks}, where apples grow")
+    dirt = where(DIRT) if SUBSTRATES[substrate].dirt else where("")
+    if SUBSTRATES[substrate].dirt and not len(dirt):
+        raise ConfigError(
+            "env.map has no river that can get dirty, which is what apples depend on: mark cells with H (clean at the "
+            "start) or F (dirty at the start)"
+        )
+    return GameMap(
+        substrate=substrate,
+        text="\n".join(rows),
+        width=width,
+        height=height,
+        wall=np.isin(flat, ["", "W"]),
+        spawn=spawn,
+        inside=inside,
+        apples=apples,
+        dirt=dirt,
+        dirty=flat[dirt] == DIRT[1],
+        river=where("~S") if SUBSTRATES[substrate].dirt else where(""),
+        looks=looks,
+        stacks=tuple(stacks),
+    )
+
+
+def find(substrate: SubstrateName, wanted: str) -> GameMap:
+    """The map that `env.map` asks for: `auto`, `melting_pot`, `own`, the path of a text file, or a map as text.
+
+    `auto` is Melting Pot's where it is installed, else our own.
+
+    Raises:
+        ConfigError: there is no such file, or what it holds is no map; see `parse`.
+        EngineError: `melting_pot` is not installed.
+    """
+    if wanted == "melting_pot" or (wanted == "auto" and not (install.unsupported() or install.missing())):
+        return parse(substrate, _melting_pot(substrate))
+    if wanted in ("auto", "own"):
+        return parse(substrate, OWN_MAPS[substrate])
+    if "\n" in wanted:
+        return parse(substrate, wanted)
+    path = Path(wanted)
+    if not path.is_file():
+        raise ConfigError(f"env.map={wanted}: no such file; use auto, melting_pot, own, a text file or the map itself")
+    return parse(substrate, path.read_text())
+
+
+@functools.cache
+def _melting_pot(substrate: SubstrateName) -> str:
+    text: str = install.load(SUBSTRATES[substrate].module)[1].ASCII_MAP
+    return text
+
+
+def stacks_of(game_map: GameMap, cells: Sequence[int]) -> list[tuple[str, ...]]:
+    """What cells look like, as names of art."""
+    return [game_map.stacks[game_map.looks[cell]] for cell in cells]

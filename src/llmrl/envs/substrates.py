@@ -1,0 +1,88 @@
+"""Clean Up and Harvest on either engine: the one place where `env.engine` is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from llmrl.core.errors import ConfigError, EngineError
+from llmrl.core.limits import PositiveInt
+from llmrl.core.protocols import VecEnv
+from llmrl.core.seeding import Seeds
+from llmrl.envs.mechanisms import Mechanism
+from llmrl.envs.melting_pot.rules import Rules, SubstrateName
+
+INSTEAD = "env.engine=native plays the same game without it"
+
+
+def substrate_env(
+    substrate: SubstrateName,
+    n_envs: PositiveInt,
+    seeds: Seeds,
+    device: str,
+    engine: Literal["meltingpot", "native"] = "meltingpot",
+    n_agents: PositiveInt = 7,
+    horizon: PositiveInt | None = 1000,
+    rules: Rules = "upstream",
+    observe: list[Literal["pixels", "grid", "vector", "text"]] | None = None,
+    mechanism: Mechanism | None = None,
+    show_mechanism: bool = True,
+    render: bool = False,
+    map: str = "auto",
+    tiles: Literal["auto", "melting_pot", "plain"] = "auto",
+    compile: bool = False,
+) -> VecEnv:
+    """A batch of games on the engine asked for: `melting_pot.vec_env.MeltingPotEnv` or `native.vec_env.NativeEnv`,
+    whose arguments these are.
+
+    Raises:
+        ConfigError: values that the game or the engine cannot play.
+        EngineError: Melting Pot is asked for and cannot be had.
+    """
+    if engine == "native":
+        from llmrl.envs.native.vec_env import NativeEnv
+
+        return NativeEnv(
+            substrate,
+            n_envs,
+            seeds,
+            device,
+            n_agents,
+            horizon,
+            rules,
+            observe,
+            mechanism,
+            show_mechanism,
+            map=map,
+            tiles=tiles,
+            compile=compile,
+        )
+    for name, given in (("tiles", tiles != "auto"), ("compile", compile)):
+        if given:
+            raise ConfigError(f"env.{name} is for env.engine=native; Melting Pot has its own way: leave it as it is")
+    from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
+
+    try:
+        return MeltingPotEnv(
+            substrate,
+            n_envs,
+            seeds,
+            n_agents,
+            horizon,
+            rules,
+            observe,
+            mechanism,
+            show_mechanism,
+            render,
+            map=map,
+        )
+    except EngineError as error:
+        raise EngineError(f"{error} Or: {INSTEAD}.") from error
+
+
+def _game_processes(options: Mapping[str, Any]) -> int:
+    return int(options.get("n_envs", 1)) if options.get("engine", "meltingpot") == "meltingpot" else 0
+
+
+# Processes that the games keep busy beside the run's own, from the options: a launcher asks before anything is built.
+substrate_env.game_processes = _game_processes  # type: ignore[attr-defined]
