@@ -114,6 +114,18 @@ def test_learn_run_survives_kills(context, tmp_path):
     check(context, tmp_path, overrides, duration=3.0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["cleanup", "harvest"])
+def test_a_run_on_the_native_engine_survives_kills(context, tmp_path, env):
+    """Rollouts end in the middle of episodes, whose states, income of the last steps included, are in checkpoints."""
+    overrides = (
+        *(f"env={env}", "env.engine=native", "env.observe=[grid,vector]", "env.n_envs=3", "env.horizon=50"),
+        *("env.map=own", "learn.rollout_steps=20", "learn.env_steps=2400", "learn.evaluate_every=15"),
+        *("learn.evaluate_episodes=3", "checkpoint_seconds=0", "agent.map_channels=[4]", "agent.features=8"),
+    )
+    check(context, tmp_path, overrides, duration=6.0)
+
+
 TAUGHT = {
     "a memory, a scripted planner that errs": (
         *("env=simple_doorkey", "agent=student_lstm", "agent.memory=16", "agent.features=16", "teacher=llm"),

@@ -17,6 +17,9 @@ from llmrl.envs.native import episodes, maps
 from llmrl.envs.native.draws import Draws, game_keys
 from llmrl.envs.native.engine import Engine, Setup
 from llmrl.envs.native.vec_env import NativeEnv
+from llmrl.learners.rollout import Collector
+from llmrl.networks.actor_critic import ActorCritic
+from llmrl.networks.society import SocietyPolicy
 
 SUBSTRATES = ("cleanup", "harvest")
 
@@ -273,3 +276,40 @@ def test_looking_first_changes_nothing(substrate: Any) -> None:
 
 def _equal(name: str, x: torch.Tensor, y: torch.Tensor) -> None:
     assert torch.equal(x, y), name
+
+
+def test_rollouts_that_would_not_fit_are_refused() -> None:
+    env = native("harvest", 64, observe=["pixels"])
+    network = ActorCritic(env.spec, torch.Generator(), None, [], [])
+    collector = Collector(env, SocietyPolicy(env.spec, [network], core_frozen=False), "cpu")
+    collector.reset(1)
+    with pytest.raises(ConfigError, match=r"GiB.*env\.n_envs"):
+        collector.collect(10**6, torch.Generator())
+
+
+@pytest.mark.parametrize("rules", ["upstream", "legislative"])
+@pytest.mark.parametrize("substrate", SUBSTRATES)
+def test_nothing_in_a_step_waits_for_a_device(substrate: Any, rules: Any) -> None:
+    """On the device `meta` there are no numbers, so whatever would ask for one raises."""
+    mechanism = Incentives() if substrate == "cleanup" else BracketedTax()
+    env = native(substrate, 4, device="meta", observe=["grid", "vector", "pixels"], mechanism=mechanism, rules=rules)
+    nothing = torch.zeros((4, 7), dtype=torch.int64, device="meta")
+    env.reset(seed=1)
+    env.step(nothing)
+    env.reset(mask=np.array([True, False, True, False]))
+    step = env.step(nothing)
+    tensors = [step.reward, step.base_reward, step.exposure, *step.observation.values(), *step.info.values()]
+    assert {x.device.type for x in tensors} == {"meta"}
+
+
+@pytest.mark.parametrize("substrate", SUBSTRATES)
+def test_a_step_is_one_graph(substrate: Any) -> None:
+    """`torch.compile` can take it whole, and nothing changes."""
+    engine = Engine(Setup(maps.find(substrate, "own"), 3), branches=False)
+    compiled = torch.compile(engine.step, fullgraph=True, dynamic=False, backend="aot_eager")
+    draws = Draws(torch.from_numpy(game_keys(np.full(4, 1), np.arange(4), np.zeros(4, np.int64))))
+    a = b = engine.start(draws)
+    for action in np.random.default_rng(0).integers(len(engine.actions), size=(6, 4, 3)):
+        (a, _), (b, _) = engine.step(a, torch.from_numpy(action), draws), compiled(b, torch.from_numpy(action), draws)
+        for field in fields(a):
+            _equal(field.name, getattr(a, field.name), getattr(b, field.name))

@@ -20,6 +20,7 @@ from llmrl.learners.meta_gradient import MetaGradient
 from llmrl.learners.ppo import PPO, PPOSettings
 from llmrl.learners.rollout import Rollout
 from llmrl.networks.actor_critic import ActorCritic, Core, Critic, Encoding
+from llmrl.networks.cnn import MAP_CHANNELS
 from llmrl.networks.film import FilmSettings
 from llmrl.networks.society import SocietyPolicy
 from llmrl.run.content import saved_state
@@ -56,6 +57,7 @@ class PPOAgent:
         ppo: hyperparameters.
         teacher: extra loss, or None.
         film: shape of a `film` core; None: its defaults.
+        map_channels: output channels of the convolutions over a map; None: those of `GridCore`.
 
     Raises:
         ConfigError: the weights to start from do not fit this agent, or it does not learn and is to be taught.
@@ -85,6 +87,7 @@ class PPOAgent:
         ppo: PPOSettings,
         teacher: Teacher | None = None,
         film: FilmSettings | None = None,
+        map_channels: list[PositiveInt] | None = None,
     ) -> None:
         if freeze == "auto":
             freeze = "core" if governed and "pixels" in spec.observation else "none"
@@ -94,10 +97,11 @@ class PPOAgent:
                 "agent.critic=central has no core in common with the actor; use agent.freeze=none with it"
             )
         shape = (features, core_hidden, head_hidden, reads, memory, memory_layers, critic, core, encoding, film)
+        channels = map_channels or MAP_CHANNELS
         if teacher is not None and freeze == "all":
             raise ConfigError("agent.freeze=all: agents that do not learn cannot be taught; use teacher=none")
         n_networks = 1 if share_parameters else spec.n_agents
-        networks = [ActorCritic(spec, generator, *shape) for _ in range(n_networks)]
+        networks = [ActorCritic(spec, generator, *shape, map_channels=channels) for _ in range(n_networks)]
         self.policy = SocietyPolicy(spec, networks, core_frozen=freeze == "core").to(device)
         self.learns = freeze != "all"
         self._keep_optimizer = keep_optimizer

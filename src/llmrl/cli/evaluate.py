@@ -59,6 +59,14 @@ def parser() -> argparse.ArgumentParser:
         default=None,
         help="context index for contextual environments (default: the proposal's own)",
     )
+    p.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the environment that is to be another than in the run, e.g. engine=meltingpot; may be "
+        "repeated; results go to <run>/evaluation_<changes>",
+    )
     p.add_argument("--trajectories", action="store_true", help="keep every step as arrays, trajectories/<k>.npz")
     p.add_argument("--video", action="store_true", help="record one episode: world and each agent's view, MP4 and GIF")
     p.add_argument("--video-steps", type=int, default=None, help="steps to record (default: the whole episode)")
@@ -87,6 +95,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.analysis.statistics import describe
     from llmrl.cli.asking import announced, askers, refused, with_budget
     from llmrl.cli.compose import build_llm, build_parts
+    from llmrl.cli.other_env import check_same_players, parsed
     from llmrl.cli.players import MODES, build_players, without_teacher
     from llmrl.cli.report import print_rows
     from llmrl.core.errors import BudgetExhausted, ConfigError
@@ -109,13 +118,14 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     config = yaml.safe_load((args.run / "config.yaml").read_text())
     if "method" in config:
         raise ConfigError(f"{args.run} is a run of llmrl-finetune, which evaluates itself: see its evaluation.json")
+    config["env"] = parsed(args.env, config["env"])
     # A run computed on a cluster's GPU can be looked at anywhere.
     config["hardware"] = {**config["hardware"], "device": "auto"}
     names, whole = args.policy.split(","), config
     if "teacher" not in names:
         config = without_teacher(config)
     # The principal, whose language model might cost money, is left out; an agent that needs a model gets it.
-    out = args.out or args.run / "evaluation"
+    out = args.out or args.run / "_".join(["evaluation", *args.env])
     out.mkdir(parents=True, exist_ok=True)
     llm = build_llm(with_budget({**config, "principal": {"_target_": None}}, args.calls), folder=out)
     parts = build_parts(config, llm, render=args.video, play_only=True)
@@ -126,7 +136,10 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         mechanism = _mechanism(args.mechanism, chosen, spec)
         context = _context(args.context, chosen, spec)
         society = _society(history, config["design"].get("societies", 1))
-        agent.load_state_dict(state["agents"][society])
+        saved = state["agents"][society]
+        if args.env and "policy" in saved:
+            check_same_players(args.env, saved["policy"], agent.state_dict()["policy"])
+        agent.load_state_dict(saved)
         players = build_players(names, whole, parts)
         seeds = Seeds(args.seed).child("evaluate")
         modes = MODES if args.mode == "both" else (args.mode,)
@@ -182,6 +195,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     results = {
         "run": str(args.run),
         "checkpoint": iteration,
+        "env": args.env,
         "episodes": len(episodes),
         "seed": args.seed,
         "mechanism": None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.memory import need_memory
 from llmrl.core.protocols import ChannelsOnRequest, Policy, VecEnv, Witness
 from llmrl.core.records import Act, Array, Observation, State, Step, on_host
 from llmrl.core.texts import Texts, TextTable
@@ -87,7 +89,7 @@ class Collector:
         last: what was seen, what was done and what it led to in the newest step; None before the first.
 
     Raises:
-        ConfigError: the environment has no such channel.
+        ConfigError: the environment has no such channel; later: there is no memory for what is to be kept.
     """
 
     def __init__(self, env: VecEnv, policy: Policy, device: str, keep: Sequence[str] = ()) -> None:
@@ -289,6 +291,13 @@ class Collector:
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != shape or buffer.dtype != dtype:
+            self._buffers.pop(name, None)
+            need_memory(
+                math.prod(shape) * dtype.itemsize,
+                str(self.device),
+                f"{shape[0]:,} steps of {self.spec.n_envs:,} games of {self.spec.name} (what is kept: {name})",
+                "use fewer games (env.n_envs), shorter rollouts (learn.rollout_steps), or something smaller to observe",
+            )
             buffer = self._buffers[name] = torch.empty(shape, dtype=dtype, device=self.device)
         return buffer
 

@@ -15,7 +15,7 @@ from torch import nn
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks import categorical
-from llmrl.networks.cnn import GridCore, PixelCore
+from llmrl.networks.cnn import MAP_CHANNELS, GridCore, PixelCore
 from llmrl.networks.film import FilmCore, FilmSettings
 from llmrl.networks.layers import POLICY_GAIN, VALUE_GAIN, initialise, mlp
 from llmrl.networks.memory import Memory
@@ -89,6 +89,7 @@ class ActorCritic(nn.Module):
         critic: `own`: a head on the actor's features; `central`: a network of its own, with the hidden widths of the
             core, that sees what all agents of the game see (Yu et al. 2022, arXiv 2103.01955).
         film: shape of a `film` core; None: its defaults.
+        map_channels: output channels of the convolutions over a map.
 
     Attributes:
         mechanism_columns: where features hold the mechanism's values; None where they do not, as such.
@@ -113,6 +114,7 @@ class ActorCritic(nn.Module):
         core: Core = "auto",
         encoding: Encoding = "onehot",
         film: FilmSettings | None = None,
+        map_channels: Sequence[int] = MAP_CHANNELS,
     ) -> None:
         super().__init__()
         n_actions = spec.need_discrete("a network that learns by PPO")
@@ -147,7 +149,7 @@ class ActorCritic(nn.Module):
                 self.core = FilmCore(shape, codes, n_words, features or 32, film or FilmSettings(), generator)
                 features = self.core.n_features
             else:
-                self.core = GridCore(shape, features, generator, codes)
+                self.core = GridCore(shape, features, generator, codes, map_channels)
                 features = self.core.n_features
             if MECHANISM in extras:
                 start = features + sum(widths[name] for name in extras[: extras.index(MECHANISM)])

@@ -12,8 +12,8 @@ from llmrl.networks.layers import HIDDEN_GAIN, initialise
 
 # (output channels, kernel, stride): the network of Mnih et al. (2015), used for 88x88 views as well.
 LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-# Output channels of the 3x3 convolutions that keep a map's size.
-MAP_LAYERS = (16, 32, 64)
+MAP_CHANNELS = (16, 32, 64)
+"""Output channels of the 3x3 convolutions that keep a map's size, as published for students."""
 
 
 class PixelCore(nn.Module):
@@ -77,9 +77,8 @@ class OneHots(nn.Module):
 class GridCore(nn.Module):
     """[batch, width, height, n_codes] uint8 -> [batch, features]: a map whose cells hold a few integer codes.
 
-    Three 3x3 convolutions (16, 32, 64 channels, padded) and, with `features`, a linear layer, all ReLU; without, the
-    map as it is, flattened: 64 width height features. These are the student networks of LLM4Teach (Zhou et al. 2023,
-    arXiv 2311.13373).
+    3x3 convolutions (padded) and, with `features`, a linear layer, all ReLU; without, the map as it is, flattened. With
+    16, 32, 64 channels, these are the student networks of LLM4Teach (Zhou et al. 2023, arXiv 2311.13373).
 
     Args:
         shape: of the map.
@@ -87,20 +86,26 @@ class GridCore(nn.Module):
         generator: of the initial weights.
         codes: how many codes each of the n_codes numbers of a cell can be, which go in as one-hots; empty: codes go
             in as the numbers they are (as published), so that a key, 5, lies between a door, 4, and a ball, 6.
+        hidden: output channels of each convolution.
 
     Attributes:
         n_features: width of the output.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], features: int | None, generator: torch.Generator, codes: Sequence[int] = ()
+        self,
+        shape: tuple[int, ...],
+        features: int | None,
+        generator: torch.Generator,
+        codes: Sequence[int] = (),
+        hidden: Sequence[int] = MAP_CHANNELS,
     ) -> None:
         super().__init__()
         width, height, channels = shape
         self.codes = OneHots(codes)
         channels = self.codes.n_entries or channels
         layers: list[nn.Module] = []
-        for n_out in MAP_LAYERS:
+        for n_out in hidden:
             layers += [initialise(nn.Conv2d(channels, n_out, 3, padding=1), HIDDEN_GAIN, generator), nn.ReLU()]
             channels = n_out
         self.convolutions = nn.Sequential(*layers)

@@ -53,7 +53,6 @@ class NativeEnv:
         observe: which channels of the game every player sees.
         mechanism: what a principal sets, or None for plain rewards.
         show_mechanism: whether players see the mechanism's values, where there is one.
-        render: whether `render` shows the water move; it works always, for pictures are made when they are asked for.
         map: see `maps.find`.
         tiles: whose pictures `pixels` and videos are made of, `auto`: Melting Pot's where it is installed.
         compile: compile the step with `torch.compile`: a minute at the first step, then faster for large batches.
@@ -75,7 +74,6 @@ class NativeEnv:
         observe: list[Literal["pixels", "grid", "vector", "text"]] | None = None,
         mechanism: Mechanism | None = None,
         show_mechanism: bool = True,
-        render: bool = False,
         map: str = "auto",
         tiles: Source = "auto",
         compile: bool = False,

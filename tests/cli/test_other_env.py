@@ -1,0 +1,51 @@
+"""`llmrl-evaluate --env`: the agents of a run in an environment with other options."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from llmrl.cli.other_env import parsed
+from llmrl.core.errors import ConfigError
+
+
+def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    done = run("llmrl-train", "env=escape_room", "learn.env_steps=200", "learn.evaluate_episodes=2", folder=folder)
+    assert done.returncode == 0, done.stderr
+    [found] = (folder / "outputs" / "escape_room").glob("*/seed=0")
+    return found
+
+
+def test_other_options_are_played_and_kept_apart(trained: Path) -> None:
+    done = run("llmrl-evaluate", str(trained), "--episodes", "4", "--env", "horizon=9", folder=trained)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((trained / "evaluation_horizon=9" / "results.json").read_text())
+    assert results["env"] == ["horizon=9"]
+    assert max(results["per_episode"]["length"]) > 5  # the run's own horizon
+
+
+def test_agents_that_do_not_fit_are_named(trained: Path) -> None:
+    done = run("llmrl-evaluate", str(trained), "--env", "n_levers=4", folder=trained)
+    assert done.returncode != 0 and "do not fit the changed environment" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [("engine", "KEY=VALUE"), ("motor=1", "no option 'motor'"), ("engine={", "no YAML value")]
+)
+def test_changes_that_mean_nothing(change: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parsed([change], {"_target_": "x", "engine": "native"})
+
+
+def test_values_are_read_as_yaml() -> None:
+    assert parsed(["n=3", "observe=[grid]"], {"n": 1, "observe": []}) == {"n": 3, "observe": ["grid"]}
