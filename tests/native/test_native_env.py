@@ -313,3 +313,14 @@ def test_a_step_is_one_graph(substrate: Any) -> None:
         (a, _), (b, _) = engine.step(a, torch.from_numpy(action), draws), compiled(b, torch.from_numpy(action), draws)
         for field in fields(a):
             _equal(field.name, getattr(a, field.name), getattr(b, field.name))
+
+
+def test_chance_decides_who_comes_back_where_there_is_room_for_one() -> None:
+    engine = Engine(Setup(maps.parse("harvest", "WWWWWW\nWQQPAW\nWWWWWW"), 3))
+    draws = Draws(torch.from_numpy(game_keys(np.full(4000, 1), np.arange(4000), np.zeros(4000, np.int64))))
+    t = torch.zeros(4000, dtype=torch.int32)
+    returning = torch.tensor([True, False, True]).expand(4000, 3)
+    free = torch.zeros((4000, engine._n_floor), dtype=torch.uint8)
+    _, _, back = engine._found(returning, free, draws, t)
+    assert (back.sum(1) == 1).all() and not back[:, 1].any()
+    assert abs(back[:, 0].float().mean() - 0.5) < 4 * 0.5 / 4000**0.5

@@ -273,7 +273,8 @@ class Engine:
         self, returning: torch.Tensor, occupied: torch.Tensor, draws: Draws, t: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Where players who are due come back, facing where, and who of them can, each [B, N]."""
-        facing = _quarters(draws.uniform("return_heading", t, self.n_agents))
+        drawn = draws.uniform("return_heading", t, self.n_agents)
+        facing = _quarters(drawn)
         if self._own is not None:
             assert self._own_floor is not None
             back = returning & (occupied.gather(1, self._own_floor.expand_as(returning)) == 0)
@@ -282,8 +283,13 @@ class Engine:
         u = draws.uniform("return", t, free.shape[1])
         most = min(self.n_agents, free.shape[1])
         ranked = torch.where(free, u, 2.0).topk(most, dim=1, largest=False, sorted=True).indices
+        room = free.sum(-1, keepdim=True)
         turn = returning.cumsum(-1) - 1
-        back = returning & (turn < free.sum(-1, keepdim=True))
+        # Where there is no room for all, chance decides who waits; what is left of a heading's number is one, too.
+        lots = (drawn * 4).frac()
+        luck = ((lots[:, None, :] < lots[:, :, None]) & returning[:, None, :]).sum(-1)
+        turn = torch.where(returning.sum(-1, keepdim=True) > room, luck, turn)
+        back = returning & (turn < room)
         return self._spawn[ranked.gather(1, turn.clamp(0, most - 1))], facing, back
 
     def _victims(self, struck: torch.Tensor, who: torch.Tensor, games: int) -> torch.Tensor:

@@ -1,0 +1,161 @@
+"""Holds the native games of Clean Up and Harvest against the real engine; docs/native_parity.md has what this prints.
+
+    python benchmarks/parity.py replay [--steps 500] [--games 12] [--processes 2]
+    python benchmarks/parity.py statistics [--games 2048] [--seed 0]
+    python benchmarks/parity.py record [--conditions NAME ...] [--seed 20000]
+
+`replay` plays episodes on the real engine, with random and with scripted players, and plays them again on the native
+one, which is told what was drawn and has to agree in everything else after every step. `statistics` plays native games
+and compares them with `tests/native/reference_statistics.json`. `record` plays the scripted conditions of that file on
+the real engine and writes them into it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "native"))
+
+from engine_games import Rig, play
+from replays import replay
+from statistics_of_games import (
+    Condition,
+    condition_of,
+    of_engine,
+    of_native,
+    on_engine,
+    reference,
+    summary,
+    write_reference,
+    z_scores,
+)
+
+REPLAYED: tuple[tuple[Condition, str], ...] = (
+    (Condition("cleanup", "uniform"), "upstream"),
+    (Condition("cleanup", "uniform", clean=True), "upstream"),
+    (Condition("cleanup", "mixed"), "upstream"),
+    (Condition("cleanup", "uniform"), "legislative"),
+    (Condition("harvest", "uniform"), "upstream"),
+    (Condition("harvest", "mixed"), "upstream"),
+    (Condition("harvest", "uniform"), "legislative"),
+)
+WALK = (0.05, 0.4, 0.05, 0.1, 0.1, 0.1, 0.1, 0.0, 0.1)
+RECORDED: Mapping[str, tuple[Condition, int]] = {
+    "cleanup, forager, clean start": (Condition("cleanup", "forager", clean=True, steps=400), 64),
+    "cleanup, cleaner": (Condition("cleanup", "cleaner", steps=400), 64),
+    "cleanup, mixed": (Condition("cleanup", "mixed", steps=400), 64),
+    "harvest, forager": (Condition("harvest", "forager", steps=400), 64),
+    "harvest, mixed": (Condition("harvest", "mixed", steps=400), 64),
+    "cleanup, walk, clean start, 100 steps": (Condition("cleanup", "drawn", clean=True, steps=100, weights=WALK), 1000),
+}
+"""What is played on the real engine, and how often."""
+
+
+def played(condition: Condition, rules: str, games: int, steps: int, seed: int) -> tuple[int, list, Counter[str]]:
+    """Steps, mismatches and counts of a replay."""
+    torch.set_num_threads(1)
+    rig = Rig(condition.substrate, rules=rules, clean=condition.clean)
+    policy = on_engine(condition.script(rig))
+    verdict = replay([play(rig, policy, steps, seed + i) for i in range(games)])
+    return verdict.steps, verdict.mismatches, verdict.counts
+
+
+def print_replay(games: int, steps: int, seed: int, processes: int) -> bool:
+    """Prints a table; whether there were no mismatches."""
+    good, totals = True, {}
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        jobs = [
+            (condition, rules, pool.submit(played, condition, rules, games, steps, seed + 1000 * i))
+            for i, (condition, rules) in enumerate(REPLAYED)
+        ]
+        print("| substrate | rules | players | steps | mismatches |\n|---|---|---|---|---|")
+        for condition, rules, job in jobs:
+            done, mismatches, counts = job.result()
+            players = condition.policy + (", clean start" if condition.clean else "")
+            print(f"| {condition.substrate} | {rules} | {players} | {done} | {len(mismatches)} |", flush=True)
+            for mismatch in mismatches[:10]:
+                print("game {}, step {}: {} is {} on the engine and {} here".format(*mismatch))
+            good &= not mismatches
+            totals.setdefault(condition.substrate, Counter()).update(counts)
+    names = list(dict.fromkeys(name for counts in totals.values() for name in counts))
+    print("\n| | " + " | ".join(totals) + " |\n|---|" + "---|" * len(totals))
+    for name in names:
+        print(f"| {name} | " + " | ".join(str(counts.get(name, "")) for counts in totals.values()) + " |")
+    return good
+
+
+def print_statistics(games: int, seed: int) -> bool:
+    """Prints a table; whether the samples agree."""
+    scores: list[float] = []
+    print("| condition | engine: games, return | native: games, return | compared | largest \\|z\\| | \\|z\\| > 2 |")
+    print("|---|---|---|---|---|---|")
+    for name, entry in reference()["conditions"].items():
+        numbers = of_native(condition_of(entry), games, seed)
+        z = z_scores(entry["quantities"], numbers)
+        mean, sd, n = entry["quantities"]["return"]
+        worst = max(z, key=lambda each: abs(z[each]))
+        above = sum(abs(each) > 2 for each in z.values())
+        own = numbers["return"]
+        cells = [
+            name,
+            f"{n}, {mean:.2f} ± {sd:.2f}",
+            f"{games}, {own.mean():.2f} ± {own.std(ddof=1):.2f}",
+            f"{len(z)} of {len(numbers)}",
+            f"{abs(z[worst]):.2f} ({worst})",
+            str(above),
+        ]
+        print("| " + " | ".join(cells) + " |", flush=True)
+        scores += z.values()
+    share = float(np.mean(np.abs(scores) > 2))
+    print(f"\n{len(scores)} quantities, largest |z| {max(map(abs, scores)):.2f}, {100 * share:.1f} % beyond 2")
+    return max(map(abs, scores)) <= 4 and share <= 0.05
+
+
+def record(names: Sequence[str], seed: int) -> None:
+    """Plays conditions on the real engine and writes them into the reference."""
+    known = reference()
+    for name in names:
+        condition, games = RECORDED[name]
+        start = time.perf_counter()
+        samples = [of_engine(condition, seed + i) for i in range(games)]
+        quantities = summary({name: np.concatenate([each[name] for each in samples]) for name in samples[0]})
+        known["conditions"][name] = {
+            "condition": {k: v for k, v in vars(condition).items() if v},
+            "source": f"benchmarks/parity.py record --conditions '{name}' --seed {seed}",
+            "quantities": quantities,
+        }
+        seconds = time.perf_counter() - start
+        print(f"{name}: {games} games in {seconds:.0f} s, return {quantities['return']}", flush=True)
+        write_reference(known)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["replay", "statistics", "record"])
+    parser.add_argument("--games", type=int, help="episodes of each condition")
+    parser.add_argument("--conditions", nargs="+", choices=[*RECORDED], default=[*RECORDED], help="what to record")
+    parser.add_argument("--steps", type=int, default=500, help="steps of a replayed episode, at most 1000")
+    parser.add_argument("--seed", type=int, default=20000)
+    parser.add_argument("--processes", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.what == "replay":
+        return 0 if print_replay(arguments.games or 12, arguments.steps, arguments.seed, arguments.processes) else 1
+    if arguments.what == "statistics":
+        return 0 if print_statistics(arguments.games or 2048, arguments.seed) else 1
+    record(arguments.conditions, arguments.seed)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,3 @@
+-- The level that our environment plays, with the witness to choose from.
+require 'witness'
+return require 'watched_commons_harvest'

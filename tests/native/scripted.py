@@ -1,0 +1,109 @@
+"""Simple players who act on what they see of the world, the same for the real engine and the native one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmrl.envs.native.maps import GameMap
+
+MOVES = ("forward", "step_right", "backward", "step_left")
+WHIM = 0.1
+"""Probability of an action drawn from all, so that nobody is stuck and everything is tried."""
+
+
+@dataclass
+class World:
+    """What scripted players see of B games: places and headings [B, N], which sites have apples or dirt [B, ...]."""
+
+    x: np.ndarray
+    y: np.ndarray
+    heading: np.ndarray
+    apple: np.ndarray
+    dirt: np.ndarray
+
+
+Script = Callable[[World, np.random.Generator], np.ndarray]
+"""Actions [B, N]."""
+
+
+def uniform(game_map: GameMap, actions: tuple[str, ...]) -> Script:
+    """All actions are equally probable."""
+    return lambda world, rng: rng.integers(0, len(actions), world.x.shape)
+
+
+def drawn(weights: list[float]) -> Script:
+    """Actions in proportion to `weights`."""
+    edges = np.cumsum(weights)[:-1] / np.sum(weights)
+    return lambda world, rng: np.searchsorted(edges, rng.random(world.x.shape), side="right")
+
+
+def forager(game_map: GameMap, actions: tuple[str, ...]) -> Script:
+    """Walks to the nearest apple, without turning."""
+    places = np.array([game_map.place(int(cell)) for cell in game_map.apples])
+    move_of = np.array([actions.index(name) for name in MOVES])
+
+    def act(world: World, rng: np.random.Generator) -> np.ndarray:
+        dx, dy, found = _nearest(world, places, world.apple)
+        chosen = move_of[(_direction(dx, dy) - world.heading) % 4]
+        return _whims(chosen, found, world, rng, len(actions))
+
+    return act
+
+
+def cleaner(game_map: GameMap, actions: tuple[str, ...]) -> Script:
+    """Walks to the nearest dirt, and within two cells turns to it and cleans."""
+    places = np.array([game_map.place(int(cell)) for cell in game_map.dirt])
+    move_of = np.array([actions.index(name) for name in MOVES])
+    close_of = np.array([actions.index(name) for name in ("clean", "turn_right", "turn_right", "turn_left")])
+
+    def act(world: World, rng: np.random.Generator) -> np.ndarray:
+        dx, dy, found = _nearest(world, places, world.dirt)
+        distance = abs(dx) + abs(dy)
+        relative = (_direction(dx, dy) - world.heading) % 4
+        chosen = np.where(distance <= 2, close_of[relative], move_of[relative])
+        chosen = np.where(distance == 0, actions.index("forward"), chosen)
+        return _whims(chosen, found, world, rng, len(actions))
+
+    return act
+
+
+def mixed(game_map: GameMap, actions: tuple[str, ...]) -> Script:
+    """The first four forage; the others clean, or where there is no river do anything."""
+    some = forager(game_map, actions)
+    rest = (cleaner if len(game_map.dirt) else uniform)(game_map, actions)
+
+    def act(world: World, rng: np.random.Generator) -> np.ndarray:
+        return np.where(np.arange(world.x.shape[1]) < 4, some(world, rng), rest(world, rng))
+
+    return act
+
+
+SCRIPTS: Mapping[str, Callable[[GameMap, tuple[str, ...]], Script]] = {
+    "uniform": uniform,
+    "forager": forager,
+    "cleaner": cleaner,
+    "mixed": mixed,
+}
+
+
+def _nearest(world: World, places: np.ndarray, there: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """How far right and down the nearest of `places` [A, 2] that is `there` [B, A] lies, and whether any is."""
+    dx = places[:, 0] - world.x[..., None]
+    dy = places[:, 1] - world.y[..., None]
+    distance = np.where(there[:, None], abs(dx) + abs(dy), 1000)
+    site = distance.argmin(-1)[..., None]
+    found = there.any(-1)[:, None] & np.ones(world.x.shape, bool)
+    return np.take_along_axis(dx, site, -1)[..., 0], np.take_along_axis(dy, site, -1)[..., 0], found
+
+
+def _direction(dx: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    """0 north .. 3 west: along the longer of the two ways."""
+    return np.where(abs(dx) >= abs(dy), np.where(dx > 0, 1, 3), np.where(dy > 0, 2, 0))
+
+
+def _whims(chosen: np.ndarray, found: np.ndarray, world: World, rng: np.random.Generator, n: int) -> np.ndarray:
+    whim = rng.random(chosen.shape) < WHIM
+    return np.where(found & ~whim, chosen, rng.integers(0, n, chosen.shape))
