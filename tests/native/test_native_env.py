@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmrl.core.errors import CheckpointError, ConfigError
+from llmrl.core.errors import CheckpointError, ConfigError, EngineError
 from llmrl.core.records import Step, on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax, Incentives
@@ -324,3 +324,15 @@ def test_chance_decides_who_comes_back_where_there_is_room_for_one() -> None:
     _, _, back = engine._found(returning, free, draws, t)
     assert (back.sum(1) == 1).all() and not back[:, 1].any()
     assert abs(back[:, 0].float().mean() - 0.5) < 4 * 0.5 / 4000**0.5
+
+
+def test_without_melting_pot_our_own_map_and_tiles_serve(monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setattr(maps.install, "missing", lambda: ["dmlab2d"])
+    env = native("harvest", 1, observe=["pixels"])
+    assert "map of our own" in caplog.text
+    assert env.engine.setup.game_map.text == maps.find("harvest", "own").text
+    picture = env.reset(seed=1)["pixels"]
+    assert picture.shape == (1, 7, 88, 88, 3) and len(picture.unique()) > 5
+    maps._melting_pot.cache_clear()
+    with pytest.raises(EngineError, match="not installed"):
+        native("harvest", 1, map="melting_pot")

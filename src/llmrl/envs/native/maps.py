@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from llmrl.core.errors import ConfigError
 from llmrl.envs.melting_pot import install
 from llmrl.envs.melting_pot.rules import SUBSTRATES, SubstrateName
 from llmrl.envs.native.own_maps import OWN_MAPS
+
+logger = logging.getLogger(__name__)
 
 MARGIN = 9
 """Cells of nothing around a map, so that every view lies within: players see 9 cells far."""
@@ -190,6 +193,13 @@ def find(substrate: SubstrateName, wanted: str) -> GameMap:
     """
     if wanted == "melting_pot" or (wanted == "auto" and not (install.unsupported() or install.missing())):
         return parse(substrate, _melting_pot(substrate))
+    if wanted == "auto":
+        logger.warning(
+            "Melting Pot is not installed: %s is played on a map of our own (env.map=own), and its numbers are not "
+            "those of Melting Pot's; %s",
+            substrate,
+            install.HINT,
+        )
     if wanted in ("auto", "own"):
         return parse(substrate, OWN_MAPS[substrate])
     if "\n" in wanted:
