@@ -46,7 +46,7 @@ bench: install  ## prints ratios measured side by side
 	$(BIN)/python benchmarks/sweep_report.py
 	$(BIN)/python benchmarks/principals.py --seeds 5
 	$(BIN)/python benchmarks/policy_search_tokens.py
-	$(BIN)/python benchmarks/principal_step.py
+	$(BIN)/python benchmarks/principal_step.py --rounds 1
 	$(BIN)/python benchmarks/candidates.py --rounds 1
 	$(BIN)/python benchmarks/rooms.py
 	$(BIN)/python benchmarks/babyai_text.py

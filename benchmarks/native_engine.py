@@ -146,7 +146,7 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
             state = env._state
             assert state is not None
             print(
-                f"  memory of a game with {what}: {env.bytes_per_game / 1024:,.1f} KiB, its state alone "
+                f"  memory of a game with {what}: {env.observer.bytes_per_game / 1024:,.1f} KiB, its state alone "
                 f"{state.nbytes / env.spec.n_envs:,.0f} bytes"
             )
 
@@ -156,7 +156,7 @@ def show_profile(substrate: SubstrateName, batch: int, device: str) -> None:
     torch.set_num_threads(1)
     env = Native(substrate, batch, "pixels", device).env
     actions = torch.randint(env.spec.n_actions, (20, batch, PLAYERS)).to(device)
-    state, draws, pictures = env._state, env._draws, env._pictures
+    state, draws, observer = env._state, env._draws, env.observer
     assert state is not None and draws is not None
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.startswith("cuda") else [])
     with profile(activities=activities) as measured:
@@ -164,14 +164,14 @@ def show_profile(substrate: SubstrateName, batch: int, device: str) -> None:
             with record_function("1 rules"):
                 state, events = env.engine.step(state, action, draws)
             with record_function("2 codes of all cells"):
-                cells = env._views.cells(state, events, water=True)
+                cells = observer.views.cells(state, events, water=True)
             with record_function("3 codes of cells in view"):
-                seen = env._views.seen(cells, state).view(-1)
+                seen = observer.views.seen(cells, state).view(-1)
             with record_function("4 grid"):
-                env._grid.index_select(0, seen)
+                observer.grid.index_select(0, seen)
             with record_function("5 pictures"):
-                ids = env._tiles.index_select(0, seen).view(batch, PLAYERS, 11, 11)
-                pictures.expand(ids, out=env._frame())
+                ids = observer.tiles.index_select(0, seen).view(batch, PLAYERS, 11, 11)
+                observer.pictures.expand(ids, out=observer.frame((batch, PLAYERS)))
     averages = measured.key_averages()
     print(f"\n{substrate}: a step of {batch:,} games, one thread, ms")
     for each in sorted((a for a in averages if a.key[0].isdigit()), key=lambda a: a.key):

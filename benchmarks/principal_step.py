@@ -1,16 +1,22 @@
-"""CPU-seconds of one principal step on Harvest as published: five training episodes and one validation episode of 1000
-steps, one game of seven agents, a frozen core (`experiment=legislative/harvest_published`).
+"""CPU-seconds of one principal step on Harvest: five training episodes, each with an update, and one validation episode
+of 1000 steps, seven agents (`experiment=legislative/harvest_published`), on Melting Pot and on the native engine.
 
-The step is played by the design loop itself, in a run folder, and its cost is split by what it went into. The engine's
-processes are counted when they end; a whole `llmrl-train` process, imports included, is measured beside it. The
-published code needs about 180 CPU-seconds on a comparable core (measured apart; it is not installed here). Target: at
-most a third of that.
+    python benchmarks/principal_step.py [--rounds 3] [--societies 16] [overrides ...]       e.g. env.horizon=100
 
-    python benchmarks/principal_step.py [overrides ...]      e.g. experiment=legislative/cleanup_published
+`melting pot` is the step as published: one game, pictures, a frozen core. `native, pixels` is the same on the native
+engine. `native, grid` reads maps with a small core, learned or frozen, and the last setting gives one proposal many
+societies that are computed in a batch. Overrides are for all settings.
+
+A step is played by the design loop itself, with one thread and in a run folder, and its cost is split by what it went
+into; settings take turns, and medians over rounds are printed. The engine's processes are counted when they end; a
+whole `llmrl-train` process, imports included, is measured beside it. The published code needs about 190 CPU-seconds on
+a comparable core, 34 for each training episode and 16 to 20 for the validation (measured apart; it is not installed
+here). Targets: at most a third of that, and 16 societies for at most 4 times one.
 """
 
 from __future__ import annotations
 
+import argparse
 import resource
 import statistics
 import subprocess
@@ -21,16 +27,35 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from llmrl.cli.compose import build_loop, build_parts
+from llmrl.envs.melting_pot import install
+from llmrl.loops.design import DesignLoop
 from llmrl.run.run import Run
 
-PUBLISHED = 180.0  # CPU-seconds
-ROUNDS = 3
-DEFAULTS = ("experiment=legislative/harvest_published", "principal=fixed")
+PUBLISHED = 190.0  # CPU-seconds
+DEFAULTS = ("experiment=legislative/harvest_published", "principal=fixed", "design.steps=1")
+NATIVE = ("env.engine=native",)
+GRID = (*NATIVE, "env.observe=[grid]", "agent.features=64", "agent.map_channels=[8,16]")
+REFERENCE, ONE = "melting pot, pixels, frozen core", "native, grid, small frozen core"
+GAMES, START = "game processes", "rest (start, records, run folder)"
+PARTS = (GAMES, "environment", "policy", "update", START)
+
+
+def settings(societies: int) -> dict[str, Sequence[str]]:
+    """What is compared: overrides by title."""
+    frozen = (*GRID, "agent.freeze=core")
+    return {
+        REFERENCE: (),
+        "native, pixels, frozen core": NATIVE,
+        "native, grid, small learned core": (*GRID, "agent.freeze=none"),
+        ONE: frozen,
+        f"{ONE}, {societies} societies": (*frozen, f"design.societies={societies}", f"env.n_envs={societies}"),
+    }
 
 
 class Clock:
@@ -76,24 +101,26 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
 
 def principal_step(overrides: Sequence[str]) -> dict[str, float]:
     """CPU-seconds of one principal step by part, and its wall-clock seconds (`wall`)."""
-    config = resolved((*overrides, "design.steps=1"))
+    config = resolved(overrides)
     clock, before, wall = Clock(), children(), time.perf_counter()
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         parts = build_parts(config, None)
-        clock.wrap(parts.env, "step", "games, seen from the learner")
-        clock.wrap(parts.env, "reset", "games, seen from the learner")
-        clock.wrap(parts.agents[0].policy, "act", "policy")
-        clock.wrap(parts.agents[0].policy, "values", "policy")
-        clock.wrap(parts.agents[0], "update", "update")
+        for method in ("step", "reset"):
+            clock.wrap(parts.env, method, "environment")
+        loop = build_loop(config, parts)
+        assert isinstance(loop, DesignLoop)
+        for method in ("act", "values"):
+            clock.wrap(loop.societies.policy, method, "policy")
+        clock.wrap(loop.societies, "update", "update")
         with Run.open(Path(folder), "step", config) as run:
-            run.result = build_loop(config, parts).run(run)
+            run.result = loop.run(run)
         parts.close()
     own = time.process_time() - start
     return {
-        "game processes": children() - before,
+        GAMES: children() - before,
         **clock.spent,
-        "rest (records, run folder)": own - sum(clock.spent.values()),
+        START: own - sum(clock.spent.values()),
         "wall": time.perf_counter() - wall,
     }
 
@@ -102,24 +129,44 @@ def command(overrides: Sequence[str]) -> float:
     """CPU-seconds of the whole command, from the start of Python to its end."""
     before = children()
     with tempfile.TemporaryDirectory() as folder:
-        words = [*overrides, "design.steps=1", f"output_root={folder}"]
-        subprocess.run([Path(sys.executable).with_name("llmrl-train"), *words], check=True, stdout=subprocess.DEVNULL)
+        words = [Path(sys.executable).with_name("llmrl-train"), *overrides, f"output_root={folder}"]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
     return children() - before
 
 
 def main() -> None:
-    overrides = (*DEFAULTS, *sys.argv[1:])
-    rows = [principal_step(overrides) for _ in range(ROUNDS)]
-    medians = {part: statistics.median(row[part] for row in rows) for part in rows[0]}
-    wall = medians.pop("wall")
-    for part, cpu in medians.items():
-        print(f"{part:30} {cpu:6.2f} CPU-s")
-    total = statistics.median(sum(row.values()) - row["wall"] for row in rows)
-    whole = command(overrides)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--societies", type=int, default=16)
+    parser.add_argument("overrides", nargs="*", help="of all settings")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    compared = {title: (*DEFAULTS, *words, *chosen.overrides) for title, words in settings(chosen.societies).items()}
+    if reason := install.unsupported() or install.missing():
+        print(f"left out: {REFERENCE} ({reason})")
+        del compared[REFERENCE]
+    rows: dict[str, list[dict[str, float]]] = {title: [] for title in compared}
+    whole: dict[str, list[float]] = {title: [] for title in compared}
+    for _ in range(chosen.rounds):
+        for title, words in compared.items():
+            rows[title].append(principal_step(words))
+            whole[title].append(command(words))
+    totals = {}
+    for title in compared:
+        totals[title] = statistics.median(sum(row[part] for part in PARTS) for row in rows[title])
+        all_of_it, wall = statistics.median(whole[title]), statistics.median(row["wall"] for row in rows[title])
+        print(
+            f"{title}: {totals[title]:.2f} CPU-s, {wall:.2f} s wall; the whole llmrl-train {all_of_it:.2f} CPU-s, "
+            f"{all_of_it / PUBLISHED:.3f} of the published code's {PUBLISHED:.0f} (target <= 0.33)"
+        )
+        for part in PARTS:
+            print(f"    {part:34} {statistics.median(row[part] for row in rows[title]):7.2f}")
+    many = f"{ONE}, {chosen.societies} societies"
+    ratios = [totals[many] / totals[ONE], statistics.median(whole[many]) / statistics.median(whole[ONE])]
     print(
-        f"{'one principal step':30} {total:6.2f} CPU-s   {wall:.2f} s wall   {total / PUBLISHED:.2f} of {PUBLISHED:.0f}"
+        f"{chosen.societies} societies against one: {ratios[0]:.2f} times the step, {ratios[1]:.2f} times the whole "
+        "command (target <= 4 for 16)"
     )
-    print(f"{'llmrl-train, the whole command':30} {whole:6.2f} CPU-s   {whole / PUBLISHED:.2f} (target <= 0.33)")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from llmrl.cli.compose import build_parts
 from llmrl.cli.evaluate import main as evaluate
 from llmrl.run.content import saved_state
 
-BASES = ("_published", "_independent", "_paper", "escape_room_small")
+BASES = ("_published", "_independent", "_paper", "escape_room_small", "_native_small")
 """Endings of presets that wait for a principal; test_principals_in_games runs those that have one."""
 PRESETS = Path(llmrl.conf.__file__).parent / "experiment" / "legislative"
 pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]

@@ -48,7 +48,7 @@ def chosen(node):
 def test_it_composes_and_builds(preset):
     game, part, small = split(preset)
     governed = part in PRINCIPALS or part in STUDY
-    base = part in ("published", "independent", "paper") or part == ""
+    base = part in ("published", "independent", "paper", "native") or part == ""
     config = compose(f"experiment=legislative/{preset}", *(["principal=random"] if base else []))
     assert config["env"].get("substrate", "escape_room") == game
     check_values(config)

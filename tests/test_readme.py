@@ -14,6 +14,7 @@ from fake_openai_server import FakeOpenAIServer
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 SMALL = {
+    "harvest_native": ["env.horizon=6", "design.validate_episodes=1"],
     "escape_room": ["env.n_envs=2", "design.validate_episodes=2"],
     "cleanup": ["env.n_envs=1", "env.horizon=6", "design.validate_episodes=1"],
     "harvest": ["env.n_envs=1", "env.horizon=6", "design.validate_episodes=1"],

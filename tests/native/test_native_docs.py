@@ -16,14 +16,17 @@ from llmrl.envs.native import viewer
 from llmrl.envs.native.maps import SYMBOLS
 from llmrl.envs.native.vec_env import NativeEnv
 
-PAGE = (Path(__file__).parents[2] / "docs" / "native_engine.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "native_engine.md").read_text()
+STUDIES = (DOCS / "mechanism_design.md").read_text().partition("on the native engine\n")[2].partition("\n## ")[0]
+"""How mechanism design is studied on it."""
 OWN = ("env.map=own", "env.tiles=plain")
 """What a machine without Melting Pot plays."""
 
 
 def lines(program: str) -> list[str]:
-    """The commands of the page that begin with `program`."""
-    blocks = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    """The commands of both that begin with `program`."""
+    blocks = re.findall(r"```bash\n(.*?)```", PAGE + STUDIES, re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line.startswith(program)]
 
 
@@ -54,7 +57,7 @@ def test_training_commands_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         build_loop(config, parts)
         parts.close()
         built += 1
-    assert built >= 9
+    assert built >= 15
 
 
 def test_viewer_commands_write_what_they_say(

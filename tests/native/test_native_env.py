@@ -83,6 +83,8 @@ def test_seeds_decide_the_games(substrate: str) -> None:
     second = on_host(env.reset()["grid"])  # the next episode of the same stream
     assert not np.array_equal(second, first[2])
     grouped = on_host(env.reset(seed=[5, 7])["grid"])
+    assert not np.array_equal(*np.split(on_host(env.reset(seed=5)["grid"]), 2))  # a plain seed: all are their own again
+    grouped = on_host(env.reset(seed=[5, 7])["grid"])
     small = native(substrate, 2)
     for group, seed in enumerate((5, 7)):
         assert np.array_equal(grouped[2 * group : 2 * group + 2], on_host(small.reset(seed=seed)["grid"]))
@@ -183,11 +185,16 @@ def test_a_mechanism_pays_as_it_does_elsewhere() -> None:
         ({"map": "WWWW\nWPXW\nWWWW"}, r"unknown symbol 'X' in row 2, column 3"),
         ({"map": "WWW\nWPAW\nWWWW"}, "row 2 has 4 cells and row 1 has 3"),
         ({"map": "WWWW\nWPPW\nWWWW"}, "nothing to eat"),
-        ({"map": "nowhere.txt"}, "no such file"),
+        ({"map": "nowhere.txt"}, "No such file"),
         ({"n_agents": 200}, "use fewer players"),
         ({"n_envs": 10**9}, "use fewer games"),
         ({"mechanism": Incentives()}, "no dirt"),
         ({"observe": []}, "observe is empty"),
+        ({"observe": ["grd"]}, "what can be observed is pixels, grid"),
+        ({"observe": ["text"], "n_agents": 16}, "at most 15 players apart"),
+        ({"horizon": 6000}, "at most as many"),
+        ({"map": "x" * 5000}, "cannot be read"),
+        ({"n_agents": 300, "map": "\n".join(["P" * 40] * 9 + ["A" * 40])}, "at most 253"),
         ({"rules": "legislative", "n_agents": 8}, "7 players"),
     ],
 )
@@ -336,3 +343,55 @@ def test_without_melting_pot_our_own_map_and_tiles_serve(monkeypatch: Any, caplo
     maps._melting_pot.cache_clear()
     with pytest.raises(EngineError, match="not installed"):
         native("harvest", 1, map="melting_pot")
+
+
+@pytest.mark.parametrize("substrate", SUBSTRATES)
+def test_a_game_does_not_depend_on_games_that_wait(substrate: str) -> None:
+    alone, beside = native(substrate, 1), native(substrate, 2, horizon=120)
+    alone.reset(seed=3), beside.reset(seed=3)
+    for _ in range(60):  # the second game is over while the first, begun anew, is half way
+        beside.step(np.zeros((2, 7), np.int64))
+    alone.reset(), beside.reset(mask=np.array([True, False]))
+    for t, action in enumerate(random_actions(beside, 110)):
+        a, b = flat(alone.step(action[:1])), flat(beside.step(action))
+        for name, x in a.items():
+            if name != "truncated":
+                assert np.array_equal(x, b[name][:1]), (t, name)
+    assert b["truncated"].tolist() == [False, True]
+
+
+def test_games_saved_while_others_wait_go_on_exactly() -> None:
+    env, other = (native("cleanup", 3, seed=seed, horizon=40, observe=["grid", "vector"]) for seed in (0, 1))
+    env.reset(seed=1)
+    actions = random_actions(env, 60)
+    for t, action in enumerate(actions):
+        if t == 25:
+            env.reset(mask=np.array([True, False, False]))
+        ended = env.step(action).truncated
+        if ended.any():
+            break
+    other.load_state_dict(env.state_dict())
+    a, b = env.reset(mask=ended), other.reset(mask=ended)
+    assert a["grid"][..., 3].any() or a["vector"][..., 1].any()  # beams, and who cleaned
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+    assert np.array_equal(env.render(0), other.render(0))
+
+
+def test_players_are_told_how_an_episode_ended() -> None:
+    env = native("harvest", 1, observe=["text", "grid"], horizon=2)
+    env.reset(seed=1)
+    env.step(np.zeros((1, 7), np.int64))
+    last = env.step(np.zeros((1, 7), np.int64))
+    assert last.truncated.all() and all(last.observation["text"][0])
+    assert not any(env.step(np.zeros((1, 7), np.int64)).observation["text"][0])
+
+
+def test_pictures_stay_for_two_more_steps_and_are_what_players_see() -> None:
+    env = native("cleanup", 2, observe=["pixels"])
+    first = env.reset(seed=1)["pixels"]
+    kept = first.clone()
+    second = env.step(np.full((2, 7), 6)).observation["pixels"]
+    env.reset(mask=np.array([True, False]))
+    assert torch.equal(first, kept) and not torch.equal(second, first)
+    assert np.array_equal(env.render_players(1), on_host(second)[1])

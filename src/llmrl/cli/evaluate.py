@@ -95,7 +95,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.analysis.statistics import describe
     from llmrl.cli.asking import announced, askers, refused, with_budget
     from llmrl.cli.compose import build_llm, build_parts
-    from llmrl.cli.other_env import check_same_players, parsed
+    from llmrl.cli.other_env import check_same_players, folder_name, parsed
     from llmrl.cli.players import MODES, build_players, without_teacher
     from llmrl.cli.report import print_rows
     from llmrl.core.errors import BudgetExhausted, ConfigError
@@ -125,7 +125,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     if "teacher" not in names:
         config = without_teacher(config)
     # The principal, whose language model might cost money, is left out; an agent that needs a model gets it.
-    out = args.out or args.run / "_".join(["evaluation", *args.env])
+    out = args.out or args.run / folder_name(args.env)
     out.mkdir(parents=True, exist_ok=True)
     llm = build_llm(with_budget({**config, "principal": {"_target_": None}}, args.calls), folder=out)
     parts = build_parts(config, llm, render=args.video, play_only=True)

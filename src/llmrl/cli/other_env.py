@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +31,15 @@ def parsed(changes: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]
         except yaml.YAMLError as error:
             raise ConfigError(f"--env {change}: {value!r} is no YAML value") from error
     return changed
+
+
+def folder_name(changes: Sequence[str]) -> str:
+    """Where results go, beside those of the run's own environment; of long changes, such as maps, the beginning and a
+    digest."""
+    name = "_".join(["evaluation", *(re.sub(r"[^\w.=,\[\]-]+", "-", change) for change in changes)])
+    if name == "_".join(["evaluation", *changes]) and len(name) <= 80:
+        return name
+    return f"{name[:72]}-{zlib.crc32(' '.join(changes).encode()):08x}"
 
 
 def check_same_players(changes: Sequence[str], saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:

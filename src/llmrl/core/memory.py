@@ -27,7 +27,11 @@ def free_memory(device: str) -> int | None:
     # A container or a batch job may be given less than the machine has.
     group = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError, ValueError):  # no such files, or no limit
-        limits.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+        used = int((group / "memory.current").read_text())
+        # Pages of files that nobody needs are given back before memory runs out.
+        kept = [line.split() for line in (group / "memory.stat").read_text().splitlines()]
+        used -= sum(int(n) for name, n in kept if name == "inactive_file")
+        limits.append(int((group / "memory.max").read_text()) - used)
     return min(limits) if limits else None
 
 

@@ -203,9 +203,9 @@ class EnvSpec:
         text: what a player that reads is told; None where nobody has put the game into words.
         endless: nothing is known to end an episode: there is no horizon, and it may never reach an end of its own.
         device: where the environment keeps its numbers as torch tensors, e.g. `cuda`: observations, rewards, metrics
-            and exposure are there, and none is written over by a later step. `terminated`, `truncated` and the masks of
-            `reset` are NumPy arrays all the same, so that nobody waits for the device to know what has ended. None:
-            everything is NumPy, on the processor.
+            and exposure are there; a step or reset may write over the observation of the last but two, and nothing
+            else. `terminated`, `truncated` and the masks of `reset` are NumPy arrays all the same, so that nobody waits
+            for the device to know what has ended. None: everything is NumPy, on the processor.
     """
 
     name: str

@@ -77,7 +77,11 @@ class Recorder:
 
     def _keep(self, observation: Observation) -> None:
         self.frames.setdefault("world", []).append(np.array(self.env.render(0)))
+        pixels: Any = None
         if "pixels" in observation:
-            pixels: Any = on_host(observation["pixels"][0])
+            pixels = on_host(observation["pixels"][0])
+        elif hasattr(self.env, "render_players"):
+            pixels = self.env.render_players(0)
+        if pixels is not None:
             for i in range(self.spec.n_agents):
                 self.frames.setdefault(f"agent_{i}", []).append(pixels[i].copy())

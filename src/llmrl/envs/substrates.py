@@ -81,7 +81,7 @@ def substrate_env(
 
 
 def _game_processes(options: Mapping[str, Any]) -> int:
-    return int(options.get("n_envs", 1)) if options.get("engine", "meltingpot") == "meltingpot" else 0
+    return int(options["n_envs"]) if options.get("engine", "meltingpot") == "meltingpot" else 0
 
 
 # Processes that the games keep busy beside the run's own, from the options: a launcher asks before anything is built.

@@ -86,7 +86,7 @@ class StackedPolicies:
         for each in generators:
             if id(each) not in drawn:
                 drawn[id(each)] = torch.rand(shape, generator=each, device=each.device, dtype=logits.dtype)
-        return torch.cat([drawn[id(each)] for each in generators]).to(logits.device)
+        return torch.cat([drawn[id(each)] for each in generators]).to(logits.device, non_blocking=logits.is_cuda)
 
 
 def stackable_policies(policies: Sequence[object]) -> bool:

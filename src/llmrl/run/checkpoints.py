@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"llmrl-ck"
 _FOOTER = len(MAGIC) + hashlib.sha256().digest_size
-_FORMAT = 3
+_FORMAT = 4
 _NUMPY = "__numpy__"
 _NAME = re.compile(r"checkpoint_(\d{9})\.pt")
 

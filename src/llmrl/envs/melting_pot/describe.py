@@ -8,12 +8,20 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
 from llmrl.envs.mechanisms import Mechanism
 from llmrl.envs.melting_pot.layout import CELLS, PIXELS, VECTOR
-from llmrl.envs.melting_pot.rules import SUBSTRATES, Rules, SubstrateName, action_names
+from llmrl.envs.melting_pot.rules import MAX_AGENTS, SUBSTRATES, Rules, SubstrateName, action_names
 from llmrl.envs.melting_pot.seen import game_text, grid_codes
+
+CHANNELS = ("pixels", "grid", "vector", "text")
+LONGEST = 5000
+"""Steps after which the engine ends every episode."""
 
 
 def check_choices(
-    substrate: SubstrateName, observe: Sequence[str] | None, mechanism: Mechanism | None
+    substrate: SubstrateName,
+    n_agents: int,
+    horizon: int | None,
+    observe: Sequence[str] | None,
+    mechanism: Mechanism | None,
 ) -> tuple[str, ...]:
     """The channels of the game to observe; pixels, where nothing is said.
 
@@ -28,6 +36,16 @@ def check_choices(
     channels = tuple(dict.fromkeys(observe if observe is not None else ["pixels"]))
     if not channels:
         raise ConfigError("observe is empty: players need something to see, e.g. observe=[pixels]")
+    if unknown := [name for name in channels if name not in CHANNELS]:
+        raise ConfigError(f"env.observe has {unknown[0]!r}; what can be observed is {', '.join(CHANNELS)}")
+    if "text" in channels and n_agents > MAX_AGENTS:
+        raise ConfigError(
+            f"env.n_agents={n_agents}: words tell at most {MAX_AGENTS} players apart; use fewer, or observe grid"
+        )
+    if horizon is not None and horizon > LONGEST:
+        raise ConfigError(
+            f"env.horizon={horizon}: episodes are over after {LONGEST} steps; use at most as many, or null"
+        )
     if "text" in channels and mechanism is not None:
         raise ConfigError(
             f"env.observe has text and there is a mechanism ({type(mechanism).__name__}): the words tell the plain "

@@ -190,6 +190,9 @@ def define(module: Any, name: SubstrateName, n_agents: int, rules: Rules, map_te
     definition: Definition = copy.deepcopy(dict(module.build(("default",) * n_agents, None)))
     if map_text is not None:
         definition["simulation"]["map"] = f"\n{map_text}\n"
+        if "Q" not in map_text:
+            for avatar in avatars(definition):
+                component(avatar, "Avatar")["spawnGroup"] = "spawnPoints"
     prefabs = definition["simulation"]["prefabs"]
     if name == "cleanup":
         _put_in_group(prefabs["potential_apple"], "apple", "apples")

@@ -70,7 +70,7 @@ class MeltingPotEnv:
         install.check()
         check_n_agents(n_agents, substrate, rules)
         self._facts = SUBSTRATES[substrate]
-        channels = check_choices(substrate, observe, mechanism)
+        channels = check_choices(substrate, n_agents, horizon, observe, mechanism)
         drawn = None if map in ("auto", "melting_pot") else find(substrate, map)
         if drawn is not None:
             drawn.starts(n_agents)

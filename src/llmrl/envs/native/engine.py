@@ -22,6 +22,8 @@ from llmrl.envs.native.draws import Draws
 from llmrl.envs.native.maps import GameMap
 from llmrl.envs.native.state import Events, State
 
+MOST_PLAYERS = 253
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -51,6 +53,8 @@ class Engine:
 
     def __init__(self, setup: Setup, device: str = "cpu", branches: bool | None = None) -> None:
         game_map, n = setup.game_map, setup.n_agents
+        if n > MOST_PLAYERS:
+            raise ConfigError(f"env.n_agents={n}: players are numbered with 8 bits; use at most {MOST_PLAYERS}")
         self.setup, self.device, self.n_agents = setup, device, n
         self.branches = torch.device(device).type == "cpu" if branches is None else branches
         self.facts = SUBSTRATES[game_map.substrate]
@@ -60,7 +64,9 @@ class Engine:
         self.n_cells = game_map.n_cells
         self.actions = action_names(game_map.substrate, setup.rules)
         own = _own_cells(setup) if setup.switched("own_spawn_cells") else None
-        self._starts = game_map.starts(n) if own is None else [own[i : i + 1] for i in range(n)]
+        starts = game_map.starts(n) if own is None else [own[i : i + 1] for i in range(n)]
+        moved: dict[int, torch.Tensor] = {}
+        self._starts = [moved.setdefault(id(cells), self._tensor(cells)) for cells in starts]
         self._own = None if own is None else self._tensor(own[:n])
         self._spawn = self._tensor(game_map.spawn)
         self._north = setup.switched("start_heading_north")
@@ -88,6 +94,10 @@ class Engine:
         self._own_floor = None if own is None else self._tensor(places[own[:n]])
         self._site = self._tensor(tables.slots(game_map, game_map.apples))
         self._near = self._tensor(tables.neighbours(game_map, game_map.apples))
+        # A table, because a division rounds differently on different devices.
+        share = np.arange(self.n_dirt + 1) / max(1, self.n_dirt)
+        chance = tables.GROWTH * np.minimum((share - tables.TOO_DIRTY) / -tables.TOO_DIRTY, 1)
+        self._growth = self._tensor(chance.astype(np.float32))
         self._rates = torch.tensor((0.0, *tables.REGROWTH), device=device)
         # The smallest numbers that can count the river's cells: reading and writing them is what counting costs.
         self._count = torch.uint8 if self.n_dirt < 2**8 else torch.int32
@@ -205,8 +215,7 @@ class Engine:
 
     def _grown(self, state: State, draws: Draws, t: torch.Tensor) -> torch.Tensor:
         """Clean Up: bare sites on which an apple grows, [B, A]; the faster the less dirt there was."""
-        share = state.dirt.sum(-1, keepdim=True) / self.n_dirt
-        chance = tables.GROWTH * ((share - tables.TOO_DIRTY) / -tables.TOO_DIRTY).clamp_max(1.0)
+        chance = self._growth[state.dirt.sum(-1, keepdim=True)]
         if self.branches:
             games = (chance[:, 0] > 0).nonzero()[:, 0]
             if len(games) * 2 < len(chance):
@@ -232,7 +241,7 @@ class Engine:
         if self._fixed_order:
             order = [self._players[k : k + 1].expand(len(pos), 1) for k in reversed(range(self.n_agents))]
         else:
-            order = list(torch.split(draws.uniform("order", t, self.n_agents).argsort(-1), 1, dim=1))
+            order = list(torch.split(draws.uniform("order", t, self.n_agents).argsort(dim=-1, stable=True), 1, dim=1))
         for who in order:
             target = wanted.gather(1, who)
             # Who stays finds its own cell taken.
@@ -287,7 +296,9 @@ class Engine:
         turn = returning.cumsum(-1) - 1
         # Where there is no room for all, chance decides who waits; what is left of a heading's number is one, too.
         lots = (drawn * 4).frac()
-        luck = ((lots[:, None, :] < lots[:, :, None]) & returning[:, None, :]).sum(-1)
+        earlier = self._players[None, :] < self._players[:, None]  # of equal lots
+        ahead = (lots[:, None, :] < lots[:, :, None]) | ((lots[:, None, :] == lots[:, :, None]) & earlier)
+        luck = (ahead & returning[:, None, :]).sum(-1)
         turn = torch.where(returning.sum(-1, keepdim=True) > room, luck, turn)
         back = returning & (turn < room)
         return self._spawn[ranked.gather(1, turn.clamp(0, most - 1))], facing, back
@@ -308,8 +319,8 @@ class Engine:
             cells = self._starts[taken]
             share = sum(1 for each in self._starts[taken:] if each is cells)
             noise = u[:, drawn : drawn + len(cells)]
-            cell = self._tensor(cells)
-            chosen.append(cell[noise.argsort(-1)[:, :share]] if len(cells) > 1 else cell.expand(len(u), 1))
+            order = noise.argsort(dim=-1, stable=True)[:, :share]
+            chosen.append(cells[order] if len(cells) > 1 else cells.expand(len(u), 1))
             taken, drawn = taken + share, drawn + len(cells)
         return torch.cat(chosen, dim=1)
 

@@ -204,10 +204,14 @@ def find(substrate: SubstrateName, wanted: str) -> GameMap:
         return parse(substrate, OWN_MAPS[substrate])
     if "\n" in wanted:
         return parse(substrate, wanted)
-    path = Path(wanted)
-    if not path.is_file():
-        raise ConfigError(f"env.map={wanted}: no such file; use auto, melting_pot, own, a text file or the map itself")
-    return parse(substrate, path.read_text())
+    try:
+        return parse(substrate, Path(wanted).expanduser().read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(
+            f"env.map={wanted[:80]} cannot be read ({reason}); use auto, melting_pot, own, a text file or the map "
+            "itself"
+        ) from error
 
 
 @functools.cache
