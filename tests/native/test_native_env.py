@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from native_games import SUBSTRATES, flat, native, random_actions
 
-from llmrl.core.errors import CheckpointError, ConfigError, EngineError
-from llmrl.core.records import Step, on_host
-from llmrl.core.seeding import Seeds
+from llmrl.core.errors import CheckpointError, ConfigError
+from llmrl.core.records import on_host
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.native import episodes, maps
-from llmrl.envs.native.draws import Draws, game_keys
-from llmrl.envs.native.engine import Engine, Setup
-from llmrl.envs.native.vec_env import NativeEnv
-from llmrl.learners.rollout import Collector
-from llmrl.networks.actor_critic import ActorCritic
-from llmrl.networks.society import SocietyPolicy
-
-SUBSTRATES = ("cleanup", "harvest")
-
-
-def native(substrate: str, n_envs: int, seed: int = 0, **options: Any) -> NativeEnv:
-    return NativeEnv(substrate, n_envs, Seeds(seed), **{"observe": ["grid", "vector"], **options})  # type: ignore[arg-type]
-
-
-def random_actions(env: NativeEnv, steps: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(env.spec.n_actions, size=(steps, env.spec.n_envs, env.spec.n_agents))
-
-
-def flat(step: Step) -> dict[str, np.ndarray]:
-    """Everything a step says, on the host."""
-    found = {f"observation/{name}": on_host(x) for name, x in step.observation.items()}
-    found |= {f"info/{name}": on_host(x) for name, x in step.info.items()}
-    found |= {"reward": on_host(step.reward), "base": on_host(step.base_reward), "truncated": step.truncated}
-    if step.exposure is not None:
-        found["exposure"] = on_host(step.exposure)
-    return found
+from llmrl.envs.native.draws import game_keys
+from llmrl.envs.native.engine import Setup
 
 
 @pytest.mark.parametrize("substrate", SUBSTRATES)
@@ -242,156 +217,3 @@ def test_any_map_and_any_number_of_players() -> None:
             own = state.pos[game][state.alive[game]]
             assert len(own.unique()) == len(own)
     assert step.observation["grid"].shape == (2, 40, 11, 11, 4)
-
-
-def test_numbers_of_a_game_are_spread_evenly_and_repeat() -> None:
-    keys = torch.from_numpy(game_keys(np.full(64, 7), np.arange(64), np.zeros(64, np.int64)))
-    t = torch.zeros(64, dtype=torch.int32)
-    draws = Draws(keys)
-    u = torch.cat([draws.uniform("grow", t + step, 500) for step in range(40)])
-    assert ((u >= 0) & (u < 1)).all() and abs(u.mean() - 0.5) < 4 * (1 / 12) ** 0.5 / u.numel() ** 0.5
-    counts = torch.histc(u, 64, 0, 1)
-    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 63 + 4 * (2 * 63) ** 0.5
-    assert torch.equal(u[:64], Draws(keys).uniform("grow", t, 500))
-    assert not torch.equal(u[:64], draws.uniform("order", t, 500))
-    pairs = torch.stack([u[:, :-1].flatten(), u[:, 1:].flatten()])
-    assert abs(torch.corrcoef(pairs)[0, 1]) < 0.01
-
-
-@pytest.mark.parametrize("substrate", SUBSTRATES)
-def test_looking_first_changes_nothing(substrate: Any) -> None:
-    """The way of processors, which look who fires, and that of GPUs, which do not wait to know, are the same rules."""
-    setup = Setup(maps.find(substrate, "own"), 7)
-    looks, never = Engine(setup, branches=True), Engine(setup, branches=False)
-    draws = Draws(torch.from_numpy(game_keys(np.full(16, 1), np.arange(16), np.zeros(16, np.int64))))
-    start = looks.start(draws)
-    few = start.where(torch.arange(16) < 4, start)
-    few.dirt[:5] = False  # in these alone apples grow
-    a = b = few
-    removed = 0
-    for action in np.random.default_rng(0).integers(len(looks.actions), size=(80, 16, 7)):
-        chosen = torch.from_numpy(action)
-        (a, events), (b, other) = looks.step(a, chosen, draws), never.step(b, chosen, draws)
-        for field in fields(a):
-            _equal(field.name, getattr(a, field.name), getattr(b, field.name))
-        for name in ("reward", "cleaned", "zaps", "zapped", "washed"):
-            if getattr(events, name) is not None:
-                _equal(name, getattr(events, name), getattr(other, name))
-        removed += int(events.zaps.sum())
-    assert removed > 5
-
-
-def _equal(name: str, x: torch.Tensor, y: torch.Tensor) -> None:
-    assert torch.equal(x, y), name
-
-
-def test_rollouts_that_would_not_fit_are_refused() -> None:
-    env = native("harvest", 64, observe=["pixels"])
-    network = ActorCritic(env.spec, torch.Generator(), None, [], [])
-    collector = Collector(env, SocietyPolicy(env.spec, [network], core_frozen=False), "cpu")
-    collector.reset(1)
-    with pytest.raises(ConfigError, match=r"GiB.*env\.n_envs"):
-        collector.collect(10**6, torch.Generator())
-
-
-@pytest.mark.parametrize("rules", ["upstream", "legislative"])
-@pytest.mark.parametrize("substrate", SUBSTRATES)
-def test_nothing_in_a_step_waits_for_a_device(substrate: Any, rules: Any) -> None:
-    """On the device `meta` there are no numbers, so whatever would ask for one raises."""
-    mechanism = Incentives() if substrate == "cleanup" else BracketedTax()
-    env = native(substrate, 4, device="meta", observe=["grid", "vector", "pixels"], mechanism=mechanism, rules=rules)
-    nothing = torch.zeros((4, 7), dtype=torch.int64, device="meta")
-    env.reset(seed=1)
-    env.step(nothing)
-    env.reset(mask=np.array([True, False, True, False]))
-    step = env.step(nothing)
-    tensors = [step.reward, step.base_reward, step.exposure, *step.observation.values(), *step.info.values()]
-    assert {x.device.type for x in tensors} == {"meta"}
-
-
-@pytest.mark.parametrize("substrate", SUBSTRATES)
-def test_a_step_is_one_graph(substrate: Any) -> None:
-    """`torch.compile` can take it whole, and nothing changes."""
-    engine = Engine(Setup(maps.find(substrate, "own"), 3), branches=False)
-    compiled = torch.compile(engine.step, fullgraph=True, dynamic=False, backend="aot_eager")
-    draws = Draws(torch.from_numpy(game_keys(np.full(4, 1), np.arange(4), np.zeros(4, np.int64))))
-    a = b = engine.start(draws)
-    for action in np.random.default_rng(0).integers(len(engine.actions), size=(6, 4, 3)):
-        (a, _), (b, _) = engine.step(a, torch.from_numpy(action), draws), compiled(b, torch.from_numpy(action), draws)
-        for field in fields(a):
-            _equal(field.name, getattr(a, field.name), getattr(b, field.name))
-
-
-def test_chance_decides_who_comes_back_where_there_is_room_for_one() -> None:
-    engine = Engine(Setup(maps.parse("harvest", "WWWWWW\nWQQPAW\nWWWWWW"), 3))
-    draws = Draws(torch.from_numpy(game_keys(np.full(4000, 1), np.arange(4000), np.zeros(4000, np.int64))))
-    t = torch.zeros(4000, dtype=torch.int32)
-    returning = torch.tensor([True, False, True]).expand(4000, 3)
-    free = torch.zeros((4000, engine._n_floor), dtype=torch.uint8)
-    _, _, back = engine._found(returning, free, draws, t)
-    assert (back.sum(1) == 1).all() and not back[:, 1].any()
-    assert abs(back[:, 0].float().mean() - 0.5) < 4 * 0.5 / 4000**0.5
-
-
-def test_without_melting_pot_our_own_map_and_tiles_serve(monkeypatch: Any, caplog: Any) -> None:
-    monkeypatch.setattr(maps.install, "missing", lambda: ["dmlab2d"])
-    env = native("harvest", 1, observe=["pixels"])
-    assert "map of our own" in caplog.text
-    assert env.engine.setup.game_map.text == maps.find("harvest", "own").text
-    picture = env.reset(seed=1)["pixels"]
-    assert picture.shape == (1, 7, 88, 88, 3) and len(picture.unique()) > 5
-    maps._melting_pot.cache_clear()
-    with pytest.raises(EngineError, match="not installed"):
-        native("harvest", 1, map="melting_pot")
-
-
-@pytest.mark.parametrize("substrate", SUBSTRATES)
-def test_a_game_does_not_depend_on_games_that_wait(substrate: str) -> None:
-    alone, beside = native(substrate, 1), native(substrate, 2, horizon=120)
-    alone.reset(seed=3), beside.reset(seed=3)
-    for _ in range(60):  # the second game is over while the first, begun anew, is half way
-        beside.step(np.zeros((2, 7), np.int64))
-    alone.reset(), beside.reset(mask=np.array([True, False]))
-    for t, action in enumerate(random_actions(beside, 110)):
-        a, b = flat(alone.step(action[:1])), flat(beside.step(action))
-        for name, x in a.items():
-            if name != "truncated":
-                assert np.array_equal(x, b[name][:1]), (t, name)
-    assert b["truncated"].tolist() == [False, True]
-
-
-def test_games_saved_while_others_wait_go_on_exactly() -> None:
-    env, other = (native("cleanup", 3, seed=seed, horizon=40, observe=["grid", "vector"]) for seed in (0, 1))
-    env.reset(seed=1)
-    actions = random_actions(env, 60)
-    for t, action in enumerate(actions):
-        if t == 25:
-            env.reset(mask=np.array([True, False, False]))
-        ended = env.step(action).truncated
-        if ended.any():
-            break
-    other.load_state_dict(env.state_dict())
-    a, b = env.reset(mask=ended), other.reset(mask=ended)
-    assert a["grid"][..., 3].any() or a["vector"][..., 1].any()  # beams, and who cleaned
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
-    assert np.array_equal(env.render(0), other.render(0))
-
-
-def test_players_are_told_how_an_episode_ended() -> None:
-    env = native("harvest", 1, observe=["text", "grid"], horizon=2)
-    env.reset(seed=1)
-    env.step(np.zeros((1, 7), np.int64))
-    last = env.step(np.zeros((1, 7), np.int64))
-    assert last.truncated.all() and all(last.observation["text"][0])
-    assert not any(env.step(np.zeros((1, 7), np.int64)).observation["text"][0])
-
-
-def test_pictures_stay_for_two_more_steps_and_are_what_players_see() -> None:
-    env = native("cleanup", 2, observe=["pixels"])
-    first = env.reset(seed=1)["pixels"]
-    kept = first.clone()
-    second = env.step(np.full((2, 7), 6)).observation["pixels"]
-    env.reset(mask=np.array([True, False]))
-    assert torch.equal(first, kept) and not torch.equal(second, first)
-    assert np.array_equal(env.render_players(1), on_host(second)[1])

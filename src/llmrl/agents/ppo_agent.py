@@ -97,6 +97,10 @@ class PPOAgent:
                 "agent.critic=central has no core in common with the actor; use agent.freeze=none with it"
             )
         shape = (features, core_hidden, head_hidden, reads, memory, memory_layers, critic, core, encoding, film)
+        if map_channels is not None and not map_channels:
+            raise ConfigError(
+                "agent.map_channels is empty: name at least one convolution, e.g. [8, 16], or agent.core=mlp"
+            )
         channels = map_channels or MAP_CHANNELS
         if teacher is not None and freeze == "all":
             raise ConfigError("agent.freeze=all: agents that do not learn cannot be taught; use teacher=none")

@@ -96,6 +96,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.cli.asking import announced, askers, refused, with_budget
     from llmrl.cli.compose import build_llm, build_parts
     from llmrl.cli.other_env import check_same_players, folder_name, parsed
+    from llmrl.cli.outside import with_digests
     from llmrl.cli.players import MODES, build_players, without_teacher
     from llmrl.cli.report import print_rows
     from llmrl.core.errors import BudgetExhausted, ConfigError
@@ -118,6 +119,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     config = yaml.safe_load((args.run / "config.yaml").read_text())
     if "method" in config:
         raise ConfigError(f"{args.run} is a run of llmrl-finetune, which evaluates itself: see its evaluation.json")
+    if not args.env:
+        with_digests(config, only=["map_digest"])
     config["env"] = parsed(args.env, config["env"])
     # A run computed on a cluster's GPU can be looked at anywhere.
     config["hardware"] = {**config["hardware"], "device": "auto"}

@@ -6,25 +6,28 @@ A digest of each stands in the config, and so in the hash that names the run's f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import ConfigError
 
+_SUBSTRATE = "llmrl.envs.substrates.substrate_env"
 _WITH_TABLE = "llmrl.teachers.options.offline_teacher"
 
 
-def with_digests(config: dict[str, Any]) -> dict[str, Any]:
+def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> dict[str, Any]:
     """The resolved config with `prompts_digest` (own prompts), `adapter_digest` (of a local model), `table_digest` (a
-    plan table that is a file) and `text_digest` (texts of games that are files), each only where there is one.
+    plan table that is a file), `text_digest` (texts of games that are files) and `map_digest` (the map and the pictures
+    of a society's games, where they are files or what is installed), each only where there is one; of these, `only`
+    some, if they are named.
 
     Raises:
         ConfigError: there is no such file, or it does not say what it said when the run was submitted.
     """
     digests: dict[str, str] = {}
     for key, (what, where, find) in _OUTSIDE.items():
-        places = where(config)
+        places = where(config) if only is None or key in only else []
         if not places:
             continue
         found = [find(Path(place).expanduser()) for place in places]
@@ -50,6 +53,25 @@ def _texts(config: dict[str, Any]) -> list[str]:
     nodes = [config["env"], *(task["env"] for _, task in sorted(config.get("transfer", {}).items()))]
     texts = [node.get("env", node).get("text") for node in nodes]
     return [text for text in texts if isinstance(text, str) and text.endswith((".yaml", ".yml"))]
+
+
+def _maps(config: dict[str, Any]) -> list[str]:
+    """The map that is a file, and what `auto` stands for in games on the native engine."""
+    env = config.get("env", {})
+    if env.get("_target_") != _SUBSTRATE:
+        return []
+    wanted = str(env["map"])
+    files = [] if wanted in ("auto", "melting_pot", "own") or "\n" in wanted else [wanted]
+    auto = [wanted] if wanted == "auto" else [env["tiles"]] if "pixels" in env["observe"] else []
+    return files + (auto if env["engine"] == "native" and auto == ["auto"] else [])
+
+
+def _map_digest(path: Path) -> str:
+    from llmrl.envs.melting_pot import install
+
+    if str(path) != "auto":
+        return _file_digest("env.map")(path)
+    return "own" if install.unsupported() or install.missing() else "melting_pot"
 
 
 def _table(config: dict[str, Any]) -> list[str]:
@@ -94,6 +116,7 @@ _OUTSIDE: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]], Callable[[
     "prompts_digest": ("the prompts in {} have", _prompts, _folder_digest),
     "adapter_digest": ("the adapter in {} has", _adapter, _adapter_digest),
     "table_digest": ("the plan table {} has", _table, _file_digest("teacher.table")),
+    "map_digest": ("the map or the pictures that env.map and env.tiles stand for, {}, have", _maps, _map_digest),
     "text_digest": ("the text {} has", _texts, _file_digest("env.text")),
 }
 """Key in the config -> what it is, the places where it is, and the digest of one, 12 hexadecimal digits."""

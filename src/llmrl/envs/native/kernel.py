@@ -102,7 +102,13 @@ def load() -> Expand | None:
                 return None
             place.mkdir(parents=True, exist_ok=True)
             _compile(compiler, library)
-        function = ctypes.CDLL(str(library)).expand
+        try:
+            function = ctypes.CDLL(str(library)).expand
+        except (OSError, AttributeError):  # damaged, or of another system: made anew, once
+            if compiler is None:
+                raise
+            _compile(compiler, library)
+            function = ctypes.CDLL(str(library)).expand
     except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
         log.info("pictures are made without a compiled loop, at half the speed: %s", error)
         return None
