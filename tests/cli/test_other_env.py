@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,21 +13,24 @@ from llmrl.cli.other_env import parsed
 from llmrl.core.errors import ConfigError
 
 
-def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+def run(script: str, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    program = f"from llmrl.cli.{script} import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=folder, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
-    done = run("llmrl-train", "env=escape_room", "learn.env_steps=200", "learn.evaluate_episodes=2", folder=folder)
+    done = run("train", "env=escape_room", "learn.env_steps=200", "learn.evaluate_episodes=2", folder=folder)
     assert done.returncode == 0, done.stderr
     [found] = (folder / "outputs" / "escape_room").glob("*/seed=0")
     return found
 
 
 def test_other_options_are_played_and_kept_apart(trained: Path) -> None:
-    done = run("llmrl-evaluate", str(trained), "--episodes", "4", "--env", "horizon=9", folder=trained)
+    done = run("evaluate", str(trained), "--episodes", "4", "--env", "horizon=9", folder=trained)
     assert done.returncode == 0, done.stderr
     results = json.loads((trained / "evaluation_horizon=9" / "results.json").read_text())
     assert results["env"] == ["horizon=9"]
@@ -34,7 +38,7 @@ def test_other_options_are_played_and_kept_apart(trained: Path) -> None:
 
 
 def test_agents_that_do_not_fit_are_named(trained: Path) -> None:
-    done = run("llmrl-evaluate", str(trained), "--env", "n_levers=4", folder=trained)
+    done = run("evaluate", str(trained), "--env", "n_levers=4", folder=trained)
     assert done.returncode != 0 and "do not fit the changed environment" in done.stderr
     assert "Traceback" not in done.stderr
 

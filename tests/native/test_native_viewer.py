@@ -67,6 +67,6 @@ def test_random_play_is_shown_and_saved(substrate, tmp_path, capsys):
 
 def test_what_cannot_be_shown_is_said(capsys, tmp_path):
     assert viewer.main(["--map", "nowhere.txt"]) == 1
-    assert "no such file" in capsys.readouterr().err
+    assert "cannot be read" in capsys.readouterr().err
     assert viewer.main(["--player", "8", "--png", str(tmp_path / "a.png")]) == 1
     assert "players are 1 to 7" in capsys.readouterr().err
