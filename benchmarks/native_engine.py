@@ -4,21 +4,20 @@
         [--device cuda] [--profile]
 
 The reference plays one process a core: `stock` as dm-meltingpot builds the engine, with all it observes; `pictures`
-asked for the players' pictures alone. Ours plays in this process with one thread and with as many as there are cores,
-observing `vector` (one or two numbers a player: hardly more than the rules), `grid` or `pixels`. Everything is measured
-in turns, `--rounds` times, and the medians are printed, with their ratio to `stock` on all cores. Starts of episodes,
-which take the reference as long as a thousand steps and ours less than one, are left out. `--profile` says where the
-time goes.
+asked for the players' pictures alone. Ours plays in this process with one thread and with as many as there are cores:
+`rules` are the steps alone, `grid` and `pixels` with what all players see. Everything is measured in turns, `--rounds`
+times, and the medians are printed, with their ratio to `stock` on all cores. Starts of episodes, which take the
+reference as long as a thousand steps and ours less than one, are left out. `--profile` says where the time goes.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import multiprocessing
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
@@ -70,20 +69,28 @@ def reference(kind: str, substrate: SubstrateName, processes: int, seconds: floa
 
 
 class Native:
-    """What is measured of one batch with a number of threads, observing a channel."""
+    """What is measured of one batch: `rules`, `grid` or `pixels`."""
 
-    def __init__(self, substrate: SubstrateName, batch: int, what: str, device: str, threads: int) -> None:
-        torch.set_num_threads(threads)
-        self.env = NativeEnv(substrate, batch, Seeds(0), device, observe=[what], horizon=None)  # type: ignore[list-item]
+    def __init__(self, substrate: SubstrateName, batch: int, what: str, device: str) -> None:
+        self.env = NativeEnv(
+            substrate, batch, Seeds(0), device, observe=["grid" if what == "rules" else what], horizon=None
+        )
         self.env.reset(seed=1)
-        self.batch, self.device, self.threads = batch, device, threads
+        self.batch, self.device = batch, device
         generator = torch.Generator().manual_seed(0)
         n = self.env.spec.n_actions
         self.actions = torch.randint(n, (16, batch, PLAYERS), generator=generator).to(device)
+        self.step: Callable[[torch.Tensor], None] = self._rules if what == "rules" else self._whole
+        state, draws = self.env._state, self.env._draws
+        assert state is not None and draws is not None
+        self._state, self._draws = state, draws
         for action in self.actions[:8]:
             self.step(action)
 
-    def step(self, action: torch.Tensor) -> None:
+    def _rules(self, action: torch.Tensor) -> None:
+        self._state, _ = self.env.engine.step(self._state, action, self._draws)
+
+    def _whole(self, action: torch.Tensor) -> None:
         if self.env.step(action).truncated.any():
             self.env.reset()
 
@@ -94,7 +101,6 @@ class Native:
     def rate(self, seconds: float) -> float:
         """Agent steps a second."""
         done = 0
-        torch.set_num_threads(self.threads)
         self.wait()
         begin = time.perf_counter()
         while time.perf_counter() - begin < seconds:
@@ -108,47 +114,49 @@ class Native:
 def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int) -> None:
     device = arguments.device
     threads = [1] if device.startswith("cuda") else sorted({1, cores})
-    players: dict[tuple[str, int, int], Native] = {}
-    for what, batch, n in itertools.product(("vector", "grid", "pixels"), arguments.batch, threads):
-        try:
-            players[what, batch, n] = Native(substrate, batch, what, device, n)
-        except ConfigError as error:
-            print(f"left out: {error}")
+    players: dict[tuple[str, int], Native] = {}
+    for what in ("rules", "grid", "pixels"):
+        for batch in arguments.batch:
+            try:
+                players[what, batch] = Native(substrate, batch, what, device)
+            except ConfigError as error:
+                print(f"left out: {error}")
     measured: dict[Any, list[float]] = defaultdict(list)
     for _ in range(arguments.rounds):
         for kind in ("stock", "pictures"):
             measured[kind].append(reference(kind, substrate, cores, arguments.seconds))
         for key, player in players.items():
-            measured[key].append(player.rate(arguments.seconds))
+            for n in threads:
+                torch.set_num_threads(n)
+                measured[(*key, n)].append(player.rate(arguments.seconds))
     median = {key: statistics.median(rates) for key, rates in measured.items()}
     stock = median["stock"]
     print(f"\n{substrate}: agent steps/s (x stock engine on {cores} cores)")
     for kind, label in (("stock", "all it observes"), ("pictures", "pictures only")):
         print(f"  Melting Pot, {cores} processes, {label:16} {median[kind]:12,.0f}  ({median[kind] / stock:6.2f}x)")
-    for what, batch in itertools.product(("vector", "grid", "pixels"), arguments.batch):
+    for what, batch in players:
         rates = "   ".join(
             f"{n} thread{'s' * (n > 1)} {median[what, batch, n]:12,.0f} ({median[what, batch, n] / stock:6.1f}x)"
             for n in threads
-            if (what, batch, n) in median
         )
         print(f"  native {what:7} {batch:6,} games   {rates}")
-    for what in ("vector", "grid", "pixels"):
-        env = NativeEnv(substrate, 1, Seeds(0), device, observe=[what])  # type: ignore[list-item]
-        env.reset()
-        state = env.lanes.lanes[0].state
-        assert state is not None
-        room = env.observer.bytes_per_game / 1024
-        print(f"  memory of a game with {what}: {room:,.1f} KiB at most, its state alone {state.nbytes:,.0f} bytes")
+    for what in ("grid", "pixels"):
+        if sizes := [batch for kind, batch in players if kind == what]:
+            env = players[what, sizes[-1]].env
+            state = env._state
+            assert state is not None
+            print(
+                f"  memory of a game with {what}: {env.observer.bytes_per_game / 1024:,.1f} KiB, its state alone "
+                f"{state.nbytes / env.spec.n_envs:,.0f} bytes"
+            )
 
 
 def show_profile(substrate: SubstrateName, batch: int, device: str) -> None:
     """What the time of a step with pictures goes to, and the operations that take most of it."""
     torch.set_num_threads(1)
-    env = Native(substrate, batch, "pixels", device, 1).env
-    lane = env.lanes.lanes[0]
-    batch = lane.games.stop
-    state, draws, observer = lane.state, lane.draws, lane.observer
+    env = Native(substrate, batch, "pixels", device).env
     actions = torch.randint(env.spec.n_actions, (20, batch, PLAYERS)).to(device)
+    state, draws, observer = env._state, env._draws, env.observer
     assert state is not None and draws is not None
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.startswith("cuda") else [])
     with profile(activities=activities) as measured:
@@ -181,11 +189,11 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--profile", action="store_true", help="only say where the time goes, with 512 games, a lane")
+    parser.add_argument("--profile", action="store_true", help="only say where the time goes, with 1,024 games")
     chosen = parser.parse_args()
     for name in chosen.substrate:
         with torch.inference_mode():
             if chosen.profile:
-                show_profile(name, 512, chosen.device)
+                show_profile(name, 1024, chosen.device)
             else:
                 compare(name, chosen, Machine.this().cores)

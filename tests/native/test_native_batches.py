@@ -16,7 +16,7 @@ from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
-from llmrl.envs.native import kernel, lanes, maps
+from llmrl.envs.native import kernel, maps
 from llmrl.envs.native.draws import Draws, game_keys
 from llmrl.envs.native.engine import Engine, Setup
 from llmrl.learners.rollout import Collector
@@ -226,48 +226,3 @@ def test_a_damaged_library_is_made_anew(monkeypatch: Any, tmp_path: Any) -> None
         assert kernel.load() is not None
     finally:
         kernel.load.cache_clear()
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_lanes_and_threads_change_nothing(monkeypatch: Any, threads: int) -> None:
-    before = torch.get_num_threads()
-    whole = native("cleanup", 13, observe=["grid", "vector", "pixels"], mechanism=Incentives())
-    monkeypatch.setattr(lanes, "LANE", 4)
-    monkeypatch.setattr(lanes, "THREADED", 4)
-    try:
-        torch.set_num_threads(threads)
-        parts = native("cleanup", 13, observe=["grid", "vector", "pixels"], mechanism=Incentives())
-        assert len(parts.lanes.lanes) == 4 and len(whole.lanes.lanes) == 1 and parts.lanes.threads == threads
-        whole.reset(seed=1), parts.reset(seed=1)
-        for t, action in enumerate(random_actions(whole, 40)):
-            a, b = flat(whole.step(action)), flat(parts.step(action))
-            for name, x in a.items():
-                assert np.array_equal(x, b[name]), (t, name)
-            if t == 20:
-                mask = np.arange(13) % 3 == 0
-                a, b = whole.reset(mask), parts.reset(mask)
-                assert torch.equal(a["grid"], b["grid"])
-                assert np.array_equal(whole.render(7), parts.render(7))
-        again = native("cleanup", 13, observe=["grid", "vector", "pixels"], mechanism=Incentives())
-        again.load_state_dict(whole.state_dict())
-        last = random_actions(whole, 1, seed=5)[0]
-        assert torch.equal(again.step(last).observation["grid"], parts.step(last).observation["grid"])
-        parts.close()
-        assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_a_game_that_is_not_there_is_not_shown() -> None:
-    env = native("harvest", 2)
-    env.reset(seed=1)
-    with pytest.raises(ValueError, match="no game 2"):
-        env.render(2)
-
-
-def test_steps_inside_and_outside_of_inference_mode() -> None:
-    env = native("harvest", 2, observe=["grid", "pixels"])
-    with torch.inference_mode():
-        env.reset(seed=1)
-        env.step(np.zeros((2, 7), np.int64))
-    assert not env.step(np.zeros((2, 7), np.int64)).reward.is_inference()

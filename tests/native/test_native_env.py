@@ -209,7 +209,7 @@ def test_any_map_and_any_number_of_players() -> None:
     env.reset(seed=1)
     for action in random_actions(env, 30):
         step = env.step(action)
-        state = env.lanes.lanes[0].state
+        state = env._state
         assert state is not None
         cells = state.pos[state.alive[:, :]].reshape(-1)
         assert not env.engine._tensor(env.engine.setup.game_map.wall)[cells].any()

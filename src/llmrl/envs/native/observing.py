@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,30 +61,8 @@ class Observer:
         pixels = n * (_FRAMES * int(np.prod(PIXELS)) + 4 * 968) if "pixels" in self._channels else 0
         return state + shots + seen + pixels
 
-    def another(self) -> Observer:
-        """One more that shares what never changes."""
-        other = copy.copy(self)
-        other.views = self.views.another()
-        return other
-
-    def room(self, n_games: int) -> dict[str, torch.Tensor]:
-        """Memory for the large channels of all games at one step or reset, to be sliced by games; ordinary tensors, in
-        inference mode, too, for lanes write to them outside of it."""
-        shape = (n_games, self._engine.n_agents)
-        found = {}
-        with torch.inference_mode(False):
-            if "pixels" in self._channels:
-                found["pixels"] = self.frame(shape)
-            if {"grid", "text"} & set(self._channels):
-                cells = tables.VIEW[0] * tables.VIEW[1]
-                found["grid"] = torch.empty((*shape, cells), dtype=torch.int32, device=self._engine.device)
-        return found
-
-    def observe(
-        self, state: State, events: Events | None, talks: NDArray[np.bool_], room: dict[str, torch.Tensor]
-    ) -> Observation:
-        """All channels asked for, the large ones in `room`; `talks` [B]: games whose players are told something, where
-        they are told."""
+    def observe(self, state: State, events: Events | None, talks: NDArray[np.bool_]) -> Observation:
+        """All channels asked for; `talks` [B]: games whose players are told something, where they are told."""
         shape = tuple(state.pos.shape)
         found: dict[str, Any] = {}
         if {"pixels", "grid", "text"} & set(self._channels):
@@ -93,10 +70,9 @@ class Observer:
             seen = self.views.seen(cells, state).view(-1)
             if "pixels" in self._channels:
                 ids = self.tiles.index_select(0, seen).view(*shape, *tables.VIEW)
-                found["pixels"] = self.pictures.expand(ids, out=room["pixels"])
+                found["pixels"] = self.pictures.expand(ids, out=self.frame(shape))
             if {"grid", "text"} & set(self._channels):
-                torch.index_select(self.grid, 0, seen, out=room["grid"].view(-1))
-                found["grid"] = room["grid"].view(torch.uint8).view(*shape, *tables.VIEW, 4)
+                found["grid"] = self.grid.index_select(0, seen).view(torch.uint8).view(*shape, *tables.VIEW, 4)
         if {"vector", "text"} & set(self._channels):
             found["vector"] = self._vector(state, events)
         if "text" in self._channels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, Literal
 
 import numpy as np
@@ -18,13 +19,11 @@ from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import Events as Settled
 from llmrl.envs.mechanisms import Mechanism, Settlement
 from llmrl.envs.melting_pot.describe import check_choices, describe
-from llmrl.envs.melting_pot.layout import CELLS
 from llmrl.envs.melting_pot.rules import Rules, SubstrateName
 from llmrl.envs.native import episodes
 from llmrl.envs.native.art import Source
 from llmrl.envs.native.draws import Draws, game_keys
 from llmrl.envs.native.engine import Engine, Setup
-from llmrl.envs.native.lanes import Happened, Lane, Lanes, joined
 from llmrl.envs.native.maps import find
 from llmrl.envs.native.observing import Observer
 from llmrl.envs.native.state import Events, State
@@ -100,14 +99,15 @@ class NativeEnv:
                 f"env.n_envs={n_envs:,}: cells of all games are numbered with 32 bits; use at most "
                 f"{2**31 // game_map.n_cells:,} games of this map"
             )
-        advance = torch.compile(self.engine.step, dynamic=False) if compile else self.engine.step
-        self.lanes = Lanes(self.engine, self.observer, advance, n_envs, one=compile)
+        self._advance = torch.compile(self.engine.step, dynamic=False) if compile else self.engine.step
         self._episodes = np.zeros(n_envs, dtype=np.int64)
         self._keys = np.zeros((n_envs, 2), dtype=np.int32)
         self._steps = np.zeros(n_envs, dtype=np.int64)
         self._ended = np.ones(n_envs, dtype=bool)
         self._told = np.zeros(n_envs, dtype=bool)  # games whose players are told what they see: not those that wait
-        self._begun = False
+        self._draws: Draws | None = None
+        self._state: State | None = None
+        self._events: Events | None = None
         self._values = torch.zeros((n_envs, 0), device=device)
         if mechanism is not None:
             self._values = self._at_device(np.tile(mechanism.spec.low.astype(np.float32), (n_envs, 1)))
@@ -125,35 +125,49 @@ class NativeEnv:
         self._episodes[games] += 1
         self._steps[games], self._ended[games] = 0, False
         self._told = ~self._ended
-        drawn = self._at_device(self._keys)
-        self._begun = True
+        self._draws = Draws(self._at_device(self._keys))
+        fresh = self.engine.start(self._draws)
+        if self._state is None or games.all():
+            self._state, self._events = fresh, None
+        else:
+            self._state = fresh.where(self._at_device(games), self._state)
+            self._events = None if self._events is None else self._events.only(self._at_device(~games))
         if self._mechanism is not None:
             self._mechanism.reset(games)
-        room = self.observer.room(self.spec.n_envs)
-
-        def begin(lane: Lane) -> Observation:
-            lane.reset(drawn[lane.games], games[lane.games])
-            return lane.observe(self._told[lane.games], {name: x[lane.games] for name, x in room.items()})
-
-        return self._observation(self.lanes.each(begin), room)
+        return self._observation()
 
     def step(self, action: Array) -> Step:
-        if not self._begun:
+        if self._state is None or self._draws is None:
             raise ValueError("reset() must be called before step()")
-        chosen, live, room = self._checked(action), ~self._ended, self.observer.room(self.spec.n_envs)
-
-        def play(lane: Lane) -> Happened:
-            own = {name: x[lane.games] for name, x in room.items()}
-            return lane.step(chosen[lane.games], live[lane.games], own)
-
-        parts: list[Happened] = self.lanes.each(play)
-        self._told = live
+        chosen = self._checked(action)
+        live = ~self._ended
+        before = self._state
+        state, events = self._advance(before, chosen, self._draws)
+        values, present, counted = self._values, before.alive, state.alive
+        if not live.all():
+            playing = self._at_device(live)
+            state, events = state.where(playing, before), events.only(playing)
+            values, present = values * playing[:, None], present & playing[:, None]
+            counted = state.alive & playing[:, None]
+        self._state, self._events, self._told = state, events, live
         self._steps[live] += 1
         self._ended |= episodes.over(self._steps, self._horizon, self._keys, self.engine.setup)
-        raw, present = joined([part.reward for part in parts]), joined([part.present for part in parts])
-        cleaned = None if parts[0].cleaned is None else joined([part.cleaned for part in parts])
-        info = {name: joined([part.counts[name] for part in parts]) for name in parts[0].counts}
-        values = self._values if live.all() else self._values * self._at_device(live)[:, None]
+        raw = events.reward
+        info = {
+            "apples_eaten": raw.sum(1),
+            "zaps": events.zaps.sum(1),
+            "players_present": counted.sum(1),
+            "apples_live": state.apple.sum(1),
+        }
+        cleaned = None
+        if self.engine.n_dirt:
+            cleaned = events.cleaned.to(torch.float32)
+            info |= {
+                "apples_regrown": info["apples_live"] - before.apple.sum(1) + info["apples_eaten"],
+                "cells_cleaned": cleaned.sum(1),
+                "cleaners": (cleaned > 0).sum(1),
+                "dirt": state.dirt.sum(1),
+            }
         base = reward = raw
         exposure = None
         if self._mechanism is not None:
@@ -162,8 +176,7 @@ class NativeEnv:
             info |= self.settlement.metrics
             exposure = self.settlement.exposure
         never = np.zeros_like(self._ended)
-        observation = self._observation([part.observation for part in parts], room)
-        return Step(observation, reward, base, never, self._ended.copy(), info, exposure)
+        return Step(self._observation(), reward, base, never, self._ended.copy(), info, exposure)
 
     def pair_games(self, groups: int) -> None:
         """Let game i of each of `groups` equal groups draw the same numbers."""
@@ -183,21 +196,25 @@ class NativeEnv:
 
     def world_codes(self, index: int = 0) -> NDArray[np.int64]:
         """The codes of the cells of game `index` as they lie, [height, width]."""
-        return self.observer.world_codes(*self._shown_now(index))
+        return self.observer.world_codes(*self._shown_now(), index)
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         """The whole world of game `index`, [8 height, 8 width, 3] uint8."""
-        return self.observer.world(*self._shown_now(index))
+        return self.observer.world(*self._shown_now(), index)
 
     def render_players(self, index: int = 0) -> NDArray[np.uint8]:
         """What the players of game `index` see, [n_agents, 88, 88, 3] uint8, whatever they observe."""
-        return self.observer.players(*self._shown_now(index))
+        return self.observer.players(*self._shown_now(), index)
 
     def state_dict(self) -> Saved:
+        state, events = (
+            None if part is None else {each.name: _saved(getattr(part, each.name)) for each in fields(part)}
+            for part in (self._state, self._events)
+        )
         return {
             "map": self.engine.setup.game_map.text,
-            "state": self.lanes.gathered(lambda lane: lane.state),
-            "events": self.lanes.gathered(lambda lane: lane.events),
+            "state": state,
+            "events": events,
             "roots": None if self._roots is None else self._roots.tolist(),
             "group": self._group,
             "streams": self._streams,
@@ -226,37 +243,26 @@ class NativeEnv:
         self._episodes, self._keys = np.array(state["episodes"]), np.array(state["keys"], dtype=np.int32)
         self._steps, self._ended = np.array(state["steps"]), np.array(state["ended"])
         self._values = torch.as_tensor(state["values"]).to(self._device)
-        self._begun, self._told = state["state"] is not None, ~self._ended
-        drawn = self._at_device(self._keys)
-        for lane in self.lanes.lanes:
-            lane.draws = Draws(drawn[lane.games])
-            lane.state = None if state["state"] is None else State(**self._restored(state["state"], lane.games))
-            lane.events = None if state["events"] is None else Events(**self._restored(state["events"], lane.games))
+        self._state = None if state["state"] is None else State(**self._restored(state["state"]))
+        self._events = None if state["events"] is None else Events(**self._restored(state["events"]))
+        self._draws, self._told = Draws(self._at_device(self._keys)), ~self._ended
         if self._mechanism is not None:
             self._mechanism.load_state_dict(state["mechanism"])
 
     def close(self) -> None:
-        """End the threads, if there are any; a later step starts new ones."""
-        self.lanes.close()
+        """Nothing to end: there are no processes."""
 
-    def _shown_now(self, index: int) -> tuple[State, Events | None, int]:
-        lane, place = self.lanes.lane_of(index)
-        if lane.state is None:
+    def _shown_now(self) -> tuple[State, Events | None]:
+        if self._state is None:
             raise ConfigError(f"{self.spec.name} has no picture to show: call reset() first")
-        return lane.state, lane.events, place
+        return self._state, self._events
 
-    def _observation(self, parts: Sequence[Observation], room: dict[str, torch.Tensor]) -> Observation:
-        """Of all games, from those of the lanes; what is in `room` is together already."""
-        shape = (self.spec.n_envs, self.spec.n_agents)
-        observation: Observation = {}
-        for name in self.spec.observation:
-            if name == "mechanism":
-                observation[name] = self._values[:, None, :].expand(-1, self.spec.n_agents, -1)
-            elif name == "grid":
-                observation[name] = room[name].view(torch.uint8).view(*shape, *CELLS)
-            else:
-                observation[name] = room[name] if name in room else joined([part[name] for part in parts])
-        return observation
+    def _observation(self) -> Observation:
+        assert self._state is not None
+        observation = self.observer.observe(self._state, self._events, self._told)
+        if self._shown:
+            observation["mechanism"] = self._values[:, None, :].expand(-1, self.spec.n_agents, -1)
+        return {name: observation[name] for name in self.spec.observation}
 
     def _checked(self, action: Array) -> torch.Tensor:
         chosen = torch.as_tensor(action)
@@ -282,8 +288,8 @@ class NativeEnv:
             return np.full(self.spec.n_envs, _root(self._seeds))
         return self._roots
 
-    def _restored(self, saved: Saved, games: slice) -> dict[str, Any]:
-        return {name: None if x is None else torch.as_tensor(x)[games].to(self._device) for name, x in saved.items()}
+    def _restored(self, saved: Saved) -> dict[str, Any]:
+        return {name: None if x is None else torch.as_tensor(x).to(self._device) for name, x in saved.items()}
 
     def _at_device(self, x: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(x.copy()).to(self._device, non_blocking=self._device.type == "cuda")
@@ -292,3 +298,7 @@ class NativeEnv:
 def _root(seeds: Seeds) -> int:
     """Of the keys of all games: 62 bits of a stream."""
     return seeds.integer("games") << 31 | seeds.integer("more games")
+
+
+def _saved(x: torch.Tensor | None) -> torch.Tensor | None:
+    return None if x is None else x.cpu()

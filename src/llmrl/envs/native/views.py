@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 
 from llmrl.envs.melting_pot.seen import BEAMS
@@ -41,12 +39,6 @@ class Views:
         self._buffers: dict[str, torch.Tensor] = {}
         self._slots = torch.arange(codes.n_agents, device=device)
         self._n_dirt = len(game_map.dirt)
-
-    def another(self) -> Views:
-        """One more with memory of its own."""
-        other = copy.copy(self)
-        other._buffers = {}
-        return other
 
     def cells(self, state: State, events: Events | None, water: bool) -> torch.Tensor:
         """Codes of all cells, [B, n_cells]; with `water` its frames, else always the first. Without `events` no beams
