@@ -226,3 +226,13 @@ def test_a_damaged_library_is_made_anew(monkeypatch: Any, tmp_path: Any) -> None
         assert kernel.load() is not None
     finally:
         kernel.load.cache_clear()
+
+
+def test_steps_inside_and_outside_of_inference_mode() -> None:
+    env = native("harvest", 2, observe=["grid", "pixels"])
+    with torch.inference_mode():
+        env.reset(seed=1)
+        env.step(np.zeros((2, 7), np.int64))
+    for _ in range(4):
+        step = env.step(np.zeros((2, 7), np.int64))
+    assert not step.reward.is_inference()

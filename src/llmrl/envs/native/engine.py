@@ -215,7 +215,7 @@ class Engine:
 
     def _grown(self, state: State, draws: Draws, t: torch.Tensor) -> torch.Tensor:
         """Clean Up: bare sites on which an apple grows, [B, A]; the faster the less dirt there was."""
-        chance = self._growth[state.dirt.sum(-1, keepdim=True)]
+        chance = self._growth[counted(state.dirt)[:, None]]
         if self.branches:
             games = (chance[:, 0] > 0).nonzero()[:, 0]
             if len(games) * 2 < len(chance):
@@ -229,7 +229,7 @@ class Engine:
         chance, first = tables.SPILL
         u = draws.uniform("spill", t, 2)
         clean = ~state.dirt
-        rank = clean.cumsum(-1, dtype=self._count)
+        rank = clean.view(torch.uint8).cumsum(-1, dtype=self._count)
         chosen = ((u[:, 1:] * rank[:, -1:]).to(torch.int32) + 1).to(self._count)
         spills = ((u[:, 0] < chance) & (t >= first))[:, None]
         return state.dirt | (clean & (rank == chosen) & spills)
@@ -341,6 +341,11 @@ def _own_cells(setup: Setup) -> NDArray[np.int64]:
             f"with it, or at most {len(places)} players on env.map=auto"
         )
     return cells
+
+
+def counted(sites: torch.Tensor) -> torch.Tensor:
+    """How many are true, [B] int32, of [B, n] bool: counted as bytes, without a wider copy."""
+    return sites.view(torch.uint8).sum(-1, dtype=torch.int32)
 
 
 def _quarters(u: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from llmrl.envs.native.tiles import tiles as tiles_of
 from llmrl.envs.native.views import Views
 
 _FRAMES = 3
-"""Memory for pictures: those of a step or reset stay while two more are made."""
+"""What is seen at a step or reset stays while it is looked at twice more."""
 
 
 class Observer:
@@ -48,7 +48,7 @@ class Observer:
         # A table, because a division rounds differently on different devices.
         cooldown = engine.facts.zap_cooldown
         self._ready = torch.tensor([1 - wait / cooldown for wait in range(cooldown + 1)], device=device)
-        self._frames: list[torch.Tensor] = []
+        self._frames: dict[str, list[torch.Tensor]] = {}
 
     @property
     def bytes_per_game(self) -> int:
@@ -57,7 +57,11 @@ class Observer:
         state = 16 * (n * 6 + engine.n_apples + engine.n_water) + 30 * (engine.n_apples + engine.n_dirt)
         # Beams are worked out for everybody where nobody looks who fires.
         shots = n * (600 if engine.branches else 2000)
-        seen = 121 * (4 + 2 + 4) * n + 2 * engine.n_cells if {"pixels", "grid", "text"} & set(self._channels) else 0
+        seen = (
+            121 * (4 + 2 + 4 * _FRAMES) * n + 2 * engine.n_cells
+            if {"pixels", "grid", "text"} & set(self._channels)
+            else 0
+        )
         pixels = n * (_FRAMES * int(np.prod(PIXELS)) + 4 * 968) if "pixels" in self._channels else 0
         return state + shots + seen + pixels
 
@@ -70,23 +74,26 @@ class Observer:
             seen = self.views.seen(cells, state).view(-1)
             if "pixels" in self._channels:
                 ids = self.tiles.index_select(0, seen).view(*shape, *tables.VIEW)
-                found["pixels"] = self.pictures.expand(ids, out=self.frame(shape))
+                found["pixels"] = self.pictures.expand(ids, out=self.frame("pixels", (*shape, *PIXELS), torch.uint8))
             if {"grid", "text"} & set(self._channels):
-                found["grid"] = self.grid.index_select(0, seen).view(torch.uint8).view(*shape, *tables.VIEW, 4)
+                grid = self.frame("grid", (seen.numel(),), torch.int32)
+                torch.index_select(self.grid, 0, seen, out=grid)
+                found["grid"] = grid.view(torch.uint8).view(*shape, *tables.VIEW, 4)
         if {"vector", "text"} & set(self._channels):
             found["vector"] = self._vector(state, events)
         if "text" in self._channels:
             found["text"] = self._texts(state, found["grid"], found["vector"], talks)
         return found
 
-    def frame(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Room for the pictures of a step or reset, other than those of the two before."""
-        if not self._frames:
-            full = (*shape, *PIXELS)
-            device = self._engine.device
-            self._frames = [torch.empty(full, dtype=torch.uint8, device=device) for _ in range(_FRAMES)]
-        self._frames.append(self._frames.pop(0))
-        return self._frames[-1]
+    def frame(self, channel: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Room for a channel of a step or reset, other than that of the two before: fresh memory of megabytes each time
+        costs more in page faults than what is written to it."""
+        frames = self._frames.setdefault(channel, [])
+        if not frames:
+            with torch.inference_mode(False):  # it is written to again later, in that mode or not
+                frames += [torch.empty(shape, dtype=dtype, device=self._engine.device) for _ in range(_FRAMES)]
+        frames.append(frames.pop(0))
+        return frames[-1]
 
     def world_codes(self, state: State, events: Events | None, index: int) -> NDArray[np.int64]:
         """The codes of the cells of game `index` as they lie, [height, width]."""

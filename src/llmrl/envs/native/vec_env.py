@@ -23,7 +23,7 @@ from llmrl.envs.melting_pot.rules import Rules, SubstrateName
 from llmrl.envs.native import episodes
 from llmrl.envs.native.art import Source
 from llmrl.envs.native.draws import Draws, game_keys
-from llmrl.envs.native.engine import Engine, Setup
+from llmrl.envs.native.engine import Engine, Setup, counted
 from llmrl.envs.native.maps import find
 from llmrl.envs.native.observing import Observer
 from llmrl.envs.native.state import Events, State
@@ -143,12 +143,12 @@ class NativeEnv:
         live = ~self._ended
         before = self._state
         state, events = self._advance(before, chosen, self._draws)
-        values, present, counted = self._values, before.alive, state.alive
+        values, present, there = self._values, before.alive, state.alive
         if not live.all():
             playing = self._at_device(live)
             state, events = state.where(playing, before), events.only(playing)
             values, present = values * playing[:, None], present & playing[:, None]
-            counted = state.alive & playing[:, None]
+            there = state.alive & playing[:, None]
         self._state, self._events, self._told = state, events, live
         self._steps[live] += 1
         self._ended |= episodes.over(self._steps, self._horizon, self._keys, self.engine.setup)
@@ -156,17 +156,17 @@ class NativeEnv:
         info = {
             "apples_eaten": raw.sum(1),
             "zaps": events.zaps.sum(1),
-            "players_present": counted.sum(1),
-            "apples_live": state.apple.sum(1),
+            "players_present": there.sum(1),
+            "apples_live": counted(state.apple),
         }
         cleaned = None
         if self.engine.n_dirt:
             cleaned = events.cleaned.to(torch.float32)
             info |= {
-                "apples_regrown": info["apples_live"] - before.apple.sum(1) + info["apples_eaten"],
+                "apples_regrown": info["apples_live"] - counted(before.apple) + info["apples_eaten"],
                 "cells_cleaned": cleaned.sum(1),
                 "cleaners": (cleaned > 0).sum(1),
-                "dirt": state.dirt.sum(1),
+                "dirt": counted(state.dirt),
             }
         base = reward = raw
         exposure = None

@@ -93,13 +93,15 @@ class Views:
         oneself = self.codes.n_grounds * (self.codes.oneself - (1 + 4 * self._slots + state.heading))
         seen[..., tables.OWN_CELL] += torch.where(state.alive, oneself, 0).to(self.dtype)
         turned = torch.where(state.alive, state.heading * self.codes.n_codes, 0).to(torch.int32)
-        return torch.add(seen, turned[..., None], out=where.view(games, n, -1))
+        # Copied first: to add numbers of two types would make a third tensor of them.
+        return where.view(games, n, -1).copy_(seen).add_(turned[..., None])
 
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory that is used again: a fresh tensor of megabytes each step costs more in page faults than its use."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != shape:
-            buffer = self._buffers[name] = torch.empty(shape, dtype=dtype, device=device)
+            with torch.inference_mode(False):  # it is changed in place later, in that mode or not
+                buffer = self._buffers[name] = torch.empty(shape, dtype=dtype, device=device)
         return buffer
 
     def _river(self, state: State, water: bool) -> torch.Tensor:
