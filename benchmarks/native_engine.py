@@ -4,10 +4,11 @@
         [--device cuda] [--profile]
 
 The reference plays one process a core: `stock` as dm-meltingpot builds the engine, with all it observes; `pictures`
-asked for the players' pictures alone. Ours plays in this process with one thread and with as many as there are cores:
-`rules` are the steps alone, `grid` and `pixels` with what all players see. Everything is measured in turns, `--rounds`
-times, and the medians are printed, with their ratio to `stock` on all cores. Starts of episodes, which take the
-reference as long as a thousand steps and ours less than one, are left out. `--profile` says where the time goes.
+asked for the players' pictures alone. Ours plays in one process with one thread, in one with as many threads as there
+are cores, and in a process a core with one thread each, as the runs of a sweep do: `rules` are the steps alone, `grid`
+and `pixels` with what all players see. Everything is measured in turns, `--rounds` times, and the medians are printed,
+with their ratio to `stock` on all cores. Starts of episodes, which take the reference as long as a thousand steps and
+ours less than one, are left out. `--profile` says where the time goes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
+from llmrl.envs.melting_pot.layout import PIXELS
 from llmrl.envs.melting_pot.rules import SUBSTRATES, SubstrateName
 from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.sweeps.hardware import Machine
@@ -111,6 +113,31 @@ class Native:
         return PLAYERS * self.batch * done / (time.perf_counter() - begin)
 
 
+def native_process(
+    substrate: SubstrateName, batch: int, what: str, seconds: float, rounds: int, barrier: Barrier, rates: Any
+) -> None:
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        player = Native(substrate, batch, what, "cpu")
+        for _ in range(rounds):
+            barrier.wait()
+            rates.put(player.rate(seconds))
+
+
+def in_processes(substrate: SubstrateName, batch: int, what: str, processes: int, arguments: Any) -> list[float]:
+    """Agent steps a second of a process a core, all together, in each round."""
+    context = multiprocessing.get_context("spawn")
+    barrier, rates = context.Barrier(processes), context.SimpleQueue()
+    given = (substrate, batch, what, arguments.seconds, arguments.rounds, barrier, rates)
+    workers = [context.Process(target=native_process, args=given) for _ in range(processes)]
+    for worker in workers:
+        worker.start()
+    totals = [sum(rates.get() for _ in workers) for _ in range(arguments.rounds)]
+    for worker in workers:
+        worker.join()
+    return totals
+
+
 def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int) -> None:
     device = arguments.device
     threads = [1] if device.startswith("cuda") else sorted({1, cores})
@@ -129,6 +156,9 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
             for n in threads:
                 torch.set_num_threads(n)
                 measured[(*key, n)].append(player.rate(arguments.seconds))
+    many = {}
+    if not device.startswith("cuda"):
+        many = {key: in_processes(substrate, key[1], key[0], cores, arguments) for key in players}
     median = {key: statistics.median(rates) for key, rates in measured.items()}
     stock = median["stock"]
     print(f"\n{substrate}: agent steps/s (x stock engine on {cores} cores)")
@@ -139,6 +169,9 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
             f"{n} thread{'s' * (n > 1)} {median[what, batch, n]:12,.0f} ({median[what, batch, n] / stock:6.1f}x)"
             for n in threads
         )
+        if together := many.get((what, batch)):
+            whole = statistics.median(together)
+            rates += f"   {cores} processes {whole:12,.0f} ({whole / stock:6.1f}x)"
         print(f"  native {what:7} {batch:6,} games   {rates}")
     for what in ("grid", "pixels"):
         if sizes := [batch for kind, batch in players if kind == what]:
@@ -158,6 +191,7 @@ def show_profile(substrate: SubstrateName, batch: int, device: str) -> None:
     actions = torch.randint(env.spec.n_actions, (20, batch, PLAYERS)).to(device)
     state, draws, observer = env._state, env._draws, env.observer
     assert state is not None and draws is not None
+    picture = observer.frame("pixels", (batch, PLAYERS, *PIXELS), torch.uint8)
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.startswith("cuda") else [])
     with profile(activities=activities) as measured:
         for action in actions:
@@ -171,7 +205,7 @@ def show_profile(substrate: SubstrateName, batch: int, device: str) -> None:
                 observer.grid.index_select(0, seen)
             with record_function("5 pictures"):
                 ids = observer.tiles.index_select(0, seen).view(batch, PLAYERS, 11, 11)
-                observer.pictures.expand(ids, out=observer.frame((batch, PLAYERS)))
+                observer.pictures.expand(ids, out=picture)
     averages = measured.key_averages()
     print(f"\n{substrate}: a step of {batch:,} games, one thread, ms")
     for each in sorted((a for a in averages if a.key[0].isdigit()), key=lambda a: a.key):

@@ -35,7 +35,7 @@ class NativeEnv:
     A game depends on its seed alone: on the stream it was given, its place among the games and the number of its
     episode; not on how many games there are beside it, nor on the device. Nothing in a step waits for the device.
 
-    Observations are tensors on `device`. `pixels` are written over at the third step or reset after theirs.
+    Observations are tensors on `device`. `pixels` and `grid` are written over at the third step or reset after theirs.
 
     Args:
         substrate: `cleanup` or `harvest`.
