@@ -35,6 +35,8 @@ from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.sweeps.hardware import Machine
 
 PLAYERS = 7
+MANY = 1024
+"""Games from which on a process a core is measured, too."""
 STEPS = 1000
 """Of an episode of the reference; ours goes on for as long as it is measured."""
 
@@ -158,7 +160,8 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
                 measured[(*key, n)].append(player.rate(arguments.seconds))
     many = {}
     if not device.startswith("cuda"):
-        many = {key: in_processes(substrate, key[1], key[0], cores, arguments) for key in players}
+        large = [key for key in players if key[1] >= MANY]
+        many = {key: in_processes(substrate, key[1], key[0], cores, arguments) for key in large}
     median = {key: statistics.median(rates) for key, rates in measured.items()}
     stock = median["stock"]
     print(f"\n{substrate}: agent steps/s (x stock engine on {cores} cores)")
