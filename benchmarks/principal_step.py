@@ -157,7 +157,7 @@ def main() -> None:
         all_of_it, wall = statistics.median(whole[title]), statistics.median(row["wall"] for row in rows[title])
         print(
             f"{title}: {totals[title]:.2f} CPU-s, {wall:.2f} s wall; the whole llmrl-train {all_of_it:.2f} CPU-s, "
-            f"{all_of_it / PUBLISHED:.3f} of the published code's {PUBLISHED:.0f} (to be at most a tenth on the native engine)"
+            f"{all_of_it / PUBLISHED:.3f} of the published code's {PUBLISHED:.0f} (native: a tenth at most)"
         )
         for part in PARTS:
             print(f"    {part:34} {statistics.median(row[part] for row in rows[title]):7.2f}")
