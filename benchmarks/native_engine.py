@@ -1,19 +1,20 @@
 """Speed of the native engine beside Melting Pot, in one run: agent steps a second with random actions, 7 players.
 
     python benchmarks/native_engine.py [--substrate cleanup harvest] [--batch 1 64 1024 4096] [--seconds 2] [--rounds 3]
-        [--device cuda] [--profile]
+        [--device cuda] [--profile | --pictures | --compiled]
 
 The reference plays one process a core: `stock` as dm-meltingpot builds the engine, with all it observes; `pictures`
 asked for the players' pictures alone. Ours plays in one process with one thread, in one with as many threads as there
 are cores, and in a process a core with one thread each, as the runs of a sweep do: `rules` are the steps alone, `grid`
 and `pixels` with what all players see. Everything is measured in turns, `--rounds` times, and the medians are printed,
 with their ratio to `stock` on all cores. Starts of episodes, which take the reference as long as a thousand steps and
-ours less than one, are left out. `--profile` says where the time goes.
+ours less than one, are left out. `--profile` says where the time goes; `--pictures` and `--compiled` compare ways.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import statistics
 import time
@@ -31,6 +32,11 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.melting_pot.layout import PIXELS
 from llmrl.envs.melting_pot.rules import SUBSTRATES, SubstrateName
+from llmrl.envs.native import maps
+from llmrl.envs.native.engine import Engine
+from llmrl.envs.native.pictures import Pictures
+from llmrl.envs.native.tables import VIEW
+from llmrl.envs.native.tiles import tiles
 from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.sweeps.hardware import Machine
 
@@ -219,6 +225,48 @@ def show_profile(substrate: SubstrateName, batch: int, device: str) -> None:
         print(f"    {each.key:30} {each.self_cpu_time_total / 1e3 / len(actions):8.2f}")
 
 
+def show_pictures(threads: list[int], views: int) -> None:
+    """Million views of 88 x 88 painted a second: memory filled with zeros, PyTorch's way, and the compiled loop."""
+    drawn = tiles("cleanup", maps.find("cleanup", "auto").text, PLAYERS, "auto")
+    ids = torch.randint(len(drawn.bank), (views, *VIEW), dtype=torch.int32)
+    out = torch.empty((views, *PIXELS), dtype=torch.uint8)
+    ways: dict[str, Callable[[], Any]] = {"only zeros": out.zero_}
+    for name, compiled in (("torch", False), ("loop in C++", True)):
+        ways[name] = functools.partial(Pictures(drawn.bank, compiled=compiled).expand, ids, out=out)
+    for name, paint in ways.items():
+        rates = []
+        for n in threads:
+            torch.set_num_threads(n)
+            rates.append(views / best(paint, 10) / 1e6)
+        print(
+            f"  {name:12}"
+            + "".join(f"  {n} thread{'s' * (n > 1)} {x:.2f}" for n, x in zip(threads, rates, strict=True))
+        )
+
+
+def show_compiled(substrate: SubstrateName, batch: int, device: str) -> None:
+    """Milliseconds of a step of the rules, as it is and compiled."""
+    torch.set_num_threads(1)
+    player = Native(substrate, batch, "rules", device)
+    engine = Engine(player.env.engine.setup, device, branches=False)
+    ways = {"as it is": player.env.engine.step, "compiled": torch.compile(engine.step, dynamic=False)}
+    state, draws = player._state, player._draws
+    for name, advance in ways.items():
+        took = best(lambda advance=advance: advance(state, player.actions[0], draws), 20)  # type: ignore[misc]
+        print(f"  {substrate}, {batch:,} games, rules {name}: {took * 1e3:.2f} ms")
+
+
+def best(work: Callable[[], Any], times: int) -> float:
+    """The least seconds that `work` takes, after it was done once."""
+    work()
+    seconds = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--substrate", nargs="+", default=["cleanup", "harvest"], choices=list(SUBSTRATES))
@@ -227,10 +275,17 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--profile", action="store_true", help="only say where the time goes, with 1,024 games")
+    parser.add_argument("--pictures", action="store_true", help="only compare ways to paint 7,168 views")
+    parser.add_argument("--compiled", action="store_true", help="only compare compiled steps of 1,024 games")
     chosen = parser.parse_args()
+    if chosen.pictures:
+        show_pictures(sorted({1, Machine.this().cores}), 7168)
+        raise SystemExit
     for name in chosen.substrate:
         with torch.inference_mode():
             if chosen.profile:
                 show_profile(name, 1024, chosen.device)
+            elif chosen.compiled:
+                show_compiled(name, 1024, chosen.device)
             else:
                 compare(name, chosen, Machine.this().cores)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import fields
 from typing import Any
 
@@ -236,3 +237,14 @@ def test_steps_inside_and_outside_of_inference_mode() -> None:
     for _ in range(4):
         step = env.step(np.zeros((2, 7), np.int64))
     assert not step.reward.is_inference()
+
+
+def test_a_compiled_environment_plays_the_same(monkeypatch: Any) -> None:
+    """Through `env.compile`; the graph is run as it is, because to generate code for it takes a minute."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    plain, compiled = (native("harvest", 2, n_agents=3, map="own", compile=each) for each in (False, True))
+    plain.reset(seed=1), compiled.reset(seed=1)
+    for action in random_actions(plain, 4):
+        a, b = flat(plain.step(action)), flat(compiled.step(action))
+        for name, x in a.items():
+            assert np.array_equal(x, b[name]), name

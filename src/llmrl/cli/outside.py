@@ -71,7 +71,7 @@ def _map_digest(path: Path) -> str:
 
     if str(path) != "auto":
         return _file_digest("env.map")(path)
-    return "own" if install.unsupported() or install.missing() else "melting_pot"
+    return "melting_pot" if install.available() else "own"
 
 
 def _table(config: dict[str, Any]) -> list[str]:

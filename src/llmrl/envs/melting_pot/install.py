@@ -73,6 +73,11 @@ def missing() -> list[str]:
     return absent if importlib.util.find_spec("meltingpot") is not None else [*absent, MELTINGPOT]
 
 
+def available() -> bool:
+    """Whether the engine and what belongs to it, maps and pictures included, can be had here."""
+    return not (unsupported() or missing())
+
+
 def check() -> None:
     """Raise EngineError where the engine cannot be started, saying what is wrong and what would work."""
     reason = unsupported()

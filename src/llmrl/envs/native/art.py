@@ -59,7 +59,7 @@ def resolve(source: Source) -> Source:
     """`auto` as what it stands for on this machine; anything else as it is."""
     if source != "auto":
         return source
-    return "plain" if install.unsupported() or install.missing() else "melting_pot"
+    return "melting_pot" if install.available() else "plain"
 
 
 def _melting_pot(substrate: SubstrateName, n_agents: int) -> Art:
@@ -70,8 +70,6 @@ def _melting_pot(substrate: SubstrateName, n_agents: int) -> Art:
     for prefab in module.create_prefabs().values():
         if any(entry["component"] == "Appearance" for entry in prefab["components"]):
             sprites.update(_appearance(component(prefab, "Appearance")))
-    # Apples of Clean Up grow on grass, too, and codes number withered grass there; it never withers.
-    sprites.setdefault("floor", sprites.get("sand", np.zeros((4, SIZE, SIZE, 4), np.uint8)))
     # Clean Up takes the first colour off this list, for oneself.
     palette = [*getattr(module, "human_readable_colors", colors.human_readable), *colors.palette]
     if n_agents > len(palette):

@@ -94,16 +94,18 @@ def number(game_map: GameMap, n_agents: int) -> Codes:
         key = (int(game_map.looks[cell]), str(kinds[cell]))
         if key not in first:
             first[key] = len(grounds)
-            grounds += _states(game_map.stacks[key[0]], key[1])
+            grounds += _states(game_map.stacks[key[0]], key[1], withers=game_map.substrate == "harvest")
         base[cell] = first[key]
     return Codes(n_agents, tuple(grounds), base)
 
 
-def _states(stack: tuple[str, ...], kind: str) -> list[tuple[str, ...]]:
+def _states(stack: tuple[str, ...], kind: str, withers: bool) -> list[tuple[str, ...]]:
     """What a cell of a kind can look like, in the order of what `Codes.base` adds."""
     if kind in ("river", "dirt"):
         waters = [tuple(f"water_{i + 1}" if art == "river" else art for art in stack) for i in range(WATERS)]
         return waters if kind == "river" else waters + [(*water, "dirt") for water in waters]
+    if kind == "apple" and not withers:
+        return [stack, (*stack, "apple")]
     if kind == "apple":
         withered = tuple("floor" if art == "grass" else art for art in stack)
         return [stack, (*stack, "apple"), withered, (*withered, "apple")]

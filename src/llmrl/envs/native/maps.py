@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,7 +191,7 @@ def find(substrate: SubstrateName, wanted: str) -> GameMap:
         ConfigError: there is no such file, or what it holds is no map; see `parse`.
         EngineError: `melting_pot` is not installed.
     """
-    if wanted == "melting_pot" or (wanted == "auto" and not (install.unsupported() or install.missing())):
+    if wanted == "melting_pot" or (wanted == "auto" and install.available()):
         return parse(substrate, _melting_pot(substrate))
     if wanted == "auto":
         logger.warning(
@@ -218,8 +218,3 @@ def find(substrate: SubstrateName, wanted: str) -> GameMap:
 def _melting_pot(substrate: SubstrateName) -> str:
     text: str = install.load(SUBSTRATES[substrate].module)[1].ASCII_MAP
     return text
-
-
-def stacks_of(game_map: GameMap, cells: Sequence[int]) -> list[tuple[str, ...]]:
-    """What cells look like, as names of art."""
-    return [game_map.stacks[game_map.looks[cell]] for cell in cells]

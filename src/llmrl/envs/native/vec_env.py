@@ -50,7 +50,8 @@ class NativeEnv:
         show_mechanism: whether players see the mechanism's values, where there is one.
         map: see `maps.find`.
         tiles: whose pictures `pixels` and videos are made of, `auto`: Melting Pot's where it is installed.
-        compile: compile the step with `torch.compile`: a minute at the first step, then faster for large batches.
+        compile: compile the step with `torch.compile`, for a minute at the first step: slower on a processor, to be
+            tried on GPUs.
 
     Raises:
         ConfigError: values that the game cannot be played with, or more games than there is memory for.
@@ -79,9 +80,10 @@ class NativeEnv:
         self._channels, self._mechanism, self._horizon = channels, mechanism, horizon
         self._shown = mechanism is not None and show_mechanism
         self._seeds, self._device = seeds, torch.device(device)
-        self._roots: NDArray[np.int64] | None = None
+        self._roots: list[
+            int
+        ] = []  # of the keys, one for each equal group of games; none: the stream it was built with
         self._group = n_envs  # games that draw numbers of their own; the next ones draw the same again
-        self._streams = 1  # equal groups of games that have a seed of their own
         self.spec = describe(
             substrate, rules, n_envs, n_agents, channels, mechanism, show_mechanism, horizon, True, device
         )
@@ -118,9 +120,10 @@ class NativeEnv:
         games = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
         if seed is not None:
             self._reseed(seed)
-        own = self._group if self._streams == 1 else self.spec.n_envs // self._streams
-        slots = np.arange(self.spec.n_envs) % own
-        keys = game_keys(self._sources(), slots, self._episodes)
+        roots = self._roots or [_root(self._seeds)]
+        own = self._group if len(roots) == 1 else self.spec.n_envs // len(roots)
+        sources = np.repeat(np.array(roots, dtype=np.int64), self.spec.n_envs // len(roots))
+        keys = game_keys(sources, np.arange(self.spec.n_envs) % own, self._episodes)
         self._keys[games] = keys[games]
         self._episodes[games] += 1
         self._steps[games], self._ended[games] = 0, False
@@ -215,9 +218,8 @@ class NativeEnv:
             "map": self.engine.setup.game_map.text,
             "state": state,
             "events": events,
-            "roots": None if self._roots is None else self._roots.tolist(),
+            "roots": self._roots,
             "group": self._group,
-            "streams": self._streams,
             "episodes": self._episodes.copy(),
             "keys": self._keys.copy(),
             "steps": self._steps.copy(),
@@ -238,8 +240,7 @@ class NativeEnv:
                 "the saved games are on another map than env.map gives here (is Melting Pot installed here and was not "
                 "there, or the other way round?): set env.map to the map of that run"
             )
-        self._roots = None if state["roots"] is None else np.array(state["roots"], dtype=np.int64)
-        self._group, self._streams = state["group"], state["streams"]
+        self._roots, self._group = list(state["roots"]), state["group"]
         self._episodes, self._keys = np.array(state["episodes"]), np.array(state["keys"], dtype=np.int32)
         self._steps, self._ended = np.array(state["steps"]), np.array(state["ended"])
         self._values = torch.as_tensor(state["values"]).to(self._device)
@@ -278,15 +279,9 @@ class NativeEnv:
 
     def _reseed(self, seed: int | Sequence[int]) -> None:
         seeds = [seed] if isinstance(seed, int | np.integer) else list(seed)
-        games = self.spec.games_per_group(len(seeds))
-        self._streams = len(seeds)
-        self._roots = np.repeat(np.array([_root(Seeds(int(each))) for each in seeds]), games)
+        self.spec.games_per_group(len(seeds))  # refuses what cannot be divided
+        self._roots = [_root(Seeds(int(each))) for each in seeds]
         self._episodes[:] = 0
-
-    def _sources(self) -> NDArray[np.int64]:
-        if self._roots is None:
-            return np.full(self.spec.n_envs, _root(self._seeds))
-        return self._roots
 
     def _restored(self, saved: Saved) -> dict[str, Any]:
         return {name: None if x is None else torch.as_tensor(x).to(self._device) for name, x in saved.items()}
