@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 THIRD_PARTY = Path(__file__).parent / "third_party"
@@ -12,6 +13,9 @@ sys.path.insert(0, str(THIRD_PARTY))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(THIRD_PARTY), os.environ.get("PYTHONPATH")]))
 # Two test workers share the machine; more threads than cores slow torch down many times.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The one place that says how properties are tried. No deadline: on a loaded machine any example may take long.
+hypothesis.settings.register_profile("llmrl", deadline=None)
+hypothesis.settings.load_profile("llmrl")
 
 
 def pytest_collection_modifyitems(items):

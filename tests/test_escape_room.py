@@ -321,7 +321,7 @@ class SlowRoom:
         return base, [b + self.pay[place] for b, place in zip(base, self.at, strict=True)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_batch_equals_the_slow_game(data: st.DataObject) -> None:
     n_envs, n_levers = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))

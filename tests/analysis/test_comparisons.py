@@ -39,7 +39,7 @@ def test_probability_of_improvement_is_the_share_of_pairs_won(x: list[float], y:
     assert won + probability_of_improvement([np.array(y)], [np.array(x)]) == pytest.approx(1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(SCORES, SCORES), min_size=1, max_size=4))
 def test_matrix_agrees_with_single_pairs_and_mirrors_itself(groups: list[tuple[list[float], list[float]]]) -> None:
     """Two tasks, groups of uneven size."""
@@ -68,7 +68,7 @@ def test_matrix_intervals_are_those_of_resampling_each_group() -> None:
     assert [band.low[0, 1], band.high[0, 1]] == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.03)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SCORES, st.randoms(use_true_random=False))
 def test_estimates_do_not_depend_on_the_order_of_runs(scores: list[float], random: object) -> None:
     shuffled = list(scores)
@@ -77,7 +77,7 @@ def test_estimates_do_not_depend_on_the_order_of_runs(scores: list[float], rando
         assert statistic(np.array(shuffled)) == pytest.approx(statistic(np.array(scores)), nan_ok=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SCORES)
 def test_interval_of_symmetric_scores_holds_their_centre(scores: list[float]) -> None:
     symmetric = np.array([*scores, *(-s for s in scores)])
@@ -129,7 +129,7 @@ def test_gap_counts_what_is_missing_and_nothing_else(scores: list[float], target
     assert optimality_gap(x, float(x.min())) == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SCORES)
 def test_profile_falls_from_one_to_zero_and_lies_in_its_band(scores: list[float]) -> None:
     thresholds = np.array([-21.0, *np.unique(scores), 21])

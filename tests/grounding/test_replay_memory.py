@@ -24,7 +24,7 @@ def all_of(replay, draws=4000):
     return replay.sample(draws, torch.Generator().manual_seed(1))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 9), st.lists(st.integers(1, 14), min_size=1, max_size=8))
 def test_it_holds_the_newest_transitions_as_they_were(capacity, sizes):
     replay, added = Replay(capacity), 0

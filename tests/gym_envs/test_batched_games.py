@@ -82,7 +82,7 @@ def test_equal_to_gymnasium(name, kwargs):
     assert compare(name, kwargs, seed=0, steps=400) > 0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.sampled_from(CASES), st.integers(0, 2**31 - 1))
 def test_equal_to_gymnasium_whatever_the_seeds(case, seed):
     compare(*case, seed=seed, steps=60)

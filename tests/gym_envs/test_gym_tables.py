@@ -34,7 +34,7 @@ def random_rules(draw):
     return rules, rng.dirichlet(np.ones(n_states)), rng
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(random_rules())
 def test_whole_episodes_are_those_played_step_by_step_by_the_rules(case):
     rules, start, rng = case

@@ -23,7 +23,7 @@ def reference(reward, value, next_value, done, gamma, lam):
     return advantages
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 12), st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**31))
 def test_matches_the_definition(steps, gamma, lam, seed):
     rng = np.random.default_rng(seed)

@@ -49,7 +49,7 @@ def check(got, expected):
 
 
 @given(rewards, infos, ends, cuts, st.sampled_from([1, 40, 2**22]), st.booleans(), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_sums_are_those_of_the_steps(reward, info, over, pieces, block, on_tensors, resumed):
     """However the steps are cut into rollouts and blocks, and also after a resume."""
     spec = make_spec("cpu" if on_tensors else None)

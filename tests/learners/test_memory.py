@@ -60,7 +60,7 @@ def test_a_state_of_zeros_is_no_state():
     ),
     size=st.one_of(st.none(), st.integers(1, 40)),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_sequences_deal_every_sample_once(first, size):
     first = torch.tensor(first)
     steps, rows = first.shape

@@ -77,7 +77,7 @@ def test_a_local_batch_asks_for_what_fits():
 
 
 @given(st.integers(0, 40), st.integers(1, 8), st.integers(1, 60))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_threads_never_exceed_it(calls, concurrency, n):
     model = Echo()
     client = ChatClient(model, budget=Budget(calls=calls), limits=Limits(concurrency))

@@ -26,7 +26,7 @@ class Clock:
     st.integers(1, 500),
     st.lists(st.tuples(st.integers(1, 300), st.floats(0, 30)), min_size=1, max_size=60),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_minute_holds_more_than_allowed(requests, tokens, calls):
     clock = Clock()
     limits = Limits(requests_per_minute=requests, tokens_per_minute=tokens, clock=clock)

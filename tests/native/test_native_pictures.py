@@ -173,7 +173,7 @@ def test_the_world_is_the_engines_picture(substrate):
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     ids=arrays.arrays(np.int32, arrays.array_shapes(min_dims=2, max_dims=4, max_side=12), elements=st.integers(0, 4)),
     dtype=st.sampled_from([torch.int16, torch.int32, torch.int64]),

@@ -103,7 +103,7 @@ def test_every_step_equals_the_package(scenario: Scenario, module: str, options:
     assert touching == (scenario.bodies.solid.sum() > 1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_physics_of_any_discs(data: st.DataObject) -> None:
     """Sizes, masses, accelerations, top speeds, who can move and who is solid, all at random."""
@@ -156,7 +156,7 @@ def scenarios() -> st.SearchStrategy[Scenario]:
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(scenario=scenarios(), seed=st.integers(0, 1000), horizon=st.integers(1, 12))
 def test_both_engines_play_the_same_episodes(scenario: Scenario, seed: int, horizon: int) -> None:
     rng = np.random.default_rng(seed)

@@ -68,7 +68,7 @@ def test_spec_and_observations_agree(scenario: Scenario, engine: Any) -> None:
     assert np.array_equal(step.reward, step.base_reward)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     scenario=st.one_of(
         st.builds(SimpleSpread, st.integers(1, 7)),

@@ -120,7 +120,7 @@ class TestNumbers:
 
 class TestReplies:
     @given(st.data())
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     def test_what_the_schema_allows_is_understood(self, data):
         answers = data.draw(st.sampled_from([CHOICES, NUMBERED, PEDALS, DIALS]))
         legal = data.draw(st.sampled_from([None, [True, False, True]])) if answers in (CHOICES, NUMBERED) else None
@@ -140,7 +140,7 @@ class TestReplies:
         ),
         st.sampled_from([CHOICES, NUMBERED, PEDALS, DIALS]),
     )
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     def test_anything_else_is_invalid_and_nothing_worse(self, text, answers):
         try:
             _, action = read_reply(text, answers, None)

@@ -55,7 +55,7 @@ class TestAnySpace:
             assert json.loads(json.dumps(told, allow_nan=False)) == told
 
     @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=2, max_size=2))
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     def test_any_number_becomes_json(self, numbers):
         text = parse_text(TEXT, "t")
         told = teller(box(2), text.observation, 3, "here")(np.array(numbers, dtype=np.float32))

@@ -44,7 +44,7 @@ def test_how_many_at_once_does_not_change_a_generation(name):
 
 
 @pytest.mark.parametrize("name", BOTH)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=12), at=st.integers(0, 12), seed=st.integers(0, 99))
 def test_any_batches_in_any_context_and_resumed_anywhere(name, sizes, at, seed):
     society = toy(contexts=("calm", "storm"))

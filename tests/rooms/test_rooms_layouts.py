@@ -34,7 +34,7 @@ def fronts(layout: Layout) -> list[tuple[int, int]]:
     return [(x, y) for x, y in near if 0 < x < w - 1 and 0 < y < h - 1]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(kind=st.sampled_from(sorted(ROOMS)), low=st.integers(4, 9), more=st.integers(0, 5), seed=st.integers(0, 10**6))
 def test_rooms_obey_their_rules(kind: str, low: int, more: int, seed: int) -> None:
     task: OneRoom = ROOMS[kind](low, low + more)

@@ -58,7 +58,7 @@ def same(a: Any, b: Any) -> bool:
     return a == b or (a != a and b != b)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(state=STATES)
 def test_plain_data_and_arrays_come_back_as_they_were(tmp_path: Path, state: dict[str, Any]) -> None:
     store = CheckpointStore(tmp_path)
@@ -165,7 +165,7 @@ def test_damaged_newest_gives_way_to_the_one_before(tmp_path: Path, how: str, ca
 
 
 @given(position=st.integers(0, 10**9), bit=st.integers(0, 7))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_flipped_bit_is_detected(tmp_path: Path, position: int, bit: int) -> None:
     store = CheckpointStore(tmp_path)
     path = store.save(1, {"weights": torch.arange(4.0), "n": 3})

@@ -151,7 +151,7 @@ def test_directions_are_orthonormal_and_the_run_s_own():
     assert not np.allclose(normal.basis.T @ normal.basis, np.eye(4))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 30), st.integers(0, 5))
 def test_rounded_vectors_are_inside_and_have_their_decimals(n, seed):
     for agent in (LinearAgent(POLE), LinearAgent(POLE, bound=0.5, decimals=3), TabularAgent(LAKE)):

@@ -93,7 +93,7 @@ def test_gp_proposes_whole_numbers():
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(at=st.integers(0, 4))
 def test_a_search_of_whole_numbers_goes_on_after_a_resume(name, at):
     """Asked and not yet told, it remembers where the candidates were drawn."""

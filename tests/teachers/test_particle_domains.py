@@ -138,7 +138,7 @@ def test_an_assignment_sends_everybody_elsewhere_and_owners_to_what_is_theirs(ne
     assert sum(nearest[landmark] == agent for agent, landmark in enumerate(chosen)) == len(set(nearest))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_all_agents_of_a_game_come_to_the_same_assignment(n: int, seed: int) -> None:
     """Each from its own observation alone."""

@@ -2,7 +2,7 @@ import contextlib
 import json
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmrl.llms.structured import InvalidReply
@@ -73,7 +73,6 @@ def test_where_nothing_is_there_a_plan_can_still_explore():
         parse(reply(("go to", "red key")), ())
 
 
-@settings(deadline=None)
 @given(st.text() | st.from_regex(r"(?s).*[Aa]ctions? ?: ?\{.*\}.*"))
 @example("Action: {" + "go to <red key>," * 1000 + "}")
 @example('{"plan": [' * 1500)
@@ -99,7 +98,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(JSON)
 def test_any_json_is_a_plan_or_an_invalid_reply(value):
     with contextlib.suppress(InvalidReply):

@@ -241,7 +241,7 @@ def brute_force(geometry_, walkable, target, start):
     return None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 6), st.integers(1, 6), st.data())
 def test_paths_against_brute_force(width, height, data):
     n = width * height

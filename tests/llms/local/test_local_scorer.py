@@ -224,7 +224,7 @@ def test_any_texts(case):
     make, reference = case
     scorers = {add_eos: make(add_eos=add_eos) for add_eos in (False, True)}
 
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @given(
         prompts=st.lists(text(8), min_size=1, max_size=5),
         candidates=st.lists(text(3), min_size=1, max_size=6),
