@@ -33,6 +33,24 @@ def test_children_do_not_collide_with_streams_of_the_parent():
     assert len(set(drawn)) == len(drawn)
 
 
+def test_no_two_replicates_of_a_sweep_draw_alike():
+    """Whatever they draw, at whatever place of the tree; the first replicate is the run itself."""
+    sweep = [tree for seed in range(20) for tree in Seeds(seed).replicates(16)]
+    for node in (sweep, [tree.child("loop").child("step").child(3).child("adapt").child(0) for tree in sweep]):
+        for name in ("env", "actions", "minibatches", "weights", 0):
+            assert len({tree.integer(name) for tree in node}) == 320
+            assert len({tuple(tree.numpy(name).integers(2**63, size=2)) for tree in node}) == 320
+    assert len({tree.root for tree in sweep}) == 320
+    assert Seeds(3).child("loop").replicates(2)[0].integer("env") == Seeds(3).child("loop").integer("env")
+    assert Seeds(3).child("loop").replicates(2)[1].integer("env") == Seeds(3).replicates(2)[1].child("loop").integer("env")
+
+
+def test_consecutive_replicates_are_the_runs_of_the_next_seeds():
+    first, second = Seeds(3).child("loop").replicates(2, consecutive=True)
+    assert [first.integer("env"), second.integer("env")] == [Seeds(s).child("loop").integer("env") for s in (3, 4)]
+    assert (first.root, second.root) == ("3", "4")
+
+
 def test_negative_seed_is_refused():
     with pytest.raises(ValueError, match="non-negative"):
         Seeds(-1)

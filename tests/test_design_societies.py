@@ -1,4 +1,4 @@
-"""Several societies under one proposal: each fares as in the run of its own seed."""
+"""Several societies under one proposal: each has draws of its own; in a test mode those of the run of another seed."""
 
 import json
 
@@ -31,7 +31,8 @@ def test_societies_are_the_runs_of_the_seeds_that_follow(tmp_path, share):
         "env.fixed_context=0",
         f"agent.share_parameters={share}",
     )
-    folder, together = design(tmp_path / "all", *shared, "design.societies=3", "env.n_envs=96", "seed=1")
+    several = ("design.societies=3", "design.society_seeds=consecutive", "env.n_envs=96")
+    folder, together = design(tmp_path / "all", *shared, *several, "seed=1")
     agents = saved_state(folder)[1]["agents"]
     assert len(agents) == 3
     for society in range(3):
@@ -45,6 +46,31 @@ def test_societies_are_the_runs_of_the_seeds_that_follow(tmp_path, share):
         assert len(set(row["societies"])) == 3, "societies differ"
         assert row["objective"] == pytest.approx(np.mean(row["societies"]))
         assert row["standard_error"] == pytest.approx(standard_error_of_mean(np.array(row["societies"])))
+
+
+def test_no_two_societies_of_a_sweep_are_alike(tmp_path):
+    """Three seeds of three societies are nine societies: none starts from the weights of another or fares like it."""
+    weights, fared = [], []
+    for seed in range(3):
+        folder, summary = design(
+            tmp_path / str(seed), "principal=fixed", "principal.values=[3,1,0,2,0]", "env.fixed_context=0",
+            "design.societies=3", "env.n_envs=96", "design.steps=1", f"seed={seed}", "agent.share_parameters=true",
+        )  # fmt: skip
+        agents = saved_state(folder)[1]["agents"]
+        weights += [torch.cat([x.flatten() for x in agent["policy"].values()]) for agent in agents]
+        fared += summary["history"][0]["societies"]
+    assert len(set(fared)) == len(fared) == 9
+    for i, one in enumerate(weights):
+        assert all(not torch.allclose(one, other, atol=1e-3) for other in weights[:i])
+
+
+def test_the_first_society_is_the_run_without_others(tmp_path):
+    shared = ("principal=fixed", "principal.values=[3,1,0,2,0]", "env.fixed_context=0", "seed=4")
+    _, several = design(tmp_path / "several", *shared, "design.societies=2", "env.n_envs=64")
+    _, alone = design(tmp_path / "alone", *shared)
+    for row, own in zip(several["history"], alone["history"], strict=True):
+        assert row["societies"][0] == pytest.approx(own["objective"], abs=1e-6)
+        assert row["societies"][1] != row["societies"][0]
 
 
 def test_proposals_are_compared_on_the_same_societies(tmp_path):

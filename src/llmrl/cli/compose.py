@@ -189,7 +189,7 @@ def build_parts(
             offered["spec"] = replace(env.spec, n_envs=env.spec.games_per_group(candidates * societies))
         agents, teacher = [], None
         # In the order of `loops.societies.Societies`.
-        for own in [seeds.beside(i) for i in range(societies)] * candidates:
+        for own in seeds.replicates(societies, design["society_seeds"] == "consecutive") * candidates:
             teacher = Builder({**offered, "seeds": own.child("teacher")}, trusted).build(config["teacher"], "teacher")
             builder = Builder({**offered, "seeds": own.child("agent"), "teacher": teacher}, trusted)
             if teacher is not None and not builder.needs(config["agent"], "teacher", "agent"):

@@ -32,9 +32,27 @@ class Seeds:
         key = name if isinstance(name, int) else zlib.crc32(name.encode())
         return Seeds(self.seed, (*self._path, key))
 
-    def beside(self, places: int) -> Seeds:
-        """The same node of the tree whose root is `places` further on: what the run with seed + places has here."""
-        return Seeds(self.seed + places, self._path)
+    def replicates(self, n: int, consecutive: bool = False) -> list[Seeds]:
+        """Return this node in the trees of `n` replicates of the run (its societies), all different.
+
+        The first has the run's own tree. Replicate i > 0 has the sub-tree `replicate/i` of the same root, so no
+        replicate of a run draws what a run of another seed draws.
+
+        Args:
+            n: number of replicates, >= 1.
+            consecutive: give replicate i the tree of the run with seed + i instead. Runs of neighbouring seeds then
+                share replicates, so this is for tests that compare a replicate with a run.
+        """
+        if consecutive:
+            return [Seeds(self.seed + i, self._path) for i in range(n)]
+        sub_tree = zlib.crc32(b"replicate")
+        return [self, *(Seeds(self.seed, (sub_tree, i, *self._path)) for i in range(1, n))]
+
+    @property
+    def root(self) -> str:
+        """A label of the tree this node was reached in by `replicates`: `3`, or `3/1` for the second of seed 3."""
+        replicated = self._path[:1] == (zlib.crc32(b"replicate"),)
+        return f"{self.seed}/{self._path[1]}" if replicated else str(self.seed)
 
     def sequence(self, name: str | int) -> np.random.SeedSequence:
         return np.random.SeedSequence(self.seed, spawn_key=self.child(name)._path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -61,6 +61,7 @@ class DesignLoop:
         meter: totals of the language model's calls, logged with every principal step; None if none is used.
         teacher: the agents', whose channels rollouts hold too; None if there is none.
         societies: that each vector governs.
+        society_seeds: `own`: each society has a seed tree of its own; `consecutive`: that of the run `s` seeds on.
 
     Raises:
         ConfigError: parts that cannot work together.
@@ -83,6 +84,7 @@ class DesignLoop:
         meter: Meter | None = None,
         teacher: Teacher | None = None,
         societies: PositiveInt = 1,
+        society_seeds: Literal["own", "consecutive"] = "own",
     ) -> None:
         if env.spec.horizon is None:
             raise ConfigError(
@@ -108,7 +110,7 @@ class DesignLoop:
         self.env, self.agents, self.principal, self.seeds = env, agents, principal, seeds
         self.horizon, self.candidates = env.spec.horizon, candidates
         self.steps, self.adapt_rounds, self.reset_agents = steps, adapt_rounds, reset_agents
-        self.societies = Societies(env, agents, candidates, societies)
+        self.societies = Societies(env, agents, candidates, societies, society_seeds == "consecutive")
         self.validate_rounds = -(-validate_episodes // self.societies.games)
         self.objective: Objective = objective or env.spec.objective
         self.spending_cost = spending_cost

@@ -22,8 +22,8 @@ class Societies:
     """`candidates` x `several` societies, each in an equal share of the games.
 
     They are laid out proposal by proposal, and under each proposal society by society: agent c * several + s, and the
-    games of that place, are society s under proposal c. Society s has the initial weights and draws the numbers of the
-    run whose seed is s further on. So a society fares as in that run, and proposals are compared on the same societies
+    games of that place, are society s under proposal c. Society s has the initial weights and draws the numbers of
+    replicate s of the run (`Seeds.replicates`), under every proposal. So proposals are compared on the same societies
     with the same numbers.
 
     Args:
@@ -31,6 +31,7 @@ class Societies:
         agents: in the order above.
         candidates: proposals tried at once.
         several: societies that each governs.
+        consecutive: replicates are the runs of the seeds that follow (for tests).
 
     Attributes:
         games: of each society.
@@ -40,8 +41,11 @@ class Societies:
         ConfigError: the games cannot be divided so.
     """
 
-    def __init__(self, env: VecEnv, agents: Sequence[Agent], candidates: int, several: int) -> None:
+    def __init__(
+        self, env: VecEnv, agents: Sequence[Agent], candidates: int, several: int, consecutive: bool = False
+    ) -> None:
         self.agents, self.candidates, self.several = agents, candidates, several
+        self._consecutive = consecutive
         self.games = env.spec.games_per_group(len(agents))
         if several == 1:  # else the seeds of a reset say which games are alike
             env.pair_games(candidates)
@@ -70,18 +74,18 @@ class Societies:
         """What `VecEnv.reset` is given at this node of the seed tree."""
         if self.several == 1:
             return seeds.integer("env")
-        return [each.integer("env") for each in self._beside(seeds)] * self.candidates
+        return [each.integer("env") for each in self._replicates(seeds)] * self.candidates
 
     def generators(self, seeds: Seeds) -> torch.Generator | list[torch.Generator]:
         """Of actions; societies of different proposals share theirs."""
         if self.several == 1:
             return seeds.torch("actions")
-        return [each.torch("actions") for each in self._beside(seeds)] * self.candidates
+        return [each.torch("actions") for each in self._replicates(seeds)] * self.candidates
 
     def update(self, rollout: Rollout, seeds: Seeds) -> list[dict[str, float]]:
         """Let every society learn from its games; returns the metrics of each. A society draws the same minibatches
         under all proposals."""
-        streams = self._beside(seeds) * self.candidates
+        streams = self._replicates(seeds) * self.candidates
         return self._together.update(rollout, [each.torch("minibatches") for each in streams])
 
     def under(self, rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
@@ -91,5 +95,5 @@ class Societies:
         starts = range(0, len(own), self.several)
         return [[rollout for each in own[i : i + self.several] for rollout in each] for i in starts]
 
-    def _beside(self, seeds: Seeds) -> list[Seeds]:
-        return [seeds.beside(i) for i in range(self.several)]
+    def _replicates(self, seeds: Seeds) -> list[Seeds]:
+        return seeds.replicates(self.several, self._consecutive)
