@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import hypothesis
+
 import llmrl
 
 ROOT = Path(llmrl.__file__).parent
@@ -115,3 +117,16 @@ def test_heavy_packages_are_imported_lazily():
             if package in HEAVY and not (package == "torch" and torch_program):
                 wrong.append(f"{path.relative_to(ROOT)} imports {name} at module level")
     assert not wrong, wrong
+
+
+def test_properties_are_tried_without_a_deadline():
+    """One profile in conftest.py says so; a test with a deadline of its own would fail on a loaded machine."""
+    assert hypothesis.settings().deadline is None
+    tests = Path(__file__).parent
+    own = [path.name for path in tests.rglob("test_*.py") if "deadline=" in _decorators(path)]
+    assert not own
+
+
+def _decorators(path: Path) -> str:
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    return " ".join(ast.unparse(decorator) for node in nodes for decorator in node.decorator_list)
