@@ -7,6 +7,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
+from llmrl.run.content import RESULT_EPISODES
 from llmrl.run.run import Run
 
 SCRIPTED = "scripted (not a language model)"
@@ -21,11 +24,15 @@ def write_run(
     error: Exception | None = None,
     llm: str = "",
     steps: int = 100,
+    shared: dict[str, list[str]] | None = None,
+    inside: Sequence[Sequence[float]] | None = None,
 ) -> Path:
-    """A run that logs `values` as principal/objective every `steps` environment steps; its result is the last one."""
+    """A run that logs `values` as principal/objective every `steps` environment steps; its result is the last one, or
+    the mean of what is `inside` it, society by society."""
     run = Run.open(root, name, {"of": [name, *overrides]}, [*overrides, f"seed={seed}"], seed)
     with contextlib.suppress(type(error) if error is not None else ()), run:
         run.status.llm = llm
+        run.status.shared = shared or {}
         for i, value in enumerate(values, start=1):
             run.metrics.log(
                 i,
@@ -35,6 +42,9 @@ def write_run(
         if error is not None:
             raise error
         run.result = values[-1]
+        if inside is not None:
+            run.result = float(np.mean([np.mean(society) for society in inside]))
+            run.summary = {RESULT_EPISODES: [list(society) for society in inside]}
     return run.folder
 
 

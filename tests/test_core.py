@@ -41,8 +41,9 @@ def test_no_two_replicates_of_a_sweep_draw_alike():
             assert len({tree.integer(name) for tree in node}) == 320
             assert len({tuple(tree.numpy(name).integers(2**63, size=2)) for tree in node}) == 320
     assert len({tree.root for tree in sweep}) == 320
-    assert Seeds(3).child("loop").replicates(2)[0].integer("env") == Seeds(3).child("loop").integer("env")
-    assert Seeds(3).child("loop").replicates(2)[1].integer("env") == Seeds(3).replicates(2)[1].child("loop").integer("env")
+    loop = Seeds(3).child("loop")
+    assert loop.replicates(2)[0].integer("env") == loop.integer("env")
+    assert loop.replicates(2)[1].integer("env") == Seeds(3).replicates(2)[1].child("loop").integer("env")
 
 
 def test_consecutive_replicates_are_the_runs_of_the_next_seeds():

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrl.analysis.statistics import Interval, bootstrap_interval, describe, interquartile_mean, mean, standard_error
+from llmrl.analysis.statistics import (
+    Interval,
+    Levels,
+    bootstrap_bands,
+    bootstrap_interval,
+    describe,
+    interquartile_mean,
+    mean,
+    standard_error,
+)
 
 SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 
@@ -126,3 +135,70 @@ def test_describe() -> None:
 def test_nonsense_is_refused(call: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()  # type: ignore[operator]
+
+
+def nested(rng, pretrainings, runs, societies, episodes, spread=(1.0, 0.5, 0.5, 1.0)):
+    """Values [pretrainings, runs, societies, episodes] whose mean is 0, with a standard deviation for each level."""
+    shape = (pretrainings, runs, societies, episodes)
+    return sum(s * rng.normal(size=(*shape[: i + 1], *(1,) * (3 - i))) for i, s in enumerate(spread)) + np.zeros(shape)
+
+
+def levels_of(values):
+    clusters = np.repeat(np.arange(len(values)), values.shape[1]).tolist()
+    return Levels(clusters, [list(run) for run in values.reshape(-1, *values.shape[2:])])
+
+
+def test_what_runs_share_is_part_of_the_interval() -> None:
+    """Five pre-training runs of three runs each: as fifteen independent ones they cover too rarely."""
+    rng, covered = np.random.default_rng(5), {"flat": 0, "clusters": 0, "levels": 0}
+    for _ in range(300):
+        values = nested(rng, 5, 3, 2, 4)
+        scores, levels = values.mean((2, 3)).ravel(), levels_of(values)
+        for name, each in {"flat": None, "clusters": [Levels(levels.clusters)], "levels": [levels]}.items():
+            band = bootstrap_bands(scores, {"": mean}, resamples=400, levels=each)[""]
+            covered[name] += band.low <= 0 <= band.high
+    assert covered["flat"] < 0.78 * 300 < 0.83 * 300 < covered["clusters"] <= covered["levels"]
+
+
+@given(st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=4), min_size=1, max_size=5))
+def test_runs_that_share_nothing_are_resampled_as_ever(grouped: list[list[float]]) -> None:
+    scores = np.concatenate(grouped)
+    own, one = [list(range(len(scores)))], ["same"] * len(scores)
+    flat = bootstrap_bands(scores, {"": mean}, resamples=50)[""]
+    for clusters in (own[0], one):
+        band = bootstrap_bands(scores, {"": mean}, resamples=50, levels=[Levels(clusters)])[""]
+        assert np.array_equal([flat.low, flat.high], [band.low, band.high], equal_nan=True)
+        assert standard_error(scores, clusters) == pytest.approx(float(standard_error(scores)), nan_ok=True)
+    shared = [label for label, part in enumerate(grouped) for _ in part]
+    band = bootstrap_bands(scores, {"": mean}, resamples=50, levels=[Levels(shared)])[""]
+    assert len(scores) == 1 or scores.min() - 1e-9 <= band.low <= band.high <= scores.max() + 1e-9
+
+
+def test_standard_error_of_runs_that_share_something() -> None:
+    """Runs that are copies of one another tell as much as one of each."""
+    means = np.array([1.0, 4.0, 4.0, 7.0, 9.0])
+    copies, clusters = np.repeat(means, 3), np.repeat(np.arange(5), 3).tolist()
+    assert standard_error(copies, clusters) == pytest.approx(float(standard_error(means)))
+    assert standard_error(copies) < 0.6 * standard_error(means)
+    rng, errors, estimates = np.random.default_rng(0), [], []
+    for _ in range(400):
+        scores = nested(rng, 8, 3, 1, 1).mean((2, 3)).ravel()
+        errors.append(float(standard_error(scores, np.repeat(np.arange(8), 3).tolist())) ** 2)
+        estimates.append(scores.mean())
+    assert np.mean(errors) == pytest.approx(np.var(estimates), rel=0.15)
+
+
+def test_societies_and_episodes_are_resampled_within_their_run() -> None:
+    """Two runs that scored the same: only what is inside them tells how far to trust that."""
+    inside = [[np.array([0.0, 4.0]), np.array([2.0, 6.0])], [np.array([3.0, 3.0, 3.0])]]
+    scores = np.array([3.0, 3.0])
+    band = bootstrap_bands(scores, {"": mean}, resamples=4000, levels=[Levels(None, inside)])[""]
+    assert band.low < 2.2 and band.high > 3.8 and band.estimate == 3
+    still = bootstrap_bands(scores, {"": mean}, resamples=200, levels=[Levels(None, [inside[1]] * 2)])[""]
+    assert (still.low, still.high) == (3, 3)
+    with pytest.raises(ValueError, match="not the mean of its episodes"):
+        bootstrap_bands(np.array([9.0, 3.0]), {"": mean}, resamples=10, levels=[Levels(None, inside)])
+    # Societies weigh the same, however many episodes each played.
+    uneven = [[np.array([0.0]), np.array([1.0] * 30)]] * 2
+    band = bootstrap_bands(np.array([0.5, 0.5]), {"": mean}, resamples=4000, levels=[Levels(None, uneven)])[""]
+    assert (band.low, band.high) == (0, 1)

@@ -46,7 +46,11 @@ def written(sweep: Path) -> Path:
 def test_numbers_of_a_game(written: Path) -> None:
     rows = by_group(written, "cleanup_scores")
     assert list(rows) == ["llm=scripted, principal=llm", "principal=fixed", "principal=random", "principal=ucb"]
-    ucb = {key: float(value) for key, value in rows["principal=ucb"].items() if value and key not in ("group", "llm")}
+    ucb = {
+        key: float(value)
+        for key, value in rows["principal=ucb"].items()
+        if value and key not in ("group", "llm", "levels")
+    }
     scores = np.arange(10.0, 16)
     assert (ucb["finished"], ucb["expected"]) == (6, 6)
     assert (ucb["mean"], ucb["median"], ucb["iqm"], ucb["min"], ucb["max"]) == (12.5, 12.5, 12.5, 10, 15)

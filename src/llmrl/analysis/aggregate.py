@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from llmrl.analysis.curves import curves_of
 from llmrl.analysis.groups import Group, Task, tasks_of
+from llmrl.analysis.levels import FEW, Structure, structure
 from llmrl.analysis.llm_calls import CallTotals, run_totals
 from llmrl.analysis.played import played_by
 from llmrl.analysis.report import GroupNumbers, Left, Report, Section, Settings
@@ -27,16 +28,12 @@ from llmrl.analysis.statistics import (
     optimality_gap,
     over_tasks,
     performance_profile,
-    standard_error,
     standard_error_over_tasks,
 )
 from llmrl.core.errors import ConfigError, RunFolderError
 
 BAND_RESAMPLES = 2_000
 """Most resamples of curves and profiles, which have a hundred points each."""
-
-FEW = 5
-"""Runs below which a percentile bootstrap interval is far too narrow, and is said to be."""
 
 _MOST_THRESHOLDS = 200
 
@@ -70,25 +67,29 @@ def summarize(
     every: list[tuple[str, Group, RunRecord, float | None]] = []
     sections, scored, players = [], [], []
     tasks = tasks_of(runs, folder)
+    judged = not settings.rule.metric
     for number, task in enumerate(tasks, start=1):
         said(f"numbers of task {number} of {len(tasks)} ({len(runs)} runs)")
         known: dict[str, np.ndarray] = {}
         finished: list[tuple[Group, list[RunRecord]]] = []
+        structures: dict[str, Structure] = {}
         for group in task.groups:
             over = [run for run in group.runs if run.state == "finished"]
             if (played := played_by(task, group, over)) is not None:
                 players.append(played)
             scores = _scores(task, group, settings.rule, left)
-            every += [(task.title, group, run, scores.get(run.seed)) for run in group.runs]
+            every += [(task.title, group, run, scores.get(run.folder)) for run in group.runs]
             if scores:
                 known[group.label] = np.array(list(scores.values()))
-                finished.append((group, [run for run in group.runs if run.seed in scores]))
+                counted = [run for run in group.runs if run.folder in scores]
+                structures[group.label] = structure(counted, list(scores.values()), judged)
+                finished.append((group, counted))
         curves, about = curves_of(
             finished, settings.curves, min(settings.resamples, BAND_RESAMPLES), settings.seed, settings.over
         )
-        section = _section(task.title, (task,), [known], settings)
+        scored.append(Scored(task, known, structures))
+        section = _section(task.title, scored[-1:], settings)
         sections.append(replace(section, common=task.common, curves=curves, notes=about))
-        scored.append((task, known))
     together, notes = _over_tasks(scored, settings)
     return Report(
         folder,
@@ -97,10 +98,19 @@ def summarize(
         tuple(every),
         (*sections, *together),
         tuple(left),
-        _calls([task for task, _ in scored]),
+        _calls([each.task for each in scored]),
         notes,
         tuple(players),
     )
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scores [n_runs] of a task's groups, and where they come from, by label."""
+
+    task: Task
+    scores: Mapping[str, np.ndarray]
+    structures: Mapping[str, Structure]
 
 
 def _check_metrics(metrics: Sequence[str], runs: Sequence[RunRecord]) -> None:
@@ -112,14 +122,14 @@ def _check_metrics(metrics: Sequence[str], runs: Sequence[RunRecord]) -> None:
             raise ConfigError(f"no run has logged {name}; there is {', '.join(known) or 'nothing logged at all'}")
 
 
-def _scores(task: Task, group: Group, rule: ScoreRule, left: list[Left]) -> dict[int, float]:
-    """Scores by seed of the runs that have one; the others go to `left`."""
-    scores: dict[int, float] = {}
+def _scores(task: Task, group: Group, rule: ScoreRule, left: list[Left]) -> dict[Path, float]:
+    """Scores by folder of the runs that have one, in their order; the others go to `left`."""
+    scores: dict[Path, float] = {}
     out: dict[tuple[str, str], list[int]] = {}
     for run in group.runs:
         found = rule.score(run) if run.state == "finished" else _why_unfinished(run)
         if isinstance(found, float):
-            scores[run.seed] = found
+            scores[run.folder] = found
         else:
             out.setdefault((run.state, found), []).append(run.seed)
     if group.missing:
@@ -138,10 +148,9 @@ def _why_unfinished(run: RunRecord) -> str:
     return f"not finished: {so_far}"
 
 
-def _section(
-    title: str, tasks: Sequence[Task], scores: Sequence[Mapping[str, np.ndarray]], settings: Settings
-) -> Section:
-    """Numbers of the groups of `tasks`, which have the same labels, from each task's scores [n_runs] by label."""
+def _section(title: str, scored: Sequence[Scored], settings: Settings) -> Section:
+    """Numbers of the groups of some tasks, which have the same labels."""
+    tasks, scores = [each.task for each in scored], [each.scores for each in scored]
     usable = [group.label for group in tasks[0].groups if all(group.label in of_task for of_task in scores)]
     by_group = {label: tuple(of_task[label] for of_task in scores) for label in usable}
     everything = np.concatenate([np.concatenate(parts) for parts in by_group.values()]) if usable else np.array([])
@@ -155,18 +164,25 @@ def _section(
         expected = sum(task.groups[i].expected for task in tasks)
         if group.label in by_group:
             assert target is not None
-            numbers.append(_numbers(group, expected, by_group[group.label], target, settings))
+            structures = [each.structures[group.label] for each in scored]
+            numbers.append(_numbers(group, expected, by_group[group.label], structures, target, settings))
         else:
             lacking = [task.title for task, of_task in zip(tasks, scores, strict=True) if group.label not in of_task]
             where = f" in {', '.join(lacking)}" if len(tasks) > 1 else ""
             numbers.append(GroupNumbers(group, expected, remark=f"no finished run{where}"))
     thresholds = _thresholds(everything)
     bands = min(settings.resamples, BAND_RESAMPLES)
+    levels = {label: [each.structures[label].levels for each in scored] for label in by_group}
     profiles = [
         performance_profile(
-            np.concatenate(parts), thresholds, [len(part) for part in parts], resamples=bands, seed=settings.seed
+            np.concatenate(parts),
+            thresholds,
+            [len(part) for part in parts],
+            resamples=bands,
+            seed=settings.seed,
+            levels=levels[label],
         )
-        for parts in by_group.values()
+        for label, parts in by_group.items()
     ]
     return Section(
         title,
@@ -175,14 +191,21 @@ def _section(
         tuple(numbers),
         target,
         source,
-        improvement_matrix(list(by_group.values()), resamples=settings.resamples, seed=settings.seed),
+        improvement_matrix(
+            list(by_group.values()), resamples=settings.resamples, seed=settings.seed, levels=list(levels.values())
+        ),
         thresholds,
         tuple(profiles),
     )
 
 
 def _numbers(
-    group: Group, expected: int, scores: tuple[np.ndarray, ...], target: float, settings: Settings
+    group: Group,
+    expected: int,
+    scores: tuple[np.ndarray, ...],
+    structures: Sequence[Structure],
+    target: float,
+    settings: Settings,
 ) -> GroupNumbers:
     sizes = [len(part) for part in scores]
     several = len(scores) > 1
@@ -197,15 +220,18 @@ def _numbers(
         sizes,
         resamples=settings.resamples,
         seed=settings.seed,
+        levels=[each.levels for each in structures],
     )
-    error = standard_error_over_tasks(scores) if several else float(standard_error(scores[0]))
-    remark = ""
+    error = standard_error_over_tasks(scores, [each.levels for each in structures])
+    remarks = []
     if max(sizes) == 1:
-        remark = "one seed a task: no interval" if several else "one seed: no interval"
+        remarks.append("one seed a task: no interval" if several else "one seed: no interval")
     elif min(sizes) < FEW:
-        remark = f"{min(sizes)} {'seed' if min(sizes) == 1 else 'seeds'}{' of a task' if several else ''}: "
-        remark += "interval too narrow"
-    return GroupNumbers(group, expected, scores, estimates, error, remark)
+        few = f"{min(sizes)} {'seed' if min(sizes) == 1 else 'seeds'}{' of a task' if several else ''}"
+        remarks.append(f"{few}: interval too narrow")
+    remarks += dict.fromkeys(said for each in structures for said in each.too_few)
+    units = structures[0].units if len(structures) == 1 else ""
+    return GroupNumbers(group, expected, scores, estimates, error, "; ".join(remarks), units)
 
 
 def _thresholds(scores: np.ndarray) -> np.ndarray:
@@ -231,30 +257,31 @@ def _target(
     return float(mean(by_group[best][0])), f"the mean of the best group, {best}; choose your own with --target"
 
 
-def _over_tasks(
-    scored: Sequence[tuple[Task, Mapping[str, np.ndarray]]], settings: Settings
-) -> tuple[list[Section], tuple[str, ...]]:
+def _over_tasks(scored: Sequence[Scored], settings: Settings) -> tuple[list[Section], tuple[str, ...]]:
     """A section for each set of tasks that have the same groups, of scores normalised within each task."""
-    families: dict[tuple[str, ...], list[tuple[Task, Mapping[str, np.ndarray]]]] = {}
-    for task, scores in scored:
-        families.setdefault(tuple(group.label for group in task.groups), []).append((task, scores))
+    families: dict[tuple[str, ...], list[Scored]] = {}
+    for each in scored:
+        families.setdefault(tuple(group.label for group in each.task.groups), []).append(each)
     comparable = [family for labels, family in families.items() if len(labels) > 1 and len(family) > 1]
     sections, notes = [], []
     if len(scored) > 1 and not comparable:
         notes.append("There are no numbers over tasks: no two tasks have the same two or more groups.")
     for family in comparable:
-        tasks, normalized, ranges = [], [], []
-        for task, scores in family:
-            low = min((float(part.min()) for part in scores.values()), default=math.nan)
-            high = max((float(part.max()) for part in scores.values()), default=math.nan)
+        normalized, ranges = [], []
+        for each in family:
+            title = each.task.title
+            low = min((float(part.min()) for part in each.scores.values()), default=math.nan)
+            high = max((float(part.max()) for part in each.scores.values()), default=math.nan)
             if not high > low:
-                notes.append(f"{task.title} is not in the numbers over tasks: {_no_range(high)}")
+                notes.append(f"{title} is not in the numbers over tasks: {_no_range(high)}")
                 continue
-            tasks.append(task)
-            normalized.append({label: (part - low) / (high - low) for label, part in scores.items()})
-            ranges.append(f"{task.title}: 0 is {low:.4g}, 1 is {high:.4g}")
-        if len(tasks) > 1:
-            section = _section(f"All tasks ({', '.join(task.title for task in tasks)})", tasks, normalized, settings)
+            scores = {label: (part - low) / (high - low) for label, part in each.scores.items()}
+            structures = {label: part.scaled(low, high) for label, part in each.structures.items()}
+            normalized.append(Scored(each.task, scores, structures))
+            ranges.append(f"{title}: 0 is {low:.4g}, 1 is {high:.4g}")
+        if len(normalized) > 1:
+            titles = ", ".join(each.task.title for each in normalized)
+            section = _section(f"All tasks ({titles})", normalized, settings)
             sections.append(replace(section, notes=(f"Scores are normalised within each task: {'; '.join(ranges)}.",)))
     return sections, tuple(notes)
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmrl.analysis.groups import Group
+from llmrl.analysis.levels import clusters_of
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, series
-from llmrl.analysis.statistics import Band, bootstrap_bands, interquartile_mean
+from llmrl.analysis.statistics import Band, Levels, bootstrap_bands, interquartile_mean
 from llmrl.core.errors import RunFolderError
 
 GRID = 101
@@ -65,10 +66,10 @@ def curves_of(
         lines = []
         about = []
         for group, runs in groups:
-            found, lacking = _series_of(runs, metric, over)
+            found, clusters, lacking = _series_of(runs, metric, over)
             about += [f"Curve of {metric}, {group.shown}: {why}." for why in lacking]
             if found:
-                line = _line(group.label, found, resamples, seed)
+                line = _line(group.label, found, clusters, resamples, seed)
                 if line is None:
                     about.append(
                         f"Curve of {metric}, {group.shown}: no stretch of {AXES[over][1]} is covered by all its runs."
@@ -102,9 +103,9 @@ def on_common_grid(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | No
     return grid, np.stack([np.interp(grid, places, values) for places, values in runs], axis=-1)
 
 
-def _series_of(runs: Sequence[RunRecord], metric: str, over: str) -> tuple[list[Series], list[str]]:
-    """Curves of the runs that have one, and what is to be said of the others."""
-    found, without, damaged = [], [], []
+def _series_of(runs: Sequence[RunRecord], metric: str, over: str) -> tuple[list[Series], list[object], list[str]]:
+    """Curves of the runs that have one, what each of these shares with others, and what is to be said of the rest."""
+    found, having, without, damaged = [], [], [], []
     for run in runs:
         try:
             places, values = series(run.folder, metric, over)
@@ -113,16 +114,18 @@ def _series_of(runs: Sequence[RunRecord], metric: str, over: str) -> tuple[list[
             continue
         if len(places):
             found.append((places, values))
+            having.append(run)
         else:
             without.append(run.seed)
     lacking = [f"seed {', '.join(map(str, without))} logged none"] if without else []
-    return found, lacking + damaged
+    return found, clusters_of(having), lacking + damaged
 
 
-def _line(label: str, runs: Sequence[Series], resamples: int, seed: int) -> Line | None:
+def _line(label: str, runs: Sequence[Series], clusters: list[object], resamples: int, seed: int) -> Line | None:
     common = on_common_grid(runs)
     if common is None:
         return None
     grid, values = common
-    band = bootstrap_bands(values, {"": interquartile_mean}, resamples=resamples, seed=seed)[""]
-    return Line(label, grid, band, len(runs))
+    levels = [Levels(clusters)]
+    bands = bootstrap_bands(values, {"": interquartile_mean}, resamples=resamples, seed=seed, levels=levels)
+    return Line(label, grid, bands[""], len(runs))

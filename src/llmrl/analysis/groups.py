@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmrl.analysis.runs import RunRecord
+from llmrl.run.shared import PRETRAINING
 
 SCRIPTED = "scripted"
 """Word in the label of a stand-in for a language model."""
@@ -65,8 +67,9 @@ class Task:
 def tasks_of(records: Iterable[RunRecord], root: Path) -> list[Task]:
     """Sort runs into tasks and groups.
 
-    Runs in one folder of seeds are a group. Groups of one `name` are a task; where a name holds several environments,
-    each is a task of its own, because scores of different games cannot be compared.
+    Runs in one folder of seeds are a group, and so are those that differ beside their seed only in which seed of one
+    pre-training experiment they begin with (`agent.init_from=.../seed=<n>`). Groups of one `name` are a task; where a
+    name holds several environments, each is a task of its own, because scores of different games cannot be compared.
 
     Args:
         records: of runs in and under `root`.
@@ -92,7 +95,7 @@ def tasks_of(records: Iterable[RunRecord], root: Path) -> list[Task]:
         title = parent.name if spelt[parent.name] == 1 else _relative(parent, root)
         if len(environments[parent]) > 1:
             title += f", env={env or 'unknown'}"
-        tasks.append(_task(title, [seeds[folder] for folder in folders]))
+        tasks.append(_task(title, _over_pretrainings([seeds[folder] for folder in folders])))
     return sorted(tasks, key=lambda task: task.title)
 
 
@@ -104,6 +107,23 @@ def _environment(runs: Sequence[RunRecord]) -> str:
 def footnotes(groups: Iterable[Group]) -> list[str]:
     """What the dagger of `Group.shown` means, where one of the groups has it."""
     return list(dict.fromkeys(f"{DAGGER} {group.llm}" for group in groups if group.shown != group.label))
+
+
+_SEED_FOLDER = re.compile(r"/seed=[^/]*/?$")
+
+
+def _over_pretrainings(groups: Sequence[list[RunRecord]]) -> list[list[RunRecord]]:
+    """Groups that begin with different seeds of one pre-training experiment, and differ in nothing else, as one."""
+    alike: dict[tuple[tuple[str, str], ...], list[list[RunRecord]]] = {}
+    for runs in groups:
+        alike.setdefault(tuple(_overrides(runs).items()), []).append(runs)
+    made = []
+    for same in alike.values():
+        begun = [frozenset(name for run in runs for name in run.shared.get(PRETRAINING, ())) for runs in same]
+        # Two groups with the same weights to begin with differ in something that was not typed.
+        apart = all(begun) and sum(map(len, begun)) == len(frozenset().union(*begun))
+        made += [[run for runs in same for run in runs]] if apart else same
+    return made
 
 
 def _task(title: str, groups: Sequence[list[RunRecord]]) -> Task:
@@ -122,7 +142,7 @@ def _task(title: str, groups: Sequence[list[RunRecord]]) -> Task:
     made = [
         Group(
             label,
-            tuple(sorted(runs, key=lambda run: run.seed)),
+            tuple(sorted(runs, key=lambda run: (run.seed, run.folder))),
             ", ".join(dict.fromkeys(run.llm for run in runs if run.llm)),
             tuple(sorted(seeds - {run.seed for run in runs})),
         )
@@ -133,9 +153,15 @@ def _task(title: str, groups: Sequence[list[RunRecord]]) -> Task:
 
 
 def _overrides(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """What was typed for a group; the same experiment may be spelt in several ways, the commonest is taken."""
+    """What was typed for a group; the same experiment may be spelt in several ways, the commonest is taken.
+
+    Which seed of a pre-training experiment it begins with is left out, as the run's own seed is.
+    """
     spellings = Counter(tuple(run.overrides.items()) for run in runs if run.overrides)
-    return dict(spellings.most_common(1)[0][0]) if spellings else {}
+    typed = dict(spellings.most_common(1)[0][0]) if spellings else {}
+    if "agent.init_from" in typed:
+        typed["agent.init_from"] = _SEED_FOLDER.sub("", typed["agent.init_from"])
+    return typed
 
 
 def _relative(folder: Path, root: Path) -> str:

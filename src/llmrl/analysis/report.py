@@ -54,7 +54,8 @@ class GroupNumbers:
         scores: of the finished runs, [n_runs] for each task of the section; empty if the section cannot use the group.
         estimates: of `ESTIMATES` with 95% intervals; empty without scores.
         standard_error: of the mean; NaN where it cannot be told.
-        remark: why there are no numbers, or no interval; empty if there are.
+        remark: why there are no numbers, or no interval, and which level has too few units; empty if nothing is wrong.
+        units: how many units each level has, from the top; empty over several tasks.
     """
 
     group: Group
@@ -63,6 +64,7 @@ class GroupNumbers:
     estimates: Mapping[str, Band] = field(default_factory=dict)
     standard_error: float = math.nan
     remark: str = ""
+    units: str = ""
 
     @property
     def pooled(self) -> np.ndarray:

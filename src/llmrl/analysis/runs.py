@@ -49,6 +49,7 @@ class RunRecord:
         env: name of the environment; empty if the run never got as far as that.
         progress: how far it is.
         result: the scalar of a finished run.
+        shared: what it has in common with other runs, see `llmrl.run.shared`.
         error: last line of what went wrong.
         host, job_id: where it runs, ran, or waits; `job_id` is the scheduler's, or empty.
         launcher: `slurm`, `local`, or empty for a run that was started by itself.
@@ -68,6 +69,7 @@ class RunRecord:
     env: str = ""
     progress: Progress = field(default_factory=Progress)
     result: float | None = None
+    shared: dict[str, list[str]] = field(default_factory=dict)
     error: str = ""
     host: str = ""
     job_id: str = ""
@@ -193,6 +195,7 @@ def read_run(folder: Path, queue: Queue | None = None) -> RunRecord:
         env=status.env,
         progress=status.progress,
         result=status.result,
+        shared=status.shared,
         error=error_text,
         host=status.host,
         job_id=job,

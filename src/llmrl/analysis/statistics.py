@@ -21,6 +21,22 @@ _IN_CACHE = 128  # resamples of all groups multiplied at once: a few hundred kB,
 
 
 @dataclass(frozen=True)
+class Levels:
+    """How the runs of one task came about, for a hierarchical bootstrap.
+
+    Attributes:
+        clusters: what each run shares with others (a pre-training run), [n_runs]: a resample draws labels with
+            replacement, then runs within each. None: every run stands alone.
+        within: of each run the values that its score is the mean of, society by society: the score is the mean over
+            societies of the mean over their episodes. A resample draws societies, then episodes within each. None:
+            only scores are known, of all runs or of that one.
+    """
+
+    clusters: Sequence[object] | None = None
+    within: Sequence[Sequence[np.ndarray] | None] | None = None
+
+
+@dataclass(frozen=True)
 class Interval:
     """An estimate with its confidence interval; the bounds are NaN where the data cannot tell (one run)."""
 
@@ -52,13 +68,22 @@ def median(scores: np.ndarray) -> np.ndarray:
     return np.asarray(np.median(_checked(scores), axis=-1))
 
 
-def standard_error(scores: np.ndarray) -> np.ndarray:
-    """Standard error of the mean: sample standard deviation / sqrt(n_runs), [..., n_runs] -> [...]; NaN for one run."""
+def standard_error(scores: np.ndarray, clusters: Sequence[object] | None = None) -> np.ndarray:
+    """Standard error of the mean: sample standard deviation / sqrt(n_runs), [..., n_runs] -> [...]; NaN for one run.
+
+    With `clusters` (labels, [n_runs]) runs of one label may vary together: the cluster-robust (CR1) standard error, as
+    in Cameron & Miller (2015), equation 10, of a constant. One cluster alone cannot tell, and counts as none.
+    """
     scores = _checked(scores)
     n_runs = scores.shape[-1]
     if n_runs == 1:
         return np.full(scores.shape[:-1], np.nan)
-    return np.asarray(scores.std(axis=-1, ddof=1) / np.sqrt(n_runs))
+    members = [] if clusters is None else _members(clusters)
+    if len(members) in (0, 1, n_runs):
+        return np.asarray(scores.std(axis=-1, ddof=1) / np.sqrt(n_runs))
+    centred = scores - scores.mean(axis=-1, keepdims=True)
+    sums = np.stack([centred[..., indices].sum(axis=-1) for indices in members])
+    return np.asarray(np.sqrt((sums**2).sum(axis=0) * len(members) / (len(members) - 1)) / n_runs)
 
 
 def standard_error_of_mean(scores: np.ndarray) -> float | None:
@@ -99,9 +124,11 @@ def over_tasks(statistic: Statistic, sizes: Sequence[int]) -> Statistic:
     return of_means
 
 
-def standard_error_over_tasks(tasks: Sequence[np.ndarray]) -> float:
+def standard_error_over_tasks(tasks: Sequence[np.ndarray], levels: Sequence[Levels] | None = None) -> float:
     """Standard error of the mean of the tasks' means, given each task's scores [n_runs]; NaN if a task has one run."""
-    return float(np.sqrt(sum(standard_error(scores) ** 2 for scores in tasks)) / len(tasks))
+    levels = [Levels()] * len(tasks) if levels is None else levels
+    errors = [standard_error(scores, each.clusters) for scores, each in zip(tasks, levels, strict=True)]
+    return float(np.sqrt(sum(error**2 for error in errors)) / len(tasks))
 
 
 def bootstrap_bands(
@@ -111,8 +138,14 @@ def bootstrap_bands(
     level: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
+    levels: Sequence[Levels] | None = None,
 ) -> dict[str, Band]:
     """Percentile bootstrap intervals of several statistics from the same resamples of runs, stratified by task.
+
+    With `levels` it is a hierarchical bootstrap (Saravanan, Berman & Sober, 2020, arXiv 2007.07797): every level is
+    resampled with replacement within the one above. What varies within a run is then counted twice, in its score
+    and by resampling, so intervals are on the wide side; with few units at the top that makes up for some of what a
+    percentile bootstrap lacks.
 
     Args:
         scores: [..., n_runs]; leading axes, such as the points of a curve, are resampled together, run by run.
@@ -122,9 +155,11 @@ def bootstrap_bands(
         level: confidence level in (0, 1).
         resamples: bootstrap resamples.
         seed: seed of the resampling; the same data and seed give the same intervals.
+        levels: how each task's runs came about; None: they are independent. What is within runs is only looked at for
+            scores [n_runs].
 
     Raises:
-        ValueError: scores, sizes, level or resamples make no sense together.
+        ValueError: scores, sizes, level, levels or resamples make no sense together.
     """
     scores = _checked(scores)
     sizes = [scores.shape[-1]] if sizes is None else sizes
@@ -135,8 +170,11 @@ def bootstrap_bands(
         nothing = {name: np.full(estimate.shape, np.nan) for name, estimate in estimates.items()}
         return {name: Band(estimate, nothing[name], nothing[name]) for name, estimate in estimates.items()}
     resampled: dict[str, list[np.ndarray]] = {name: [] for name in statistics}
-    for drawn in _draws(sizes, resamples, seed, max(1, _CHUNK // scores.size)):
-        sample = scores[..., drawn]
+    levels = [Levels()] * len(sizes) if levels is None else levels
+    pools = _pools(scores, sizes, levels, seed) if scores.ndim == 1 else None
+    rng = np.random.default_rng([seed, _WITHIN])
+    for drawn in _draws(sizes, levels, resamples, seed, max(1, _CHUNK // scores.size)):
+        sample = scores[..., drawn] if pools is None else pools[drawn, rng.integers(_POOL, size=drawn.shape)]
         for name, statistic in statistics.items():
             resampled[name].append(statistic(sample))
     tails = _tails(level)
@@ -189,13 +227,18 @@ def probability_of_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray])
 
 
 def improvement_matrix(
-    groups: Sequence[Sequence[np.ndarray]], level: float = 0.95, resamples: int = 10_000, seed: int = 0
+    groups: Sequence[Sequence[np.ndarray]],
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+    levels: Sequence[Sequence[Levels]] | None = None,
 ) -> Band:
     """`probability_of_improvement` of every group over every other, each group's runs resampled independently.
 
     Args:
         groups: each group's tasks, each task's scores [n_runs]; the same tasks in the same order for all.
         level, resamples, seed: as for `bootstrap_bands`.
+        levels: of each group's tasks; of these, what runs share with others.
 
     Returns:
         [n_groups, n_groups], row over column; 1/2 on the diagonal. Bounds are NaN there, and where a group has a
@@ -205,7 +248,10 @@ def improvement_matrix(
     estimate, low, high = np.full((n, n), 0.5), np.full((n, n), np.nan), np.full((n, n), np.nan)
     tasks = [[_checked(group[k]) for group in groups] for k in range(len(groups[0]) if n else 0)]
     # A resample is the share it gives each run; a probability is then two products with the matrix of who beats whom.
-    shares = [_shares([len(scores) for scores in task], resamples, [seed, k]) for k, task in enumerate(tasks)]
+    clusters = [[None if levels is None else levels[i][k].clusters for i in range(n)] for k in range(len(tasks))]
+    shares = [
+        _shares([len(scores) for scores in task], clusters[k], resamples, [seed, k]) for k, task in enumerate(tasks)
+    ]
     for i in range(n - 1):
         sampled = np.zeros((n - 1 - i, resamples + 1))
         for task, share in zip(tasks, shares, strict=True):
@@ -234,15 +280,17 @@ def performance_profile(
     level: float = 0.95,
     resamples: int = 2_000,
     seed: int = 0,
+    levels: Sequence[Levels] | None = None,
 ) -> Band:
     """Share of runs whose score is above each threshold, with pointwise intervals (arXiv 2108.13264, section 4.2).
 
     Args:
         scores: [n_runs], stratified by `sizes` as in `bootstrap_bands`.
         thresholds: [n_thresholds].
+        levels: of each task; of these, what runs share with others.
     """
     above = (_checked(scores)[None, :] > np.asarray(thresholds)[:, None]).astype(np.float64)
-    return bootstrap_bands(above, {"": mean}, sizes, level, resamples, seed)[""]
+    return bootstrap_bands(above, {"": mean}, sizes, level, resamples, seed, levels)[""]
 
 
 def describe(scores: np.ndarray, seed: int = 0) -> dict[str, float | None]:
@@ -263,7 +311,9 @@ def describe(scores: np.ndarray, seed: int = 0) -> dict[str, float | None]:
     return {name: value if value is not None and np.isfinite(value) else None for name, value in row.items()}
 
 
-def _draws(sizes: Sequence[int], resamples: int, seed: int, chunk: int) -> Iterator[np.ndarray]:
+def _draws(
+    sizes: Sequence[int], levels: Sequence[Levels], resamples: int, seed: int, chunk: int
+) -> Iterator[np.ndarray]:
     """Indices of the runs of each resample, [<= chunk, n_runs], `resamples` in all; each task's from its own runs."""
     if resamples < 1:
         raise ValueError(f"resamples must be positive; got {resamples}")
@@ -271,19 +321,72 @@ def _draws(sizes: Sequence[int], resamples: int, seed: int, chunk: int) -> Itera
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     for done in range(0, resamples, chunk):
         rows = min(chunk, resamples - done)
-        drawn = [start + rng.integers(size, size=(rows, size)) for start, size in zip(starts, sizes, strict=True)]
+        drawn = [
+            start + _drawn(size, each.clusters, rows, rng)
+            for start, size, each in zip(starts, sizes, levels, strict=True)
+        ]
         yield np.concatenate(drawn, axis=1)
 
 
-def _shares(sizes: Sequence[int], resamples: int, seed: list[int]) -> np.ndarray:
+def _drawn(size: int, clusters: Sequence[object] | None, rows: int, rng: np.random.Generator) -> np.ndarray:
+    """Indices of the runs of each resample of one task, [rows, size].
+
+    Where runs share something, a cluster is drawn for each cluster there is, and as many runs of it as that one has:
+    so all resamples have as many runs as the data. A single cluster is the data, and its runs are drawn.
+    """
+    members = [] if clusters is None else _members(clusters)
+    if len(members) in (0, 1, size):
+        return rng.integers(size, size=(rows, size))
+    lengths = np.array([len(indices) for indices in members])
+    table = np.stack([np.resize(indices, lengths.max()) for indices in members])
+    chosen = rng.integers(len(members), size=(rows, len(members))).repeat(lengths, axis=1)
+    return np.asarray(table[chosen, rng.integers(lengths[chosen])])
+
+
+_POOL = 1_000
+"""Resamples of the inside of each run, which those of runs draw from."""
+_WITHIN = 1
+"""Address of the draws inside runs, beside those of runs."""
+
+
+def _pools(scores: np.ndarray, sizes: Sequence[int], levels: Sequence[Levels], seed: int) -> np.ndarray | None:
+    """Each run's score when its societies and episodes are resampled, [n_runs, `_POOL`]; None if no run tells more
+    than its score.
+
+    Raises:
+        ValueError: the inside of a run does not have its score for a mean.
+    """
+    inside = [part for each, size in zip(levels, sizes, strict=True) for part in each.within or [None] * size]
+    if all(part is None or sum(map(len, part)) < 2 for part in inside):
+        return None
+    rng = np.random.default_rng([seed, _WITHIN, 0])
+    pools = np.repeat(scores[:, None], _POOL, axis=1)
+    for i, part in enumerate(inside):
+        if part is None:
+            continue
+        if not np.isclose(np.mean([_checked(society).mean() for society in part]), scores[i], rtol=1e-4, atol=1e-6):
+            raise ValueError(f"a run scored {scores[i]} is not the mean of its episodes")
+        lengths = np.array([len(society) for society in part])
+        table = np.stack([np.resize(society, lengths.max()) for society in part])
+        chosen = rng.integers(len(part), size=(_POOL, len(part)))
+        own = lengths[chosen][..., None]
+        values = table[chosen[..., None], rng.integers(own, size=(*chosen.shape, lengths.max()))]
+        counted = np.arange(lengths.max()) < own  # a society has as many episodes in a resample as it played
+        pools[i] = ((values * counted).sum(-1) / own[..., 0]).mean(-1)
+    return pools
+
+
+def _shares(
+    sizes: Sequence[int], clusters: Sequence[Sequence[object] | None], resamples: int, seed: list[int]
+) -> np.ndarray:
     """The share of each run in the data and in each resample of a group, [n_groups, most runs, 1 + resamples].
 
     The data come first. Groups of fewer runs end in zeros.
     """
     shares = np.zeros((len(sizes), max(sizes, default=0), 1 + resamples))
     rng = np.random.default_rng(seed)
-    for group, size in zip(shares, sizes, strict=True):
-        drawn = rng.integers(size, size=(resamples, size)) * resamples + np.arange(resamples)[:, None]
+    for group, size, labels in zip(shares, sizes, clusters, strict=True):
+        drawn = _drawn(size, labels, resamples, rng) * resamples + np.arange(resamples)[:, None]
         group[:size, 0] = 1 / size
         group[:size, 1:] = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(size, resamples) / size
     return shares

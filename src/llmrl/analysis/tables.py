@@ -44,23 +44,25 @@ def scores(section: Section, name: str) -> Table:
     form = NumberFormat(np.concatenate([n.pooled for n in section.numbers]))
     models = any(n.group.llm for n in section.numbers)
     remarks = any(n.remark for n in section.numbers)
+    units = any("," in n.units for n in section.numbers)  # else there are only runs, which have a column
     rows = []
     for n in section.numbers:
         extremes = [form(float(f(n.pooled))) if n.scores else NOTHING for f in (np.min, np.max)]
         cells = [n.group.shown, *([n.group.llm or NOTHING] if models else [])]
         cells += [f"{len(n.pooled)} of {n.expected}", *(_with_interval(n, key, form) for key in ESTIMATES)]
-        rows.append([*cells, form(n.standard_error), *extremes, *([n.remark] if remarks else [])])
+        cells += [form(n.standard_error), *extremes]
+        rows.append([*cells, *([n.units] if units else []), *([n.remark] if remarks else [])])
     columns = ["group", *(["language model"] if models else []), "runs", *ESTIMATES.values(), "s.e.", "min", "max"]
-    columns += ["remark"] if remarks else []
+    columns += (["levels"] if units else []) + (["remark"] if remarks else [])
     header = ["group", "llm", "finished", "expected"]
     header += [column for key in ESTIMATES for column in (key, f"{key}_low", f"{key}_high")]
-    data: list[list[object]] = [[*header, "standard_error", "min", "max", "remark"]]
+    data: list[list[object]] = [[*header, "standard_error", "min", "max", "levels", "remark"]]
     for n in section.numbers:
         line: list[object] = [n.group.label, n.group.llm, len(n.pooled), n.expected]
         for key in ESTIMATES:
             band = n.estimates.get(key)
             line += [None] * 3 if band is None else [band.estimate, band.low, band.high]
-        line += [n.standard_error, *((f(n.pooled) if n.scores else None) for f in (np.min, np.max)), n.remark]
+        line += [n.standard_error, *((f(n.pooled) if n.scores else None) for f in (np.min, np.max)), n.units, n.remark]
         data.append(line)
     return Table(
         f"{name}_scores",

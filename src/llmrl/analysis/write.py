@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import llmrl
-from llmrl.analysis.aggregate import BAND_RESAMPLES, FEW
+from llmrl.analysis.aggregate import BAND_RESAMPLES
 from llmrl.analysis.figures import Drawing, drawings_of
+from llmrl.analysis.levels import FEW
 from llmrl.analysis.report import Report, Section
 from llmrl.analysis.table import Table
 from llmrl.analysis.tables import slugs, tables_of

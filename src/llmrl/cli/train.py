@@ -65,6 +65,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
     from llmrl.core.processes import Processes
     from llmrl.llms.transcript import Transcript
     from llmrl.run.joint import open_run
+    from llmrl.run.shared import shared_of
 
     config = with_digests(config)
     processes = Processes.join()
@@ -96,6 +97,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
             return run.result
         llm = build_llm(config, run.folder, stopping=lambda: run.stop.requested)
         run.status.llm = "" if llm is None else llm.label
+        run.status.shared = shared_of(config, asks=llm is not None)
         run.metrics.attach(Transcript.TAG, Transcript(run.folder))
         parts = build_parts(config, llm, folder=run.folder)
         run.status.env = parts.env.spec.name

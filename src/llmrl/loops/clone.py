@@ -16,6 +16,7 @@ from llmrl.learners.rollout import Collector, Episode
 from llmrl.loops.outcomes import episode_row, write_results
 from llmrl.loops.playing import play_episodes
 from llmrl.loops.welfare import episode_welfare, summarize, summarize_welfare
+from llmrl.run.content import RESULT_EPISODES
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
@@ -105,7 +106,12 @@ class CloneLoop:
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
         write_results(run.folder, rows, learned=True, about=about)
         run.metrics.log(self.updates, final, env_steps=self._samples())
-        run.summary = {"updates": self.updates, "env_steps": self._samples(), **final}
+        run.summary = {
+            "updates": self.updates,
+            "env_steps": self._samples(),
+            **final,
+            RESULT_EPISODES: [[row["objective"] for row in rows]],
+        }
         return final["evaluation/objective"]
 
     def evaluate(self) -> list[Episode]:

@@ -20,6 +20,7 @@ from llmrl.loops.differentiating import differentiable_agent
 from llmrl.loops.scoring import Score, proposal_metrics, score
 from llmrl.loops.societies import Societies
 from llmrl.loops.welfare import summarize
+from llmrl.run.content import RESULT_EPISODES
 
 if TYPE_CHECKING:
     from llmrl.run.progress import Progress
@@ -156,7 +157,9 @@ class DesignLoop:
                 self._principal_step(run, progress)
         run.checkpoint(*self._resumable())
         values = [row["objective"] for row in self.history]
-        final = float(np.mean(values[-max(1, self.steps // 5) * self.candidates :]))
+        last = max(1, self.steps // 5) * self.candidates
+        final = float(np.mean(values[-last:]))
+        played = [np.array_split(row["values"], self.societies.several) for row in self.history[-last:]]
         best = self.history[int(np.argmax(values))]
         run.summary = {
             "final_objective": final,
@@ -166,6 +169,7 @@ class DesignLoop:
             "env_steps": self.env_steps,
             "best": best,
             "history": self.history,
+            RESULT_EPISODES: [np.concatenate(society).tolist() for society in zip(*played, strict=True)],
         }
         return final
 
@@ -254,6 +258,7 @@ class DesignLoop:
                     "candidate": i,
                     "objective": outcome.value,
                     "standard_error": outcome.standard_error,
+                    "values": outcome.values.tolist(),
                     **({"societies": each.societies} if len(each.societies) > 1 else {}),
                     "mechanism": dict(zip(mechanism.names, outcome.vector.tolist(), strict=True)),
                     "context": None if outcome.context is None else spec.contexts[outcome.context],

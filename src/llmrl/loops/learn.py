@@ -18,6 +18,7 @@ from llmrl.loops.playing import play_episodes
 from llmrl.loops.probing import Probes
 from llmrl.loops.recording import RolloutRecorder
 from llmrl.loops.welfare import episode_welfare, summarize, summarize_welfare
+from llmrl.run.content import RESULT_EPISODES
 
 if TYPE_CHECKING:
     from llmrl.run.progress import Progress
@@ -127,7 +128,12 @@ class LearnLoop:
         run.metrics.log(self.iteration, final, env_steps=self.iteration * per_update)
         if self.probes is not None:
             draw_probes(run.folder)
-        run.summary = {"updates": self.iteration, "env_steps": self.iteration * per_update, **final}
+        run.summary = {
+            "updates": self.iteration,
+            "env_steps": self.iteration * per_update,
+            **final,
+            RESULT_EPISODES: [[row["objective"] for row in rows]],
+        }
         return final["evaluation/objective"]
 
     def evaluate(self) -> list[Episode]:

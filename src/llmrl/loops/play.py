@@ -18,6 +18,7 @@ from llmrl.learners.rollout import Collector, Episode
 from llmrl.loops.journal import Journal
 from llmrl.loops.outcomes import episode_row, evaluation_metrics, write_results
 from llmrl.loops.recording import Recorded, Recorder, kept_text
+from llmrl.run.content import RESULT_EPISODES
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
@@ -224,6 +225,7 @@ class PlayLoop:
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
         write_results(run.folder, rows, learned=self._dependent, about=about)
         run.summary = {"episodes": len(rows), "env_steps": self.env_steps, **found, **self._counted()}
+        run.summary[RESULT_EPISODES] = [[row["objective"] for row in rows]]
         return found["evaluation/objective"]
 
     def _saved(self, run: Run) -> AbstractContextManager[None]:

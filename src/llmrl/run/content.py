@@ -18,6 +18,10 @@ log = logging.getLogger(__name__)
 CONFIG_NAME = "config.yaml"
 RESULTS_NAME = "results.json"
 """Of what the final episodes measured, with standard errors."""
+SUMMARY_NAME = "summary.json"
+RESULT_EPISODES = "result_episodes"
+"""Entry of the summary: the values of the final episodes, society by society. The run's result is the mean over
+societies of the mean over their episodes."""
 PROBES_NAME = "probes.json"
 """Of the situations whose action probabilities are among the metrics."""
 PARTIAL_BACKUP = "backup.partial"

@@ -28,7 +28,15 @@ from llmrl.core.processes import Processes
 from llmrl.core.records import State
 from llmrl.run import owner, status
 from llmrl.run.checkpoints import CheckpointStore
-from llmrl.run.content import CONFIG_NAME, PARTIAL_BACKUP, RUN_KEY, remove_leftovers, save_config, set_aside
+from llmrl.run.content import (
+    CONFIG_NAME,
+    PARTIAL_BACKUP,
+    RUN_KEY,
+    SUMMARY_NAME,
+    remove_leftovers,
+    save_config,
+    set_aside,
+)
 from llmrl.run.files import write_atomic, write_json
 from llmrl.run.folder import config_hash, run_folder
 from llmrl.run.log_file import LogFile
@@ -43,7 +51,6 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 20.0
 """How long a run that was told to stop may take to its next safe point; SLURM kills 30 s (KillWait) after SIGTERM."""
-SUMMARY_NAME = "summary.json"
 
 
 class Stopped(Exception):  # noqa: N818  (it is an outcome, not an error)

@@ -45,6 +45,7 @@ class Status:
         progress: see `Progress`.
         env: name of the environment; empty until it is built.
         overrides: what was typed, as Hydra overrides.
+        shared: what the run has in common with others, see `llmrl.run.shared`.
         result: the scalar of a finished run.
         error: last line of what went wrong or stopped the run.
         started, updated: Unix time, seconds, of the latest attempt's start and of this content.
@@ -59,6 +60,7 @@ class Status:
     llm: str = ""
     env: str = ""
     overrides: list[str] = field(default_factory=list)
+    shared: dict[str, list[str]] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     result: float | None = None
     error: str = ""

@@ -1,0 +1,111 @@
+"""What the runs of a group share, and what they are made of: the levels of a hierarchical bootstrap."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from llmrl.analysis.runs import RunRecord
+from llmrl.analysis.statistics import Levels
+from llmrl.run.content import RESULT_EPISODES, SUMMARY_NAME
+from llmrl.run.shared import PRETRAINING, REPLIES, SOCIETY
+
+FEW = 5
+"""Units of a level below which a percentile bootstrap interval is far too narrow, and is said to be."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Where the scores of one group in one task come from.
+
+    Attributes:
+        levels: for the bootstrap; runs in the order in which they were given.
+        pretrainings: different pre-training runs behind the runs; None where no run begins with another's weights.
+        runs: number of runs (principal seeds).
+        overlapping: runs of different seeds that trained the same societies.
+        replies: runs of different seeds get the same replies of a language model.
+    """
+
+    levels: Levels
+    pretrainings: int | None
+    runs: int
+    overlapping: bool = False
+    replies: bool = False
+
+    def scaled(self, low: float, high: float) -> Structure:
+        """Return the same for scores that are normalised, so that 0 is `low` and 1 is `high`."""
+        within = [
+            None if part is None else [(society - low) / (high - low) for society in part]
+            for part in self.levels.within or ()
+        ]
+        return replace(self, levels=Levels(self.levels.clusters, within))
+
+    @property
+    def units(self) -> str:
+        """Say how many units each level has, from the top: `2 pre-training runs, 6 runs, 12 societies, 96 episodes`."""
+        inside = [part for part in self.levels.within or () if part is not None]
+        societies = sum(len(part) for part in inside)
+        episodes = sum(len(society) for part in inside for society in part)
+        said = [] if self.pretrainings is None else [_count(self.pretrainings, "pre-training run")]
+        said.append(_count(self.runs, "run"))
+        said += [_count(societies, "society")] if societies > len(inside) else []
+        return ", ".join([*said, _count(episodes, "episode")] if inside else said)
+
+    @property
+    def too_few(self) -> list[str]:
+        """Say of each level that limits the interval why it does; empty where none does."""
+        said = []
+        if self.pretrainings == 1:
+            said.append("1 pre-training run: how such runs differ is not in the interval")
+        elif self.pretrainings is not None and self.pretrainings < min(FEW, self.runs):
+            said.append(f"{self.pretrainings} pre-training runs: interval too narrow")
+        if self.replies:
+            said.append("seeds share a model's replies: how replies differ is not in the interval")
+        if self.overlapping:
+            said.append("seeds share societies: interval too narrow")
+        return said
+
+
+def structure(runs: Sequence[RunRecord], scores: Sequence[float], judged: bool) -> Structure:
+    """Return where `scores` [n_runs] of a group's `runs` come from.
+
+    Args:
+        runs: finished runs.
+        scores: one a run.
+        judged: the scores are the runs' own results, of which their summaries tell the episodes.
+    """
+    societies = [set(run.shared.get(SOCIETY, ())) for run in runs]
+    replies = [name for run in runs for name in run.shared.get(REPLIES, ())]
+    overlapping = any(one & other for i, one in enumerate(societies) for other in societies[:i])
+    within = [_inside(run, score) if judged else None for run, score in zip(runs, scores, strict=True)]
+    pretrainings = {tuple(run.shared[PRETRAINING]) for run in runs if PRETRAINING in run.shared}
+    levels = Levels(clusters_of(runs), within)
+    return Structure(levels, len(pretrainings) or None, len(runs), overlapping, len(replies) > len(set(replies)))
+
+
+def clusters_of(runs: Sequence[RunRecord]) -> list[object]:
+    """Return what each run shares with others and is resampled by, [n_runs]: its pre-training, else only itself."""
+    return [tuple(run.shared.get(PRETRAINING, ())) or run.folder for run in runs]
+
+
+def _inside(run: RunRecord, score: float) -> list[np.ndarray] | None:
+    """The values of the final episodes, society by society, whose mean is the run's result; None if they are not known.
+
+    A run of an earlier attempt may have left a summary behind that is not of this result.
+    """
+    try:
+        content = json.loads((run.folder / SUMMARY_NAME).read_text(encoding="utf-8"))
+        values = [np.asarray(society, dtype=np.float64) for society in content[RESULT_EPISODES]]
+        result = float(np.mean([society.mean() for society in values]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return values if math.isclose(result, score, rel_tol=1e-4, abs_tol=1e-6) else None
+
+
+def _count(n: int, unit: str) -> str:
+    plural = f"{unit[:-1]}ies" if unit.endswith("y") else f"{unit}s"
+    return f"{n:,} {unit if n == 1 else plural}"
