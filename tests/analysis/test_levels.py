@@ -13,6 +13,7 @@ from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.groups import tasks_of
 from llmrl.analysis.report import GroupNumbers, Settings
 from llmrl.analysis.runs import read_run, read_runs
+from llmrl.analysis.suite_groups import together
 from llmrl.cli.sweep_report import main
 from llmrl.run.shared import shared_of
 from run_folders import write_run
@@ -144,3 +145,16 @@ def test_runs_record_what_they_share() -> None:
     replay = compose("principal=llm", "env=harvest", "llm=replay", "llm.calls='outputs/a/b/seed=0'")
     assert shared_of(replay, asks=True) == {"replies": ["a/b/seed=0"]}
     assert shared_of(replay | {"llm": {**replay["llm"], "calls": "outputs/a/b"}}, asks=True) == {}
+
+
+def test_a_suite_says_what_its_intervals_do_not_cover(tmp_path: Path) -> None:
+    player = {"success": 0.5, "low": 0.4, "high": 0.6, "episodes": 10, "kinds": {}, "lacking": []}
+    found = []
+    for seed in range(3):
+        shared = {"pre-training": ["pre/defaults-1/seed=0"]}
+        folder = write_run(tmp_path, "taught", ["agent=llm_ppo"], seed, shared=shared)
+        test = {"env": "x", "players": {"student": player}, "refused": {}}
+        found.append({"runs": [str(folder)], "checkpoint": 1, "llm": "", "players": ["student"], "tests": [test]})
+    said = "; student: 1 pre-training run, how such runs differ is not in the interval"
+    assert together(found, {"student": [0, 1, 2]})["intervals"].endswith(said)
+    assert said not in together(found, {"student": [0]})["intervals"]

@@ -13,6 +13,7 @@ from llmrl.analysis.runs import read_run
 from llmrl.analysis.statistics import describe
 from llmrl.core.errors import ConfigError
 from llmrl.run.folder import config_hash
+from llmrl.run.shared import PRETRAINING
 
 Results = Mapping[str, Any]
 STUDENT = "student"
@@ -100,7 +101,7 @@ def together(found: Sequence[Results], groups: Mapping[str, Sequence[int]]) -> d
         **{key: value for key, value in first.items() if key not in ("checkpoint", "llm", "out")},
         "runs": [run for each in found for run in each["runs"]],
         "experiments": {label: [_about(found[i]) for i in members] for label, members in groups.items()},
-        "intervals": _intervals(groups, others),
+        "intervals": _intervals(groups, others) + _not_covered(found, groups),
         "players": [*groups, *others],
         "tests": tests,
     }
@@ -125,6 +126,16 @@ def _intervals(groups: Mapping[str, Sequence[int]], others: Sequence[str]) -> st
         whose = f" ({', '.join(single)})" if several else ""
         ways.append(f"of one agent's episodes{whose} Wilson, and of the mean over kinds Zou and Donner")
     return "95%, " + "; ".join(ways)
+
+
+def _not_covered(found: Sequence[Results], groups: Mapping[str, Sequence[int]]) -> str:
+    """Which experiments have several runs that begin with the same pre-training run."""
+    same = []
+    for label, members in groups.items():
+        begun = {tuple(read_run(Path(found[i]["runs"][0])).shared.get(PRETRAINING, ())) for i in members}
+        if len(members) > 1 and len(begun) == 1 and begun != {()}:
+            same.append(label)
+    return f"; {', '.join(same)}: 1 pre-training run, how such runs differ is not in the interval" if same else ""
 
 
 def _counted(group: tuple[str, int]) -> str:
