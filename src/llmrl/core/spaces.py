@@ -9,10 +9,9 @@ from typing import Literal
 import numpy as np
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.objectives import MEAN, Objective
 
 Aggregate = Literal["sum", "mean", "last"]
-Objective = Literal["mean", "sum", "minimum", "equality_productivity", "sustainability"]
-"""What a principal is judged on: a measure of an episode's welfare (`llmrl.loops.welfare.measures`)."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,7 @@ class EnvSpec:
     horizon: int | None
     mechanism: ParameterSpace | None = None
     contexts: tuple[str, ...] = ()
-    objective: Objective = "mean"
+    objective: Objective = MEAN
     spending_cost: float = 0.0
     metrics: Mapping[str, Aggregate] = field(default_factory=dict)
     exposure: bool = False
