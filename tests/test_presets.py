@@ -90,6 +90,13 @@ def test_every_principal_has_its_presets(game):
     assert wanted | {f"{game}_published", f"{game}_small"} <= set(PRESETS)
 
 
+@pytest.mark.parametrize("game", ["harvest", "cleanup", "escape_room"])
+def test_language_models_are_asked_as_often_as_published_and_within_a_budget(game):
+    config = compose(f"experiment=legislative/{game}_llm")
+    assert config["design"]["steps"] == 300
+    assert 0 < config["llm"]["budget"]["usd"] <= 10
+
+
 def test_presets_named_in_the_documentation_exist():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *FOLDER.rglob("*.yaml")]
     text = "\n".join(page.read_text() for page in pages)

@@ -12,16 +12,37 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.objectives import OBJECTIVES
 from llmrl.core.records import ChatRequest
+from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, Parameter, ParameterSpace
+from llmrl.envs.escape_room import EscapeRoom
 from llmrl.llms.client import ChatClient
 from llmrl.llms.structured import InvalidReply
 from llmrl.principals.llm import LLMPrincipal
 from models import Echo, connected, scripted
-from societies import CLEANUP, ESCAPE_ROOM, GENERIC, HARVEST, outcome, spec, toy
+from societies import (
+    CLEANUP,
+    CLEANUP_LEGISLATIVE,
+    ESCAPE_ROOM,
+    GENERIC,
+    HARVEST,
+    HARVEST_LEGISLATIVE,
+    outcome,
+    spec,
+    toy,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 WELFARE = {"equality": 0.25, "sustainability": 12.5, "spending": 3.00004, "peace": 7.0}
-SOCIETIES = {"cleanup": CLEANUP, "harvest": HARVEST, "escape_room": ESCAPE_ROOM, "toy": GENERIC}
+LENIENT = EscapeRoom(Seeds(0), n_envs=1, min_at_lever=3, stay_penalty=False).spec
+SOCIETIES = {
+    "cleanup": CLEANUP,
+    "cleanup_legislative": CLEANUP_LEGISLATIVE,
+    "harvest": HARVEST,
+    "harvest_legislative": HARVEST_LEGISLATIVE,
+    "escape_room": ESCAPE_ROOM,
+    "escape_room_lenient": LENIENT,
+    "toy": GENERIC,
+}
 
 
 def result(society, vector, context=None, **kwargs):

@@ -200,6 +200,8 @@ class EnvSpec:
         agent_names: one name per agent, where agents have roles; else empty.
         numbers: what an action consists of where it is several numbers, [n_envs, n_agents, numbers.dim]; else None.
         text: what a player that reads is told; None where nobody has put the game into words.
+        facts: what prompts say of the game as it is played (its rules, its map, what it pays for), by the names they
+            use.
         endless: nothing is known to end an episode: there is no horizon, and it may never reach an end of its own.
         device: where the environment keeps its numbers as torch tensors, e.g. `cuda`: observations, rewards, metrics
             and exposure are there; a step or reset may write over the observation of the last but two, and nothing
@@ -224,6 +226,7 @@ class EnvSpec:
     agent_names: tuple[str, ...] = ()
     numbers: ActionNumbers | None = None
     text: GameText | None = None
+    facts: Mapping[str, float | bool] = field(default_factory=dict)
     endless: bool = False
     device: str | None = None
 

@@ -110,6 +110,7 @@ class EscapeRoom:
             objective=SUM,
             metrics={**metrics, "door_open": "mean", "incentives_paid": "sum"},
             exposure=mechanism,
+            facts={"min_at_lever": min_at_lever, "stay_penalty": stay_penalty},
         )
         self._groups = 1
         self._rngs = [seeds.numpy("contexts")]  # one for each equal group of games

@@ -43,8 +43,8 @@ def _of_ones_own(objective: Objective, collected: Collected) -> np.ndarray:
     values = np.asarray(found, dtype=np.float64)
     if values.shape != collected.base.shape[:1]:
         raise ConfigError(
-            f"the objective {objective.name} is one number for each of {len(collected.base)} episodes; its function gave "
-            f"an array of shape {values.shape}"
+            f"the objective {objective.name} is one number for each of {len(collected.base)} episodes; its function "
+            f"gave an array of shape {values.shape}"
         )
     return values
 

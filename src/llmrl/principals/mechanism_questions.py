@@ -61,6 +61,7 @@ class MechanismQuestions:
             objective=self.spec.objective.name,
             payoff=self.spec.objective.told(self.spec.n_agents),
             spending_cost=self.spec.spending_cost,
+            facts=self.spec.facts,
             mechanism=self.space.name,
             parameters=self.space.parameters,
             contexts=self.spec.contexts,
