@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 
 from experiments import only_run_folder, run
 from llmrl.cli.evaluate import main as evaluate
+from llmrl.core.objectives import OBJECTIVES, gini
 from llmrl.core.records import Act, Step
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax, Events, Incentives
 from llmrl.learners.rollout import Collector
 from llmrl.loops.scoring import score
-from llmrl.loops.welfare import episode_welfare, gini, measures, summarize_welfare
+from llmrl.loops.welfare import episode_welfare, measures, summarize_welfare
 from societies import spec
-
-OBJECTIVES = ("mean", "sum", "minimum", "equality_productivity", "sustainability")
 
 incomes = st.lists(st.integers(0, 800).map(lambda x: x / 8), min_size=2, max_size=9)
 returns = st.lists(st.integers(-800, 800).map(lambda x: x / 8), min_size=1, max_size=9)
@@ -165,8 +164,9 @@ def test_minted_incentives_are_spending():
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_spending_is_charged_to_any_objective(objective):
+    judged = OBJECTIVES[objective]
     episodes = play(Society([[1, 0, 0], [1, 1, 0]], mechanism=Incentives(), values=[1.0, 0.0, 0.5]))
-    free, charged = (episode_welfare(episodes, objective, cost) for cost in (0.0, 0.2))
+    free, charged = (episode_welfare(episodes, judged, cost) for cost in (0.0, 0.2))
     np.testing.assert_allclose(free, measures(episodes)[objective])
     np.testing.assert_allclose(free - charged, 0.2 * (3 * 1.0 + 3 * 0.5))
 
@@ -176,7 +176,7 @@ def test_an_outcome_tells_all_measures():
     collector = Collector(env, Idle(env.spec), "cpu")
     collector.reset(0)
     rollout = collector.collect(2, Seeds(0).torch("actions"), learn=False)
-    outcome = score(np.zeros(1), [rollout], env.spec, None, "minimum", 0.0).outcome
+    outcome = score(np.zeros(1), [rollout], env.spec, None, OBJECTIVES["minimum"], 0.0).outcome
     assert outcome.value == outcome.welfare["minimum"] == 3.0
     assert {f"welfare/{name}": x for name, x in outcome.welfare.items()} == summarize_welfare(rollout.episodes)
 

@@ -10,17 +10,39 @@ from hypothesis import strategies as st
 
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.objectives import OBJECTIVES
 from llmrl.core.records import ChatRequest
+from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, Parameter, ParameterSpace
+from llmrl.envs.escape_room import EscapeRoom
 from llmrl.llms.client import ChatClient
 from llmrl.llms.structured import InvalidReply
 from llmrl.principals.llm import LLMPrincipal
 from models import Echo, connected, scripted
-from societies import CLEANUP, ESCAPE_ROOM, GENERIC, HARVEST, outcome, spec, toy
+from societies import (
+    CLEANUP,
+    CLEANUP_LEGISLATIVE,
+    ESCAPE_ROOM,
+    GENERIC,
+    HARVEST,
+    HARVEST_LEGISLATIVE,
+    outcome,
+    spec,
+    toy,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 WELFARE = {"equality": 0.25, "sustainability": 12.5, "spending": 3.00004, "peace": 7.0}
-SOCIETIES = {"cleanup": CLEANUP, "harvest": HARVEST, "escape_room": ESCAPE_ROOM, "toy": GENERIC}
+LENIENT = EscapeRoom(Seeds(0), n_envs=1, min_at_lever=3, stay_penalty=False).spec
+SOCIETIES = {
+    "cleanup": CLEANUP,
+    "cleanup_legislative": CLEANUP_LEGISLATIVE,
+    "harvest": HARVEST,
+    "harvest_legislative": HARVEST_LEGISLATIVE,
+    "escape_room": ESCAPE_ROOM,
+    "escape_room_lenient": LENIENT,
+    "toy": GENERIC,
+}
 
 
 def result(society, vector, context=None, **kwargs):
@@ -65,7 +87,7 @@ def test_the_prompt_of_a_proposal_among_several_is_as_reviewed():
 
 
 def test_the_prompt_of_a_charged_principal_is_as_reviewed():
-    society = replace(CLEANUP, objective="equality_productivity", spending_cost=0.1)
+    society = replace(CLEANUP, objective=OBJECTIVES["equality_productivity"], spending_cost=0.1)
     seeing = {**society.observation, "mechanism": Channel((3,), "float32")}
     society = replace(society, observation=seeing)
     reviewed("cleanup_charged", told(society, vectors_for(society)).question(None).text)
@@ -74,13 +96,24 @@ def test_the_prompt_of_a_charged_principal_is_as_reviewed():
 def test_what_the_payoff_is():
     """Of every objective, with payments free and not."""
     sections = []
-    for objective in ("mean", "sum", "minimum", "equality_productivity", "sustainability"):
+    for name, objective in OBJECTIVES.items():
         for cost in (0.0, 0.025):
             text = told(replace(toy(), objective=objective, spending_cost=cost), []).question(None).text
             section = text.split("## Your payoff\n")[1].split("\n\n## ")[0]
             assert "\n" not in section
-            sections.append(f"{objective}, spending_cost {cost}: {section}\n")
+            sections.append(f"{name}, spending_cost {cost}: {section}\n")
     reviewed("payoffs", "\n".join(sections))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("name", SOCIETIES)
+def test_every_prompt_says_what_the_principal_is_judged_on(name, objective):
+    judged = OBJECTIVES[objective]
+    society = replace(SOCIETIES[name], objective=judged)
+    sentence = judged.told(society.n_agents)
+    assert sentence.startswith("Your payoff is ") and sentence.endswith(".")
+    text = told(society, []).question(society.contexts[0] if society.contexts else None).text
+    assert text.count(sentence) == text.count("Your payoff is ") == 1
 
 
 def test_agents_that_see_the_numbers():

@@ -94,7 +94,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
     from llmrl.analysis.statistics import describe
     from llmrl.cli.asking import announced, askers, refused, with_budget
-    from llmrl.cli.compose import build_llm, build_parts
+    from llmrl.cli.compose import build_llm, build_parts, judged_on
     from llmrl.cli.other_env import check_same_players, folder_name, parsed
     from llmrl.cli.outside import with_digests
     from llmrl.cli.players import MODES, build_players, without_teacher
@@ -176,17 +176,17 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         raise refused(error) from error
     finally:
         parts.close()
-    judged = config["design"]["objective"] or spec.objective
+    judged = judged_on(config, spec)
 
     def columns(episodes: Sequence[Episode]) -> dict[str, np.ndarray]:
         base = np.array([episode.base_returns for episode in episodes])
         return {
-            f"objective ({judged})": episode_welfare(episodes, judged, config["design"]["spending_cost"]),
+            f"objective ({judged.name})": episode_welfare(episodes, judged, config["design"]["spending_cost"]),
             "return per agent": np.array([e.returns.mean() for e in episodes]),
             "base return per agent": base.mean(1),
             "length": np.array([float(e.length) for e in episodes]),
             # What one agent earns is all that there is to say of its welfare.
-            **({f"welfare/{name}": x for name, x in measures(episodes).items()} if spec.n_agents > 1 else {}),
+            **({f"welfare/{name}": x for name, x in measures(episodes, judged).items()} if spec.n_agents > 1 else {}),
             **{name: np.array([e.summaries[name] for e in episodes]) for name in spec.metrics},
         }
 
@@ -222,8 +222,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         rows += [f"{name},{mode},{k}," + ",".join(f"{v[k]:.6g}" for v in found.values()) for k in range(n)]
     (out / "episodes.csv").write_text("\n".join(rows) + "\n")
     # Under the tags of the evaluations during training, at the step that the run's curves count.
-    scalars = {**summarize(episodes, "evaluation"), **summarize_welfare(episodes)}
-    scalars["evaluation/objective"] = float(measured[main_player][f"objective ({judged})"].mean())
+    scalars = {**summarize(episodes, "evaluation"), **summarize_welfare(episodes, judged)}
+    scalars["evaluation/objective"] = float(measured[main_player][f"objective ({judged.name})"].mean())
     gif = next((file for file in files if file.name == "world.gif"), None)
     write_evaluation(out, int(state.get("step", iteration)), scalars, gif)
     return {**results, "out": str(out)}

@@ -9,10 +9,9 @@ from typing import Literal
 import numpy as np
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.objectives import MEAN, Objective
 
 Aggregate = Literal["sum", "mean", "last"]
-Objective = Literal["mean", "sum", "minimum", "equality_productivity", "sustainability"]
-"""What a principal is judged on: a measure of an episode's welfare (`llmrl.loops.welfare.measures`)."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +200,8 @@ class EnvSpec:
         agent_names: one name per agent, where agents have roles; else empty.
         numbers: what an action consists of where it is several numbers, [n_envs, n_agents, numbers.dim]; else None.
         text: what a player that reads is told; None where nobody has put the game into words.
+        facts: what prompts say of the game as it is played (its rules, its map, what it pays for), by the names they
+            use.
         endless: nothing is known to end an episode: there is no horizon, and it may never reach an end of its own.
         device: where the environment keeps its numbers as torch tensors, e.g. `cuda`: observations, rewards, metrics
             and exposure are there; a step or reset may write over the observation of the last but two, and nothing
@@ -217,7 +218,7 @@ class EnvSpec:
     horizon: int | None
     mechanism: ParameterSpace | None = None
     contexts: tuple[str, ...] = ()
-    objective: Objective = "mean"
+    objective: Objective = MEAN
     spending_cost: float = 0.0
     metrics: Mapping[str, Aggregate] = field(default_factory=dict)
     exposure: bool = False
@@ -225,6 +226,7 @@ class EnvSpec:
     agent_names: tuple[str, ...] = ()
     numbers: ActionNumbers | None = None
     text: GameText | None = None
+    facts: Mapping[str, float | bool] = field(default_factory=dict)
     endless: bool = False
     device: str | None = None
 

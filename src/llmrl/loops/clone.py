@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
+from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Agent, VecEnv
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import Objective
 from llmrl.learners.cloning import Cloning
 from llmrl.learners.rollout import Collector, Episode
 from llmrl.loops.outcomes import episode_row, write_results
@@ -122,7 +122,7 @@ class CloneLoop:
         """What episodes of an evaluation say, means over them."""
         return {
             **summarize(episodes, "evaluation"),
-            **summarize_welfare(episodes),
+            **summarize_welfare(episodes, self.objective),
             "evaluation/objective": float(episode_welfare(episodes, self.objective, self.spending_cost).mean()),
         }
 

@@ -11,10 +11,10 @@ import numpy as np
 from llmrl.core.errors import ConfigError
 from llmrl.core.gradients import GradientProposer, MetaLearner
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
+from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, Teacher, VecEnv
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import Objective
 from llmrl.learners.rollout import Collector, Episode, Rollout
 from llmrl.loops.differentiating import differentiable_agent
 from llmrl.loops.scoring import Score, proposal_metrics, score
@@ -135,12 +135,13 @@ class DesignLoop:
     def plan(self) -> list[tuple[str, str]]:
         several = "" if self.candidates == 1 else f" of {self.candidates:,} proposals each"
         games, n = self.societies.games, self.societies.several
+        cost = f" - {self.spending_cost:g} x spending" if self.spending_cost else ""
         whose, each = ("a proposal", "") if n == 1 else ("a society", f", {n:,} societies a proposal")
         return [
             ("  principal steps", f"{self.steps:,}{several}{each}"),
             ("  adaptation", f"{self.adapt_rounds:,} rounds x {games} games {whose}, one update each"),
             ("  validation", f"{self.validate_rounds * games:,} episodes {whose}"),
-            ("  objective", self.objective + (f" - {self.spending_cost:g} x spending" if self.spending_cost else "")),
+            ("  objective", self.objective.name + cost),
             ("environment steps", f"{self.env_steps:,}"),
         ]
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from llmrl.analysis.probes import draw_probes
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
+from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Agent, Meter, Teacher, VecEnv
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import Objective
 from llmrl.learners.rollout import Collector, Episode
 from llmrl.loops.outcomes import episode_row, write_results
 from llmrl.loops.playing import play_episodes
@@ -147,7 +147,7 @@ class LearnLoop:
         """What episodes of an evaluation say, means over them."""
         return {
             **summarize(episodes, "evaluation"),
-            **summarize_welfare(episodes),
+            **summarize_welfare(episodes, self.objective),
             "evaluation/objective": float(episode_welfare(episodes, self.objective, self.spending_cost).mean()),
         }
 

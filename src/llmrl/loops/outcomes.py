@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.analysis.statistics import describe
-from llmrl.core.spaces import Objective
+from llmrl.core.objectives import Objective
 from llmrl.learners.rollout import Episode
 from llmrl.loops.welfare import judged, measures
 from llmrl.run.content import RESULTS_NAME
@@ -23,7 +23,7 @@ def episode_row(episode: Episode, objective: Objective, spending_cost: float) ->
     """An episode as plain numbers, by name: return and base_return (mean over agents), length, the environment's
     metrics, objective; where there are several agents returns, each agent's own, and every measure of welfare as
     `welfare/...`."""
-    found = measures([episode])
+    found = measures([episode], objective)
     society: dict[str, Any] = {}
     if len(episode.returns) > 1:
         society = {"returns": episode.returns.tolist(), **{f"welfare/{name}": float(x[0]) for name, x in found.items()}}

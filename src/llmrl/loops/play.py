@@ -10,10 +10,10 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Agent, Estimating, Meter, VecEnv
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import Objective
 from llmrl.learners.rollout import Collector, Episode
 from llmrl.loops.journal import Journal
 from llmrl.loops.outcomes import episode_row, evaluation_metrics, write_results

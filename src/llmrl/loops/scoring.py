@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmrl.analysis.statistics import standard_error_of_mean
+from llmrl.core.objectives import Objective
 from llmrl.core.records import Outcome
-from llmrl.core.spaces import EnvSpec, Objective, ParameterSpace
+from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.learners.rollout import Episode, Rollout
 from llmrl.loops.welfare import judged, measures
 
@@ -42,7 +43,7 @@ def score(
     starts = range(0, len(rollouts), each_of)
     played = [[episode for r in rollouts[i : i + each_of] for episode in r.episodes] for i in starts]
     episodes = [episode for each in played for episode in each]
-    found = measures(episodes)
+    found = measures(episodes, objective)
     values = judged(found, objective, spending_cost)
     ends = np.cumsum([len(each) for each in played])
     means = np.array([part.mean() for part in np.split(values, ends[:-1])])

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from llmrl.core.objectives import MEASURES
 from llmrl.core.records import Outcome, State
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 
@@ -24,12 +25,9 @@ PAYOFF_SHOWN = 123.456
 MEANINGS = {"sum": "as the total of an episode", "mean": "as the mean over its steps", "last": "as a level"}
 """How `EnvSpec.metrics` sums up an episode, in words for the prompt."""
 
-WELFARE = {
-    "equality": "1 if all agents collect the same, 0 if one collects everything",
-    "sustainability": "mean number of the step in which agents are rewarded, counted from 1; 0 if nobody is",
-}
+WELFARE = {each.name: each.shown for each in MEASURES if each.shown and each.name != "spending"}
 """Measures of welfare that are shown beside a payoff, with their meaning in words for the prompt."""
-SPENDING = {"spending": "what your numbers paid out beyond what they took, all agents together"}
+SPENDING = {each.name: each.shown for each in MEASURES if each.name == "spending"}
 """Shown too where the principal is charged for it."""
 
 
