@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from llmrl.learners.minibatches import Batch
+from llmrl.learners.minibatches import Batch, dealt
 from llmrl.learners.updaters import InPlace, Loss, Record
 from llmrl.networks.stacked import StackedNetwork
 
@@ -97,18 +97,26 @@ class Dealt:
         where: which of them are each network's own, [k, n] int64.
         orders: of each network's own, [k, epochs, n] int64: a permutation an epoch.
         size: samples of a minibatch and network; None: all.
+        drop_last: leave the last minibatch of an epoch out if it is smaller.
     """
 
-    def __init__(self, data: Batch, where: torch.Tensor, orders: torch.Tensor, size: int | None) -> None:
+    def __init__(
+        self, data: Batch, where: torch.Tensor, orders: torch.Tensor, size: int | None, drop_last: bool = False
+    ) -> None:
         self.data, self.where, self.orders = data, where, orders
-        self.size = size or where.shape[1]
+        self.size, self.drop_last = size, drop_last
 
     def epochs(self) -> Iterator[Iterator[Batch]]:
+        """The minibatches of each epoch.
+
+        Raises:
+            ConfigError: as `dealt`.
+        """
         for order in self.orders.unbind(1):
             yield self._epoch(self.where.gather(1, order))
 
     def _epoch(self, order: torch.Tensor) -> Iterator[Batch]:
-        for chosen in torch.split(order, self.size, dim=1):
+        for chosen in dealt(order, self.size, self.drop_last):
             yield {name: x[chosen] for name, x in self.data.items()}
 
 
