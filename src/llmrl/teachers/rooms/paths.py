@@ -50,8 +50,10 @@ class PathsTo:
         return found.get(pose)
 
     def action(self, pose: int) -> int | None:
-        """The first action of a shortest path, of several forward before left before right; None if there is no path or it
-        has no steps."""
+        """The first action of a shortest path, of several forward before left before right.
+
+        None if there is no path, or if it has no steps.
+        """
         distance = self.distance(pose)
         if not distance:
             return None
