@@ -10,6 +10,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch.func import functional_call
 
 from experiments import compose
 from llmrl.cli.compose import build_llm, build_parts
@@ -397,3 +398,68 @@ class TestMechanismDesign:
             ]
         )
         assert watch.steps == 4
+
+    @pytest.mark.parametrize("past", [0.0, -3.0])
+    def test_metagrad(self, built, past):
+        """Adam on the loss of the actor's head and on that of the critic's, each scaled down by itself; then the sum of
+        all agents' log pi times the discounted payoffs to go less the mean of past ones."""
+        _, parts = built("experiment=legislative/escape_room_metagrad")
+        env, agent, gamma = parts.env, parts.agents[0], 0.998
+        tau = parts.principal.ask(context=0)[0]
+        collector, rollouts = Collector(env, agent.policy, "cpu"), []
+        settings = dataclasses.replace(parts.principal.meta_settings, past_return=past)
+        learner = agent.meta_learner(tau, settings)
+        [(network, agents)] = agent.learner.policy.groups()
+        weights = {n: p.detach().clone().requires_grad_() for n, p in network.named_parameters() if p.requires_grad}
+        for phase in ("adapt", "validate"):
+            env.set_mechanism(np.tile(tau, (1, 1)))
+            collector.reset(11)
+            rollouts.append(collector.collect(5, Seeds(4).torch(phase), keep_exposure=True).copy())
+            if phase == "adapt":
+                learner.update(rollouts[0], minibatches())
+        adapt, validate = rollouts
+        payoff = float(validate.base_reward.sum())
+        outcome = Outcome(
+            vector=tau, value=payoff, values=np.array([payoff]), standard_error=None, context=0,
+            returns=np.zeros(5), trajectories={}, summaries={},
+        )  # fmt: skip
+        gradient = learner.gradient([validate], env.spec.objective, 0.0, outcome)
+
+        values = torch.tensor(tau, dtype=torch.float32, requires_grad=True)
+        zero = values - values.detach()
+        reward = adapt.reward + adapt.exposure.float() @ zero
+        adapt = dataclasses.replace(adapt, reward=reward)
+        advantage = gae_that_ends_at_horizons(adapt, gamma, 0.98)
+        target = (advantage.detach() + adapt.value).flatten()
+        inputs = agent.learner.samples(adapt, agents)
+        old, old_value, weight = adapt.log_prob.flatten(), adapt.value.flatten(), advantage.flatten()
+        weight = (weight - weight.mean()) / (weight.std() + 1e-8)
+        first, second = ({name: torch.zeros_like(p) for name, p in weights.items()} for _ in range(2))
+        for step in range(1, 5):
+            logits, value = functional_call(network, weights, (inputs,))
+            log_prob, entropy = of_policy(logits, inputs["action"])
+            actor = -clipped_surrogate(log_prob, old, weight, 0.2) - 0.025 * entropy
+            critic = 0.5 * 0.5 * larger_squared_error(value, old_value, target, 0.2)
+            for loss, part in ((actor, "actor."), (critic, "critic.")):
+                own = [name for name in weights if name.startswith(part)]
+                found = torch.autograd.grad(loss, [weights[name] for name in own], create_graph=True)
+                norm = sum(g.square().sum() for g in found).sqrt()
+                for name, g in zip(own, found, strict=True):
+                    g = g * (0.5 / (norm + 1e-6)).clamp(max=1.0)
+                    first[name] = 0.9 * first[name] + 0.1 * g
+                    second[name] = 0.999 * second[name] + 0.001 * g.square()
+                    root = (second[name] / (1 - 0.999**step)).clamp_min(1e-20).sqrt()
+                    weights[name] = weights[name] - 1e-3 * first[name] / (1 - 0.9**step) / (root + 1e-5)
+        for name, p in network.named_parameters():
+            if name in weights:
+                torch.testing.assert_close(p, weights[name], rtol=1e-4, atol=1e-6)
+
+        logits, _ = functional_call(network, weights, (agent.learner.samples(validate, agents),))
+        log_prob, _ = of_policy(logits, validate.action.flatten())
+        payoffs, loss = validate.base_reward.sum(-1)[:, 0], 0.0
+        for t in range(5):
+            to_go = sum(gamma ** (k - t) * payoffs[k] for k in range(t, 5))
+            loss = loss - log_prob.view(5, 5)[t].sum() * (to_go - past)
+        [expected] = torch.autograd.grad(loss, values)
+        assert expected.norm() > 0
+        np.testing.assert_allclose(-gradient, expected.numpy(), rtol=1e-3, atol=1e-3 * float(expected.norm()))

@@ -154,6 +154,8 @@ CHANGES = {
     "step size that decays": {"final_learning_rate": 1e-4, "decay_updates": 2},
     "policy gradient": {"epochs": 1, "minibatch_size": None, "clip": None, "normalize_advantage": False},
     "full minibatches alone": {"drop_last": True},
+    "gradients scaled down apart": {"clip_apart": True},
+    "gradients scaled down apart, no critic": {"clip_apart": True, "baseline": "none"},
     "advantages normalised over the rollout": {"normalize_over": "rollout", "advantage_eps": 0.1},
 }
 

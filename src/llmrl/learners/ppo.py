@@ -71,6 +71,7 @@ class PPOSettings:
     normalize_over: Literal["minibatch", "rollout"] = "minibatch"
     advantage_eps: PositiveFloat = 1e-8
     drop_last: bool = False
+    clip_apart: bool = False
 
 
 class PPO:
@@ -282,7 +283,8 @@ class PPO:
 
     def _new_updaters(self) -> list[InPlace]:
         s = self.settings
-        return [InPlace(network, s.learning_rate, s.adam_eps, s.max_grad_norm) for network, _ in self.policy.groups()]
+        adam = (s.learning_rate, s.adam_eps, s.max_grad_norm, s.clip_apart)
+        return [InPlace(network, *adam) for network, _ in self.policy.groups()]
 
 
 def unexplained_variance(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
