@@ -59,8 +59,10 @@ def test_it_composes_and_builds(preset):
         own_schedule = {**own_schedules, "llm": set() if small else {"steps"}}.get(part, set())
         assert config["env"] == common["env"]
         assert {n for n, x in config["design"].items() if x != common["design"][n]} <= own_schedule
-        if part == "metagrad":  # needs agents that go on exploring
-            config["agent"]["ppo"]["learning_rate"] = common["agent"]["ppo"]["learning_rate"]
+        if part == "metagrad":  # needs agents that go on exploring; published with gradients scaled down apart
+            assert config["agent"]["ppo"]["clip_apart"] == (not small)
+            own = {name: common["agent"]["ppo"][name] for name in ("learning_rate", "clip_apart")}
+            config["agent"]["ppo"].update(own)
         assert config["agent"] == common["agent"]
     parts = build_parts(config, build_llm(config, None, check=False))
     try:

@@ -217,6 +217,8 @@ class FirstAction:
         {"share": False},
         {"baseline": "none"},
         {"share": False, "baseline": "none"},
+        {"clip_apart": True, "max_grad_norm": 0.1},
+        {"clip_apart": True, "baseline": "none"},
         {"final_learning_rate": 1e-4, "decay_updates": 3},
         {"teacher": True},
     ],

@@ -153,14 +153,21 @@ CHANGES = {
     "no critic": {"baseline": "none"},
     "step size that decays": {"final_learning_rate": 1e-4, "decay_updates": 2},
     "policy gradient": {"epochs": 1, "minibatch_size": None, "clip": None, "normalize_advantage": False},
+    "full minibatches alone": {"drop_last": True},
+    "gradients scaled down apart": {"clip_apart": True},
+    "gradients scaled down apart, no critic": {"clip_apart": True, "baseline": "none"},
+    "advantages normalised over the rollout": {"normalize_over": "rollout", "advantage_eps": 0.1},
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_settings_that_change_what_is_trained(change):
-    agents = [make_agent("mlp", seed, share=False, **CHANGES[change]) for seed in range(2)]
+@pytest.mark.parametrize("share", [True, False])
+def test_settings_that_change_what_is_trained(change, share):
+    agents = [make_agent("mlp", seed, share, **CHANGES[change]) for seed in range(2)]
     together, alone, found, expected = update_both("mlp", agents)
     assert together._stacks
+    if "drop_last" in CHANGES[change]:  # of 36 samples of three agents, or 12 of one, in tens, twice
+        assert {own["loss/updates"] for own in found} == {6.0}
     assert_same(agents, alone, **CLOSE)
     assert [sorted(own) for own in found] == [sorted(its) for its in expected]
 
