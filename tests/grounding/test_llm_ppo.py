@@ -357,7 +357,7 @@ def test_words_and_published_scores(folders):
     published = scorer.score(prompts, names).detach()
     scorer.load()
     tokens = [scorer._tokenizer(name, add_special_tokens=False)["input_ids"] for name in names]
-    prompt = torch.tensor(scorer._tokenizer(prompts[0])["input_ids"])
+    prompt = torch.tensor(scorer._tokenizer(prompts[0], add_special_tokens=False)["input_ids"])
     for i, ids in enumerate(tokens):
         logits = scorer._plain_logits(prompt, torch.tensor(ids))
         expected = sum(logits[k, token].item() for k, token in enumerate(ids)) + max(map(len, tokens)) - len(ids)

@@ -43,7 +43,7 @@ class DRRNPolicy:
         self.network, self.words, self.temperature = network, words, temperature
         self.channel = channel
         self.channels = (channel, *((MASK,) if MASK in spec.observation else ()))
-        self.actions = [words.read(name) for name in spec.action_names]
+        self.actions = [words.read(text) for text in spec.continuations(channel)]
         self.reached: list[tuple[list[bytes], np.ndarray | None]] = []
         self._memo = Memo(self._read)
 
@@ -151,7 +151,7 @@ class DRRNAgent:
         """Play from now on with this spec's actions, however many; words met since the last update are forgotten."""
         spec.need_discrete("agent=drrn")
         self.policy.words.forget()
-        self.policy.actions = [self.policy.words.read(name) for name in spec.action_names]
+        self.policy.actions = [self.policy.words.read(text) for text in spec.continuations(self.policy.channel)]
 
     def reset(self) -> None:
         self.policy.network.load_state_dict(self._original)

@@ -305,7 +305,9 @@ class Scorer(Protocol):
     def score(self, prompts: Sequence[str], candidates: Sequence[str] | Sequence[Sequence[str]]) -> torch.Tensor:
         """log p(candidate | prompt), [n_prompts, n_candidates] float32, with gradients where torch records them.
 
-        `candidates` are the same for all prompts, or a list for each prompt; shorter lists are padded with -inf.
+        `candidates` are the same for all prompts, or a list for each prompt; shorter lists are padded with -inf. They
+        are read as they stand in the text that a prompt and a candidate make together: the space between the two is in
+        one of them (`EnvSpec.continuations`).
         """
         ...
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from llmrl.core.errors import ConfigError
 from llmrl.core.processes import Processes
 from llmrl.core.records import Act
 from llmrl.core.spaces import EnvSpec
@@ -29,22 +28,12 @@ class LanguagePolicy(nn.Module):
     Args:
         spec: of the environment.
         network: the model.
-
-    Raises:
-        ConfigError: the environment has no such text channel.
     """
 
     recurrent = False
 
     def __init__(self, spec: EnvSpec, network: LanguageActorCritic) -> None:
         super().__init__()
-        channel = spec.observation.get(network.channel)
-        if channel is None or channel.dtype != "object":
-            texts = [name for name, each in spec.observation.items() if each.dtype == "object"]
-            raise ConfigError(
-                f"agent=llm_ppo reads texts, and env={spec.name} offers no text channel {network.channel!r}"
-                + (f", but {', '.join(texts)}: set agent.reads={texts[0]}" if texts else "; use env=babyai_text")
-            )
         self.network, self.n_agents = network, spec.n_agents
         self.channels: tuple[str, ...] = tuple(
             name for name in (network.channel, "action_mask") if name in spec.observation
