@@ -233,13 +233,20 @@ def test_playing_together_is_playing_alone(kind, share):
             assert torch.equal(act.action[mine], expected.action)
 
 
-def test_new_weights_play_from_the_next_restack_on():
+def test_new_weights_play_at_once_but_for_the_span_of_a_rollout():
     agents = [make_agent("mlp", seed) for seed in range(2)]
     seen = observations("mlp", (GAMES * 2, AGENTS))
     side_by_side = SideBySide([agent.policy for agent in agents], GAMES)
     before = side_by_side.values(seen)
     agents[1].load_state_dict(copy.deepcopy(agents[0].state_dict()))
-    assert torch.equal(side_by_side.values(seen), before)
-    side_by_side.restack()
     expected = agents[0].policy.values({n: x[GAMES:] for n, x in seen.items()})
+    assert not torch.equal(before[GAMES:], expected)
     torch.testing.assert_close(side_by_side.values(seen)[GAMES:], expected)
+    for _ in range(2):
+        agents[1].load_state_dict(make_agent("mlp", 1).state_dict())
+        with side_by_side.unchanged():
+            torch.testing.assert_close(side_by_side.values(seen), before)
+            agents[1].load_state_dict(copy.deepcopy(agents[0].state_dict()))
+            # The weights are put together once in a rollout, in which nobody may change them.
+            torch.testing.assert_close(side_by_side.values(seen), before)
+        torch.testing.assert_close(side_by_side.values(seen)[GAMES:], expected)

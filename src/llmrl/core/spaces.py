@@ -23,6 +23,8 @@ class Channel:
     Attributes:
         parts: for each agent, which entries of a one-dimensional channel hold what: name -> slice. Empty where entries
             have no names; entries that no part covers are padding.
+        continuations: of a text, how it goes on when each action is taken, what stands between the two included: as
+            later texts of the episode show it, where they show what was done. Empty: a space and the action's name.
         codes: of a map [width, height, k] of integer codes, how many codes (0, 1, ...) each of the k numbers of a cell
             can be; empty where numbers are amounts.
     """
@@ -33,6 +35,7 @@ class Channel:
     high: float = np.inf
     parts: tuple[Mapping[str, slice], ...] = field(default=(), hash=False)
     codes: tuple[int, ...] = ()
+    continuations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -237,6 +240,10 @@ class EnvSpec:
             return ()
         told = () if self.text is None else tuple(name for name, _ in self.text.actions)
         return told if len(told) == self.numbers.dim else self.numbers.names
+
+    def continuations(self, channel: str) -> tuple[str, ...]:
+        """How a text of `channel` goes on when each action is taken: what a language model is to score after it."""
+        return self.observation[channel].continuations or tuple(f" {name}" for name in self.action_names)
 
     def games_per_group(self, groups: int) -> int:
         """Games of each of `groups` equal groups.

@@ -218,7 +218,6 @@ class DesignLoop:
 
         seeds = self._seeds(phase, index)
         games = self.env.spec.n_envs
-        self.societies.about_to_play()
         self.collector.reset(self.societies.game_seeds(seeds))
         exposed = self.differentiable is not None
         generators = self.societies.generators(seeds)
