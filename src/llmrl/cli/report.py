@@ -85,6 +85,7 @@ def print_summary(run: Run) -> None:
         for name, row in measured["table"].items():
             table.add_row(name.replace("_", " "), *_numbers(row))
         console.print(table)
+        _print_carried(console, measured["carried"])
     table = Table(title=str(run.folder), show_header=False, min_width=70)
     for name, value in run.summary.items():
         if isinstance(value, int | float | str) and not (measured and name.startswith(("evaluation/", "welfare/"))):
@@ -92,6 +93,16 @@ def print_summary(run: Run) -> None:
     console.print(table)
     console.print(f"Curves: tensorboard --logdir {run.folder.parent.parent}", soft_wrap=True)
     console.print(f"Video and table of episodes: llmrl-evaluate '{run.folder}' --video", soft_wrap=True)
+
+
+def _print_carried(console: Console, carried: Sequence[str]) -> None:
+    """Why episodes that depend on one another have no error; nothing where none do."""
+    if carried:
+        console.print(
+            f"Episodes carry something over to the next ones ({', '.join(carried)}), so they depend on one another and "
+            "have no standard error: that takes several runs (seed=0,1,2,...).",
+            soft_wrap=True,
+        )
 
 
 _ESTIMATES = ("mean", "s.e.", "95% interval", "min", "max")
@@ -159,6 +170,7 @@ def print_evaluation(results: dict[str, Any]) -> None:
         for name, row in results["table"].items():
             table.add_row(name, *_numbers(row))
     console.print(table)
+    _print_carried(console, results["carried"])
     console.print(f"Saved in {results['out']}: results.json, episodes.csv" + (", videos/" if results["videos"] else ""))
 
 
