@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.pooling import key_of
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.trials import Series, Trial
 
@@ -131,11 +132,6 @@ def make_examples(
             chosen = int(better[draw % len(better)])
         examples.append(Example(i, history, None if chosen is None else pool[chosen]))
     return examples
-
-
-def key_of(vector: np.ndarray) -> tuple[float, ...]:
-    """What equal parameters have in common."""
-    return tuple(float(x) for x in vector)
 
 
 def held_out_of(n: int, share: float) -> int:
