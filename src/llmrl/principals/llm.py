@@ -67,12 +67,13 @@ class LLMPrincipal:
         window: how many, for `last`, `best` and the best of `best_and_last`.
         newest: how many of the last ones, for `best_and_last`.
         contexts: show the proposals of `all` contexts, or only those of the present one (`own`).
-        measurements: a vector that was measured several times in a context is one row of the history with the means over
-            all measurements (`pooled`), or each of them is a row (`separate`, published).
+        measurements: a vector that was measured several times in a context is one row of the history, with the means
+            over all measurements (`pooled`), or each of them is a row (`separate`, published).
         observations: show what happened in the game beside each payoff; None: of a mechanism, yes, of a policy, no.
         repair_turns: chances to correct an invalid reply.
         fallback: where none is valid, propose the `best` vector of this context so far (of those that were judged by
-            as many episodes as any one proposal) or the `last` one again (the middle of the bounds if there is none), or `stop` the run.
+            as many episodes as any one proposal) or the `last` one again (the middle of the bounds if there is none),
+            or `stop` the run.
         out_of_range: a number out of bounds makes a reply invalid (`reask`), is put inside them (`clamp`), or is tried
             as it is (`accept`; of a policy only, and published). Of choices, as an action is one, there are none out of
             bounds: there `accept` is `reask`.
