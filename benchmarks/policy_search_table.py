@@ -7,9 +7,9 @@
 Prints a Markdown table with a row for each config (runs that differ in their seed only are one row; rows that would
 look alike get the hash of their folders' names): on unseen seeds, the mean return of the best proposal of a run (mean
 and standard deviation over runs, 95 % bootstrap interval of the mean); beside it the highest mean return of a single
-measurement of a run, which luck has helped and no other measurement of the same vector has corrected; the mean over the last tenth of the iterations; the mean over all of them (area under the curve);
-and what is published for the task, 10 runs of GPT-4o with the authors' environments and, most likely, the mean of each
-run's best iteration. Where a language model proposed, the method names it.
+measurement of a run, which is a maximum over noise; the mean over the last tenth of the iterations; the mean over all
+of them (area under the curve); and what is published for the task, 10 runs of GPT-4o with the authors' environments
+and, most likely, the mean of each run's best iteration. Where a language model proposed, the method names it.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
         "--mechanism",
         default="last",
         help="'last' (the proposal the saved agents adapted to; of several tried at once the step's best), 'best' (the "
-        "highest objective so far, by the same agents), or numbers a,b,c",
+        "one that the run names so far, by the same agents), or numbers a,b,c",
     )
     p.add_argument(
         "--context",
@@ -135,7 +135,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     try:
         [agent] = parts.agents
         env, spec, history = parts.env, parts.env.spec, state.get("history", [])
-        chosen = _proposal(args.mechanism, history)
+        chosen = state["best"][0] if history and args.mechanism == "best" else _last(history)
         mechanism = _mechanism(args.mechanism, chosen, spec)
         context = _context(args.context, chosen, spec)
         society = _society(history, config["design"].get("societies", 1))
@@ -266,19 +266,16 @@ def _record(
     return recorder.save(folder, args.fps)
 
 
-def _proposal(choice: str, history: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The row of the history that a choice means: of the last step or of all, the proposal with the highest objective;
-    for numbers, the last step's."""
-    if not history:
-        return None
-    rows = history if choice == "best" else [row for row in history if row["step"] == history[-1]["step"]]
-    return max(rows, key=lambda row: float(row["objective"]))
+def _last(history: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The row of the history with the highest objective of the last step."""
+    rows = [row for row in history if row["step"] == history[-1]["step"]]
+    return max(rows, key=lambda row: float(row["objective"]), default=None)
 
 
 def _society(history: list[dict[str, Any]], several: int) -> int:
     """Which of the saved societies plays: of several that were tried side by side, that of the last step's best; of
     `several` under one proposal, the first, which is the one that the run's own seed gives."""
-    row = _proposal("last", history)
+    row = _last(history)
     return 0 if row is None else int(row["candidate"]) * several
 
 
