@@ -297,6 +297,37 @@ def test_the_estimate_is_near_what_is_asked(settings):
     assert principal.estimate(12, 2, known=5) == estimate, "an estimate changes nothing"
 
 
+class TestSeveralMeasurements:
+    """The same vector thrice, 122, 152.2 and 148.6, and another one in between."""
+
+    def rows(self, **settings):
+        principal = searcher(**settings)
+        for x, value in ((0.1, 122.0), (0.2, 145.0), (0.1, 152.2), (0.1, 148.6)):
+            principal.tell([returned(np.full(8, x), value, 20)])
+        return [
+            line.split("-> ")[-1].split("f(params): ")[-1]
+            for line in principal.question(None).text.splitlines()
+            if line.startswith(("[0.", "params[0]: 0."))
+        ]
+
+    def test_are_one_row(self):
+        assert self.rows() == ["145.00", "140.93 (mean of 3 measurements)"]
+        assert self.rows(history="best", window=1) == ["145.00"]
+        assert self.rows(history="best_and_last", window=1, newest=1) == ["145.00", "140.93 (mean of 3 measurements)"]
+        [_, row] = self.rows(observations=True)
+        assert row.startswith("140.93 (mean of 3 measurements, standard error ")
+
+    def test_but_three_as_published(self):
+        settings = {**compose("experiment=search/cartpole_props")["principal"]}
+        del settings["_target_"]
+        assert self.rows(**settings) == ["122.00", "145.00", "152.20", "148.60"]
+
+    @pytest.mark.parametrize("preset", ["cartpole_props", "cartpole_props_main", "maze_props_plus"])
+    def test_presets_of_the_published_prompts_and_budget(self, preset):
+        config = compose(f"experiment=search/{preset}")
+        assert config["principal"]["measurements"] == "separate" and config["search"]["race"] == 0
+
+
 def test_a_restored_searcher_asks_the_same():
     principal = told(searcher(), 4)
     other = searcher()

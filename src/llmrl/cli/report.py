@@ -111,7 +111,7 @@ def _print_best(console: Console, measured_again: bool, named: Sequence[dict[str
     console.print(table)
     if not measured_again:
         console.print(
-            "Chosen for these very measurements, so luck is in the objective; design.race=3 measures the best few anew.",
+            "Chosen for these very measurements, so luck is in them; design.race=3 measures the best few again.",
             soft_wrap=True,
         )
 

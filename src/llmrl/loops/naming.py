@@ -142,6 +142,6 @@ class Naming:
         return next(i for i, times in enumerate(self.times) if times < self.rounds)
 
     def _named(self, place: int) -> tuple[float, float | None]:
-        """Mean of what was measured of a winner, and its standard error: over societies, or episodes of the only one."""
+        """Mean of what was measured of a winner, and its standard error: over societies, or an only one's episodes."""
         own = np.array(self.measured[place])
         return float(own.mean()), self.errors[place] if len(own) == 1 else standard_error_of_mean(own)
