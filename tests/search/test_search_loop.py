@@ -37,6 +37,14 @@ def searched(tmp_path, *overrides):
     return result, folder, rows, read_proposals(folder)
 
 
+def pooled(proposals):
+    """Mean return of all episodes of each vector; those of equal proposals of an iteration are the same episodes."""
+    episodes = {}
+    for p in proposals:
+        episodes.setdefault(tuple(p["vector"]), {})[p["iteration"]] = p["returns"]
+    return {vector: np.mean([x for own in each.values() for x in own]) for vector, each in episodes.items()}
+
+
 def summary(folder):
     return json.loads((folder / "summary.json").read_text())
 
@@ -61,25 +69,29 @@ class TestRun:
         _, folder, rows, proposals = small
         told = [row for row in rows if "search/return" in row]
         assert [row["step"] for row in told] == list(range(1, 10))
-        best = -np.inf
         for i, row in enumerate(told):
             own = [p["return"] for p in proposals if p["iteration"] == i + 1]
-            best = max(best, *own)
+            best = max(pooled([p for p in proposals if p["iteration"] <= i + 1]).values())
             assert row["search/return"] == pytest.approx(np.mean(own))
-            assert row["search/best_of_iteration"] == max(own) and row["search/best_return"] == best
+            assert row["search/best_of_iteration"] == max(own) and row["search/best_return"] == pytest.approx(best)
             assert row["search/episodes"] == 12 * (i + 1) and row["principal/proposals"] == 3 * (i + 1)
         # CartPole pays 1 a step.
         assert told[-1]["env_steps"] == sum(sum(p["returns"]) for p in proposals)
-        assert summary(folder)["env_steps"] == told[-1]["env_steps"]
+        # And so are the episodes of the race, which come after the last iteration.
+        assert [row["step"] for row in rows if "race/left" in row] == [10, 11, 12][: len(rows) - len(told) - 1]
+        assert summary(folder)["env_steps"] == rows[-1]["env_steps"] > told[-1]["env_steps"]
 
     def test_the_best_is_played_again_on_other_seeds(self, small):
         result, folder, rows, proposals = small
         measured = [row for row in rows if "search/incumbent_return" in row]
-        assert [row["step"] for row in measured] == [4, 8, 9]
+        assert [row["step"] for row in measured] == [4, 8, rows[-1]["step"]]
         found = summary(folder)
         assert result == found["incumbent_return"] == measured[-1]["search/incumbent_return"]
-        best = max(proposals, key=lambda p: p["return"])
-        assert found["best_return"] == best["return"] and found["best"]["vector"] == best["vector"]
+        assert found["highest_return"] == max(p["return"] for p in proposals)
+        assert found["best_return"] == pytest.approx(max(pooled(proposals).values()))
+        best = tuple(found["best"]["vector"])
+        assert found["best"]["return"] == pytest.approx(pooled(proposals)[best])
+        assert found["best"]["iteration"] == next(p["iteration"] for p in proposals if tuple(p["vector"]) == best)
         assert found["incumbent_standard_error"] >= 0 and 0 <= found["incumbent_success"] <= 1
 
     def test_summaries(self, small):
@@ -88,7 +100,7 @@ class TestRun:
         bests = [row["search/best_return"] for row in rows if "search/best_return" in row]
         found = summary(folder)
         assert found["area"] == pytest.approx(np.mean(means)) and found["area_of_best"] == pytest.approx(np.mean(bests))
-        assert found["final_return"] == means[-1] and found["episodes"] == 108
+        assert found["final_return"] == means[-1] and found["episodes"] == 108 + found["race_episodes"]
 
     def test_the_run_s_policy_can_be_evaluated(self, small):
         _, folder, _, _ = small
@@ -138,6 +150,7 @@ class TestWarmup:
             "search.iterations=4",
             "search.warmup=5",
             "search.warmup_episodes=1",
+            "search.race=0",
         )
         _, folder, rows, proposals = searched(tmp_path, *overrides, "search.warmup_draw=normal3_round1")
         first = [p for p in proposals if p["iteration"] == 0]
@@ -147,6 +160,7 @@ class TestWarmup:
         prompt = next(read_calls(folder / LEDGER))["messages"][0]["content"]
         assert prompt.count(" -> ") == 5 and "This is iteration 1 of 4." in prompt
         # A single lucky episode is not taken for the best mean.
+        assert summary(folder)["highest_return"] == max(p["return"] for p in proposals if p["iteration"])
         assert summary(folder)["best_return"] == max(p["return"] for p in proposals if p["iteration"])
 
     def test_the_published_counts_of_episodes(self):
@@ -160,7 +174,7 @@ class TestWarmup:
                 parts.close()
 
     def test_the_wasted_episode_is_played_and_counted(self, tmp_path):
-        overrides = ("principal=random", "search.iterations=2", "search.extra_rollout=true")
+        overrides = ("principal=random", "search.iterations=2", "search.extra_rollout=true", "search.race=0")
         _, folder, rows, proposals = searched(tmp_path, *overrides)
         assert summary(folder)["episodes"] == 2 * 5
         assert rows[-1]["env_steps"] > sum(sum(p["returns"]) for p in proposals)

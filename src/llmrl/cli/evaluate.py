@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
         "--mechanism",
         default="last",
         help="'last' (the proposal the saved agents adapted to; of several tried at once the step's best), 'best' (the "
-        "highest objective so far, by the same agents), or numbers a,b,c",
+        "one that the run names so far, by the same agents), or numbers a,b,c",
     )
     p.add_argument(
         "--context",
@@ -135,7 +135,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     try:
         [agent] = parts.agents
         env, spec, history = parts.env, parts.env.spec, state.get("history", [])
-        chosen = _proposal(args.mechanism, history)
+        chosen = state["best"][0] if history and args.mechanism == "best" else _last(history)
         mechanism = _mechanism(args.mechanism, chosen, spec)
         context = _context(args.context, chosen, spec)
         society = _society(history, config["design"].get("societies", 1))
@@ -143,6 +143,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         if args.env and "policy" in saved:
             check_same_players(args.env, saved["policy"], agent.state_dict()["policy"])
         agent.load_state_dict(saved)
+        carried: tuple[str, ...] = getattr(agent, "carried", ())
         players = build_players(names, whole, parts)
         seeds = Seeds(args.seed).child("evaluate")
         modes = MODES if args.mode == "both" else (args.mode,)
@@ -168,6 +169,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         for name, policy in players.items():
             for mode in modes:
                 alone = len(players) * len(modes) == 1
+                if name == "student" and carried:  # what a film or another mode left behind is none of its business
+                    agent.load_state_dict(saved)
                 kept = (out if alone else out / f"{name}_{mode}") if args.trajectories else None
                 with recorded(env, policy, kept) as player:
                     collector, greedy = Collector(env, player, parts.device), mode == "deterministic"
@@ -193,7 +196,12 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     measured = {player: columns(episodes) for player, episodes in played.items()}
     # A metric is NaN in episodes of which it says nothing.
     known = {p: {name: x[~np.isnan(x)] for name, x in m.items() if not np.isnan(x).all()} for p, m in measured.items()}
-    tables = {player: {name: describe(x, seed=args.seed) for name, x in m.items()} for player, m in known.items()}
+    tables = {
+        (who, mode): {
+            name: describe(x, seed=args.seed, independent=not (who == "student" and carried)) for name, x in m.items()
+        }
+        for (who, mode), m in known.items()
+    }
     main_player, episodes = next(iter(played.items()))
     results = {
         "run": str(args.run),
@@ -207,6 +215,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         "context": None if context is None else spec.contexts[context],
         "society": society,
         "llm": None if llm is None else llm.label,
+        "carried": list(carried) if "student" in players else [],
         "players": [
             {"policy": name, "mode": mode, "table": tables[name, mode], "per_episode": _lists(measured[name, mode])}
             for name, mode in played
@@ -257,19 +266,16 @@ def _record(
     return recorder.save(folder, args.fps)
 
 
-def _proposal(choice: str, history: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The row of the history that a choice means: of the last step or of all, the proposal with the highest objective;
-    for numbers, the last step's."""
-    if not history:
-        return None
-    rows = history if choice == "best" else [row for row in history if row["step"] == history[-1]["step"]]
-    return max(rows, key=lambda row: float(row["objective"]))
+def _last(history: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The row of the history with the highest objective of the last step."""
+    rows = [row for row in history if row["step"] == history[-1]["step"]]
+    return max(rows, key=lambda row: float(row["objective"]), default=None)
 
 
 def _society(history: list[dict[str, Any]], several: int) -> int:
     """Which of the saved societies plays: of several that were tried side by side, that of the last step's best; of
     `several` under one proposal, the first, which is the one that the run's own seed gives."""
-    row = _proposal("last", history)
+    row = _last(history)
     return 0 if row is None else int(row["candidate"]) * several
 
 

@@ -67,6 +67,7 @@ class BaselineLoop:
         seeds: root of the loop's random numbers.
         iterations, candidates, episodes: the budget is their product; a block is `candidates` x `episodes`.
         episode_seeds, warmup, warmup_episodes, warmup_draw, extra_rollout: of searches only.
+        race, race_rounds: nothing, as there is one policy and nothing to choose from.
         evaluate_every: blocks between evaluations; 0: only at the end.
         evaluate_episodes: episodes of an evaluation.
         cores: processes that these are played in, where the game has no batched engine and the policy can go there.
@@ -88,6 +89,8 @@ class BaselineLoop:
         warmup_episodes: PositiveInt | None = None,
         warmup_draw: str = "uniform",
         extra_rollout: bool = False,
+        race: NonNegativeInt = 0,
+        race_rounds: PositiveInt = 1,
         evaluate_every: NonNegativeInt = 0,
         evaluate_episodes: PositiveInt = 100,
         cores: int | None = None,
@@ -142,7 +145,7 @@ class BaselineLoop:
         run.metrics.log(self.blocks, final, env_steps=self.env_steps)
         run.summary = {
             **{name.removeprefix("search/"): value for name, value in final.items()},
-            "best_return": max(self.returns),
+            "highest_return": max(self.returns),
             **curve_summary(self.returns),
             "episodes": self.blocks * self.block,
             "env_steps": self.env_steps,
@@ -175,7 +178,7 @@ class BaselineLoop:
         self.returns.append(float(np.mean(returns)))
         metrics = {
             "search/return": self.returns[-1],
-            "search/best_return": max(self.returns),
+            "search/highest_return": max(self.returns),
             "search/length": float(np.mean(lengths)),
             "search/episodes": float(len(self.returns) * self.block),
         }

@@ -32,8 +32,9 @@ def score(
     objective: Objective,
     spending_cost: float,
     societies: int = 1,
+    draw: str | None = None,
 ) -> Score:
-    """Score `vector` by the episodes that ended in `rollouts`, all played under it.
+    """Score `vector` by the episodes that ended in `rollouts`, all played under it; `draw` names their random numbers.
 
     Rollouts of several societies come society by society, as many of each. Then the value is the mean over societies,
     each weighing the same, and its standard error is that of a mean of as many numbers: societies that learn under one
@@ -57,6 +58,8 @@ def score(
         trajectories={n: np.mean([r.info[n].mean(1) for r in rollouts], axis=0) for n in spec.metrics},
         summaries={n: float(np.mean([e.summaries[n] for e in episodes])) for n in spec.metrics},
         welfare={name: float(x.mean()) for name, x in found.items()},
+        units=societies,
+        draw=draw,
     )
     return Score(outcome, episodes, means.tolist())
 
