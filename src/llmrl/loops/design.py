@@ -199,7 +199,8 @@ class DesignLoop:
         with run.progress(self.env_steps, "steps", "design", self._env_steps_at(self._trials, self.round)) as progress:
             while self.step < self.steps:
                 self._principal_step(run, progress)
-            if self.contestants:
+            # Where there was nothing to choose from, luck has helped nobody.
+            if self.contestants and any(len(self.pool.ranked(c)) > 1 for c in self.pool.contexts):
                 self._name(run, progress)
         run.checkpoint(*self._resumable())
         values = [row["objective"] for row in self.history]
