@@ -66,8 +66,8 @@ class Stacked:
 
     def _clip(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """Scale each network's gradients down together; returns the norms before, [k]."""
-        norm = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients])
-        norm = torch.linalg.vector_norm(norm, dim=0)
+        norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients])
+        norm: torch.Tensor = torch.linalg.vector_norm(norms, dim=0)
         scale = (self._ordinary[0].max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(gradients, [scale.view(-1, *[1] * (g.dim() - 1)) for g in gradients])
         return norm

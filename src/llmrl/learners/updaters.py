@@ -134,7 +134,8 @@ class InPlace:
     def _descend(self) -> torch.Tensor:
         norms = [self._clip(part) for part in self._clipped if any(p.grad is not None for p in part)]
         self.optimizer.step()
-        return torch.linalg.vector_norm(torch.stack(norms))
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return norm
 
     def _clip(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
         if self.divided:
