@@ -13,11 +13,13 @@ import numpy as np
 
 from llmrl.analysis.runs import RunRecord
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.run.metrics import FILE_NAME, TIME
+from llmrl.run.metrics import FILE_NAME, KIND, TIME, metrics_of
 
 AXES = {
     "env_steps": ("env_steps", "environment steps"),
-    "proposals": ("principal/proposals", "proposals tried"),
+    "proposals": ("proposals", "proposals tried"),
+    "updates": ("updates", "updates"),
+    "samples": ("samples", "samples shown"),
     "seconds": (f"{TIME}elapsed_s", "seconds of the run"),
 }
 """What a curve can be drawn over: the entry of `metrics.jsonl`, and what it is called."""
@@ -74,17 +76,20 @@ class ScoreRule:
 def series(folder: Path, metric: str, over: str = "env_steps") -> Series:
     """A metric over one of `AXES`.
 
-    Lines without an entry of that axis and values that were not finite are left out; of several at one place the last
+    Rows without an entry of that axis and values that were not finite are left out; of several at one place the last
     is kept.
 
     Raises:
-        RunFolderError: a line of the file is damaged.
+        RunFolderError: a line of the file is damaged, or rows of several kinds have the metric.
     """
     axis = AXES[over][0]
+    rows = _rows(folder, metric)
+    if len(kinds := {row.get(KIND) for row in rows}) > 1:
+        raise RunFolderError(
+            f"{folder / FILE_NAME} has {metric} in rows of several kinds: {', '.join(map(str, kinds))}"
+        )
     points = {
-        float(row[axis]): float(row[metric])
-        for row in _rows(folder, metric)
-        if row[metric] is not None and row.get(axis) is not None
+        float(row[axis]): float(row[metric]) for row in rows if row[metric] is not None and row.get(axis) is not None
     }
     places = np.array(sorted(points))
     return places, np.array([points[place] for place in places])
@@ -96,11 +101,10 @@ def metric_names(runs: Iterable[RunRecord]) -> list[str]:
     for run in runs:
         for line in _lines(run.folder):
             try:
-                names.update(json.loads(line))
+                names.update(metrics_of(json.loads(line)))
             except ValueError:
                 continue
-    axes = {"step", *(entry for entry, _ in AXES.values())}
-    return sorted(name for name in names - axes if not name.startswith(TIME))
+    return sorted(name for name in names if not name.startswith(TIME))
 
 
 def _rows(folder: Path, metric: str) -> list[dict[str, Any]]:

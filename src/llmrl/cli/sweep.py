@@ -139,7 +139,7 @@ def _last(record: RunRecord, metrics: dict[str, Any]) -> str:
 
 
 def as_json(record: RunRecord) -> dict[str, Any]:
-    """A record as plain data, with the last line of its metrics."""
+    """A record as plain data, with the newest values of its metrics."""
     return {**asdict(record), "folder": str(record.folder), "last_metrics": record.last_metrics()}
 
 

@@ -40,9 +40,10 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--over",
-        choices=("env_steps", "proposals", "seconds"),
+        choices=("env_steps", "proposals", "updates", "samples", "seconds"),
         default="env_steps",
-        help="what curves are drawn over: environment steps, proposals a principal tried, or wall time",
+        help="what curves are drawn over: environment steps, proposals a principal tried, updates, samples that an "
+        "imitator was shown, or wall time",
     )
     p.add_argument("--resamples", type=int, default=10_000, help="bootstrap resamples (default 10000)")
     p.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")

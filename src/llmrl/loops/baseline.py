@@ -23,6 +23,7 @@ from llmrl.loops.episodes import (
 )
 
 if TYPE_CHECKING:
+    from llmrl.run.metrics import Kind
     from llmrl.run.run import Run
 
 EpisodeOver = Callable[[float, int], bool]
@@ -139,7 +140,7 @@ class BaselineLoop:
             final = self._measure(plays)
         finally:
             plays.close()
-        run.metrics.log(self.blocks, final, env_steps=self.env_steps)
+        self._row(run, "evaluation", final)
         run.summary = {
             **{name.removeprefix("search/"): value for name, value in final.items()},
             "best_return": max(self.returns),
@@ -177,14 +178,16 @@ class BaselineLoop:
             "search/return": self.returns[-1],
             "search/best_return": max(self.returns),
             "search/length": float(np.mean(lengths)),
-            "search/episodes": float(len(self.returns) * self.block),
         }
-        done = len(self.returns)
-        if self.evaluations.due(done):
-            metrics |= measure()
-        run.metrics.log(done, metrics, env_steps=self.env_steps)
+        self._row(run, "episode", metrics)
+        if self.evaluations.due(len(self.returns)):
+            self._row(run, "evaluation", measure())
         returns.clear()
         lengths.clear()
+
+    def _row(self, run: Run, kind: Kind, metrics: dict[str, float]) -> None:
+        episodes = len(self.returns) * self.block
+        run.metrics.log(kind, "episodes", metrics, episodes=episodes, env_steps=self.env_steps)
 
     def _measure(self, plays: Plays) -> dict[str, float]:
         seeds = evaluation_seeds(self.seeds, self.evaluations.episodes)

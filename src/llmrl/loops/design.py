@@ -258,8 +258,14 @@ class DesignLoop:
                 }
             )
         metrics["principal/best_objective"] = max(row["objective"] for row in self.history)
-        metrics["principal/proposals"] = float(len(self.history))
-        run.metrics.log(self.step + 1, metrics, env_steps=self._env_steps_at(self.step + 1, 0))
+        run.metrics.log(
+            "proposal",
+            "proposals",
+            metrics,
+            proposals=len(self.history),
+            principal_steps=self.step + 1,
+            env_steps=self._env_steps_at(self.step + 1, 0),
+        )
 
     def _log_round(self, run: Run, rollout: Rollout, losses: Sequence[dict[str, float]]) -> None:
         summary = summarize(rollout.episodes, "train")
@@ -268,9 +274,15 @@ class DesignLoop:
         self.adapting["last_return"] = summary["train/return"]
         every = -(-self.adapt_rounds // ROWS_PER_STEP)
         if self.round % every == 0:
-            row = self.step * self.adapt_rounds + self.round + 1
             mean = {name: float(np.mean([x[name] for x in losses])) for name in (losses[0] if losses else {})}
-            run.metrics.log(row, {**summary, **mean}, env_steps=self._env_steps_at(self.step, self.round + 1))
+            run.metrics.log(
+                "adaptation",
+                "rounds",
+                {**summary, **mean},
+                rounds=self.step * self.adapt_rounds + self.round + 1,
+                principal_steps=self.step,
+                env_steps=self._env_steps_at(self.step, self.round + 1),
+            )
 
     def _context(self) -> int | None:
         """The context of this principal step: drawn once, the same for all its episodes."""

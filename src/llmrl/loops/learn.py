@@ -20,6 +20,7 @@ from llmrl.loops.recording import RolloutRecorder
 from llmrl.loops.welfare import episode_welfare, summarize, summarize_welfare
 
 if TYPE_CHECKING:
+    from llmrl.run.metrics import Kind
     from llmrl.run.progress import Progress
     from llmrl.run.run import Run
 
@@ -96,7 +97,7 @@ class LearnLoop:
         if self.probes is not None:
             self.probes.write(run.folder)
             if self.iteration == 0:
-                run.metrics.log(0, self.probes.metrics(), env_steps=0)
+                self._row(run, "probe", self.probes.metrics())
         with run.progress(self.updates * per_update, "steps", "learn", self.iteration * per_update) as progress:
             while self.iteration < self.updates:
                 seeds = self.seeds.child("iteration").child(self.iteration)
@@ -112,11 +113,11 @@ class LearnLoop:
                 self.iteration += 1
                 metrics |= summarize(rollout.episodes, "train")
                 metrics |= {} if self.meter is None else self.meter.metrics()
+                self._row(run, "update", metrics)
                 if self.probes is not None and self.iteration % self.probe_every == 0:
-                    metrics |= self.probes.metrics()
-                if self.evaluate_every and self.iteration % self.evaluate_every == 0:
-                    metrics |= self.judge(self.evaluate())
-                run.metrics.log(self.iteration, metrics, env_steps=self.iteration * per_update)
+                    self._row(run, "probe", self.probes.metrics())
+                if self.evaluate_every and self.iteration % self.evaluate_every == 0 and self.iteration < self.updates:
+                    self._row(run, "evaluation", self.judge(self.evaluate()))
                 run.safe_point(self.iteration, self.state_dict)
         run.checkpoint(self.iteration, self.state_dict())
         episodes = self.evaluate()
@@ -124,7 +125,7 @@ class LearnLoop:
         rows = [episode_row(episode, self.objective, self.spending_cost) for episode in episodes]
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
         write_results(run.folder, rows, learned=True, about=about)
-        run.metrics.log(self.iteration, final, env_steps=self.iteration * per_update)
+        self._row(run, "evaluation", final)
         if self.probes is not None:
             draw_probes(run.folder)
         run.summary = {"updates": self.iteration, "env_steps": self.iteration * per_update, **final}
@@ -144,6 +145,10 @@ class LearnLoop:
             **summarize_welfare(episodes),
             "evaluation/objective": float(episode_welfare(episodes, self.objective, self.spending_cost).mean()),
         }
+
+    def _row(self, run: Run, kind: Kind, metrics: dict[str, float]) -> None:
+        env_steps = self.iteration * self.rollout_steps * self.env.spec.n_envs
+        run.metrics.log(kind, "env_steps", metrics, env_steps=env_steps, updates=self.iteration)
 
     def state_dict(self) -> State:
         """Everything a resumed run needs to go on exactly (on engines that can be restored)."""

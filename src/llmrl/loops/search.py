@@ -28,6 +28,7 @@ from llmrl.loops.proposals import ProposalLog
 from llmrl.loops.warmup import Draw, warmup_vectors
 
 if TYPE_CHECKING:
+    from llmrl.run.metrics import Kind
     from llmrl.run.progress import Progress
     from llmrl.run.run import Run
 
@@ -141,6 +142,11 @@ class SearchLoop:
         each = self.candidates * self.episodes + self.extra_rollout
         return self.warmup * self.warmup_episodes + self.iterations * each
 
+    @property
+    def proposals(self) -> int:
+        """Vectors tried so far, the random ones at the start included."""
+        return (self.warmup if self.warm else 0) + self.iteration * self.candidates
+
     def plan(self) -> list[tuple[str, str]]:
         several = "" if self.candidates == 1 else f" of {self.candidates:,} proposals each"
         warm = f", after {self.warmup:,} random vectors x {self.warmup_episodes:,}" if self.warmup else ""
@@ -175,7 +181,7 @@ class SearchLoop:
         finally:
             plays.close()
             log.close()
-        run.metrics.log(self.iteration, final, env_steps=self.played["env_steps"])
+        self._row(run, "evaluation", final)
         run.summary = self._summary(final)
         return final["search/incumbent_return"]
 
@@ -188,7 +194,7 @@ class SearchLoop:
         if self.warmup_episodes == self.episodes:
             self._compare(self.warmup_vectors, found.returns.mean(1))
         self.warm = True
-        run.metrics.log(0, metrics, env_steps=self.played["env_steps"])
+        self._row(run, "proposal", metrics)
         progress.update(self.played["episodes"])
         run.safe_point(0, lambda: self._state(log))
 
@@ -208,9 +214,9 @@ class SearchLoop:
         assert self.best is not None
         self.best_returns.append(self.best["return"])
         metrics["search/best_return"] = self.best["return"]
+        self._row(run, "proposal", metrics)
         if self.evaluations.due(self.iteration):
-            metrics |= self._evaluate_best(plays)
-        run.metrics.log(self.iteration, metrics, env_steps=self.played["env_steps"])
+            self._row(run, "evaluation", self._evaluate_best(plays))
         progress.update(self.played["episodes"])
         run.safe_point(self.iteration, lambda: self._state(log))
 
@@ -270,9 +276,10 @@ class SearchLoop:
             metrics["search/best_of_iteration"] = max(values)
         for name in outcomes[0].summaries:
             metrics[f"search/{name}"] = float(np.mean([outcome.summaries[name] for outcome in outcomes]))
-        metrics["search/episodes"] = float(self.played["episodes"])
-        metrics["principal/proposals"] = float(self.warmup + self.iteration * self.candidates)
         return metrics
+
+    def _row(self, run: Run, kind: Kind, metrics: dict[str, float]) -> None:
+        run.metrics.log(kind, "proposals", metrics, proposals=self.proposals, iterations=self.iteration, **self.played)
 
     def _compare(self, vectors: np.ndarray, means: np.ndarray) -> None:
         """Let the agent keep the best proposal so far; the earlier one of equals."""
@@ -299,7 +306,7 @@ class SearchLoop:
             **curve_summary(self.returns),
             "area_of_best": float(np.mean(self.best_returns)),
             "iterations": self.iteration,
-            "proposals": self.warmup + self.iteration * self.candidates,
+            "proposals": self.proposals,
             **self.played,
             "best": self.best,
         }
