@@ -30,6 +30,7 @@ from llmrl.analysis.statistics import (
     standard_error,
     standard_error_over_tasks,
 )
+from llmrl.analysis.training import EFFICIENCY, Frames, about_training, common_frames, is_told
 from llmrl.core.errors import ConfigError, RunFolderError
 
 BAND_RESAMPLES = 2_000
@@ -62,6 +63,9 @@ def summarize(
         raise ConfigError(f"--seed={settings.seed} must not be negative")
     if settings.target is not None and not math.isfinite(settings.target):
         raise ConfigError(f"--target={settings.target} must be a number")
+    for option, frames in (("bin", settings.width), ("budget", settings.budget)):
+        if frames is not None and frames < 1:
+            raise ConfigError(f"--{option}={frames} must be a positive number of frames")
     runs = read_runs(folder) if runs is None else list(runs)
     if not runs:
         raise RunFolderError(f"there are no runs in {folder} (folders seed=<n>); give outputs, or a folder inside it")
@@ -72,22 +76,32 @@ def summarize(
     tasks = tasks_of(runs, folder)
     for number, task in enumerate(tasks, start=1):
         said(f"numbers of task {number} of {len(tasks)} ({len(runs)} runs)")
+        ended = [run.folder for group in task.groups for run in group.runs if run.state == "finished"]
+        common = common_frames(ended, settings.budget, settings.width)
+        rule = settings.rule.within(common)
         known: dict[str, np.ndarray] = {}
         finished: list[tuple[Group, list[RunRecord]]] = []
         for group in task.groups:
             over = [run for run in group.runs if run.state == "finished"]
             if (played := played_by(task, group, over)) is not None:
                 players.append(played)
-            scores = _scores(task, group, settings.rule, left)
+            scores = _scores(task, group, rule, left)
             every += [(task.title, group, run, scores.get(run.seed)) for run in group.runs]
             if scores:
                 known[group.label] = np.array(list(scores.values()))
                 finished.append((group, [run for run in group.runs if run.seed in scores]))
         curves, about = curves_of(
-            finished, settings.curves, min(settings.resamples, BAND_RESAMPLES), settings.seed, settings.over
+            finished,
+            settings.curves,
+            min(settings.resamples, BAND_RESAMPLES),
+            settings.seed,
+            settings.over,
+            None if common is None else common.width,
         )
         section = _section(task.title, (task,), [known], settings)
-        sections.append(replace(section, common=task.common, curves=curves, notes=about))
+        efficiency = () if common is None else _efficiency(task, common, settings)
+        about += () if common is None else (about_training(common),)
+        sections.append(replace(section, common=task.common, curves=curves, notes=about, efficiency=efficiency))
         scored.append((task, known))
     together, notes = _over_tasks(scored, settings)
     return Report(
@@ -206,6 +220,19 @@ def _numbers(
         remark = f"{min(sizes)} {'seed' if min(sizes) == 1 else 'seeds'}{' of a task' if several else ''}: "
         remark += "interval too narrow"
     return GroupNumbers(group, expected, scores, estimates, error, remark)
+
+
+def _efficiency(task: Task, common: Frames, settings: Settings) -> tuple[GroupNumbers, ...]:
+    """Sample efficiency of the groups, over the same frames of training for all; empty where no episode can succeed."""
+    rule, numbers = ScoreRule(EFFICIENCY, budget=common.budget), []
+    for group in task.groups:
+        found = [rule.score(run) for run in group.runs if run.state == "finished" and is_told(run.folder, EFFICIENCY)]
+        scores = np.array([each for each in found if isinstance(each, float)])
+        if len(scores):
+            numbers.append(_numbers(group, group.expected, (scores,), 1.0, settings))
+        elif found:
+            numbers.append(GroupNumbers(group, group.expected, remark=str(found[0])))
+    return tuple(numbers)
 
 
 def _thresholds(scores: np.ndarray) -> np.ndarray:

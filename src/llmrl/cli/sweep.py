@@ -132,7 +132,7 @@ def _last(record: RunRecord, metrics: dict[str, Any]) -> str:
     """The result, or the last value of what the run is about."""
     if record.result is not None:
         return f"{record.result:.4g}"
-    for name in ("principal/objective", "evaluation/return", "train/return"):
+    for name in ("principal/objective", "evaluation/return", "ended/return"):
         if isinstance(metrics.get(name), int | float):
             return f"{metrics[name]:.4g}"
     return "-"

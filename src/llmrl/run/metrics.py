@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from llmrl.core.errors import RunFolderError
+from llmrl.run.lines import LineFile
 from llmrl.run.tensorboard import EventFile, HyperParameters
 
 log = logging.getLogger(__name__)
@@ -86,11 +86,7 @@ class MetricLog:
     def __init__(self, folder: Path, hyperparameters: HyperParameters | None = None, lines: int = 0) -> None:
         self._path = folder / FILE_NAME
         self._not_finite: set[str] = set()
-        try:
-            self._file = self._path.open("ab")
-            self._truncate(lines)
-        except OSError as error:
-            raise RunFolderError(f"cannot write {self._path}: {error.strerror or error}") from error
+        self._file = LineFile(self._path, lines)
         kept = read_metrics(self._path)
         self._elapsed = float(kept[-1].get(TIME + "elapsed_s", 0.0)) if kept else 0.0
         self._started = time.monotonic()
@@ -138,9 +134,7 @@ class MetricLog:
         self.digest = _digest(line, self.digest)
         line[TIME + "elapsed_s"] = round(self.elapsed_s, 3)
         line[TIME + "unix"] = round(time.time(), 6)  # fine enough to tell what came before the line and what after
-        self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
-        self._file.flush()
-        self._lines += 1
+        self._file.write([json.dumps(line, allow_nan=False)])
         self._x = line[x]
         _to_events(self._events, line)
         for tag, text_of in self._texts.items():
@@ -156,8 +150,7 @@ class MetricLog:
 
         Lines rather than bytes, because how long the clock's numbers are differs from run to run.
         """
-        os.fsync(self._file.fileno())
-        return self._lines
+        return self._file.position()
 
     def close(self, succeeded: bool = True, final: Mapping[str, Any] | None = None) -> None:
         """Close both files.
@@ -197,19 +190,6 @@ class MetricLog:
         for name in metrics_of(row):
             if not name.startswith(_ANYWHERE) and self._kinds.setdefault(name, kind) != kind:
                 raise ValueError(f"metric {name} is in rows of kind {self._kinds[name]}, and now in one of kind {kind}")
-
-    def _truncate(self, lines: int) -> None:
-        whole = [line for line in self._path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-        if len(whole) < lines:
-            raise RunFolderError(
-                f"{self._path} has {len(whole)} lines but the checkpoint was written at {lines}: the file has been cut "
-                "or replaced. Start this run anew with rerun=true, which moves the old content aside."
-            )
-        if len(whole) > lines:
-            log.info("%s: dropping %d lines written after the checkpoint", self._path, len(whole) - lines)
-        self._file.truncate(sum(len(line) for line in whole[:lines]))
-        self._file.seek(0, os.SEEK_END)
-        self._lines = lines
 
     def _finite(self, x: int, name: str, value: float) -> float | None:
         if math.isfinite(value):
