@@ -16,9 +16,16 @@ from llmrl.run.content import saved_state
 from llmrl.run.run import Run, Stopped
 
 ROOM = ("env=escape_room", "env.n_envs=4", "design.adapt_rounds=3", "design.validate_episodes=4")
-BANDIT = (*ROOM, "principal=egreedy", "principal.points=2", "principal.epsilon=0.5", "design.steps=24")
-RACE = (*BANDIT, "design.race=3", "design.candidates=2", "env.n_envs=8")
-SOCIETIES = (*BANDIT, "design.race=2", "design.societies=3", "env.n_envs=12", "env.fixed_context=0")
+BANDIT = (*ROOM, "principal=egreedy", "principal.points=2", "principal.epsilon=0.5", "design.steps=24", "design.race=0")
+RACE = (*BANDIT, "design.race=3", "design.race_rounds=2", "design.candidates=2", "env.n_envs=8")
+SOCIETIES = (
+    *BANDIT,
+    "design.race=2",
+    "design.race_rounds=2",
+    "design.societies=3",
+    "env.n_envs=12",
+    "env.fixed_context=0",
+)
 
 
 def design(root, *overrides):

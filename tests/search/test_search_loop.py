@@ -67,24 +67,26 @@ class TestRun:
 
     def test_what_is_logged_is_what_was_played(self, small):
         _, folder, rows, proposals = small
-        told = [row for row in rows if "search/return" in row]
-        assert [row["step"] for row in told] == list(range(1, 10))
+        told = [row for row in rows if row["kind"] == "proposal"]
+        assert [row["iterations"] for row in told] == list(range(1, 10)) and told[0]["x"] == "proposals"
         for i, row in enumerate(told):
             own = [p["return"] for p in proposals if p["iteration"] == i + 1]
             best = max(pooled([p for p in proposals if p["iteration"] <= i + 1]).values())
             assert row["search/return"] == pytest.approx(np.mean(own))
             assert row["search/best_of_iteration"] == max(own) and row["search/best_return"] == pytest.approx(best)
-            assert row["search/episodes"] == 12 * (i + 1) and row["principal/proposals"] == 3 * (i + 1)
+            assert row["episodes"] == 12 * (i + 1) and row["proposals"] == 3 * (i + 1)
         # CartPole pays 1 a step.
         assert told[-1]["env_steps"] == sum(sum(p["returns"]) for p in proposals)
         # And so are the episodes of the race, which come after the last iteration.
-        assert [row["step"] for row in rows if "race/left" in row] == [10, 11, 12][: len(rows) - len(told) - 1]
+        races = [row for row in rows if row["kind"] == "race"]
+        assert 1 <= len(races) <= 3 and all(row["x"] == "episodes" and row["iterations"] == 9 for row in races)
+        assert [row["episodes"] for row in races] == sorted({row["episodes"] for row in races})
         assert summary(folder)["env_steps"] == rows[-1]["env_steps"] > told[-1]["env_steps"]
 
     def test_the_best_is_played_again_on_other_seeds(self, small):
         result, folder, rows, proposals = small
-        measured = [row for row in rows if "search/incumbent_return" in row]
-        assert [row["step"] for row in measured] == [4, 8, rows[-1]["step"]]
+        measured = [row for row in rows if row["kind"] == "evaluation"]
+        assert [(row["iterations"], row["proposals"]) for row in measured] == [(4, 12), (8, 24), (9, 27)]
         found = summary(folder)
         assert result == found["incumbent_return"] == measured[-1]["search/incumbent_return"]
         assert found["highest_return"] == max(p["return"] for p in proposals)
@@ -155,7 +157,7 @@ class TestWarmup:
         _, folder, rows, proposals = searched(tmp_path, *overrides, "search.warmup_draw=normal3_round1")
         first = [p for p in proposals if p["iteration"] == 0]
         assert len(first) == 5 and all(len(p["returns"]) == 1 and p["standard_error"] is None for p in first)
-        assert rows[0]["step"] == 0 and rows[0]["search/episodes"] == 5
+        assert rows[0]["iterations"] == 0 and rows[0]["episodes"] == rows[0]["proposals"] == 5
         assert summary(folder)["episodes"] == 5 + 4 * 4
         prompt = next(read_calls(folder / LEDGER))["messages"][0]["content"]
         assert prompt.count(" -> ") == 5 and "This is iteration 1 of 4." in prompt

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from llmrl.analysis.groups import ALONE, DAGGER, Group, Task, footnotes
+from llmrl.analysis.levels import clusters_of
 from llmrl.analysis.runs import RunRecord
-from llmrl.analysis.statistics import standard_error_of_mean
+from llmrl.analysis.statistics import standard_error
 from llmrl.analysis.table import NOTHING, Table
 from llmrl.run.content import RESULTS_NAME
 
@@ -60,9 +61,10 @@ class Played:
 
 def played_by(task: Task, group: Group, runs: Sequence[RunRecord]) -> Played | None:
     """The final episodes of the finished `runs` of a group; None if none has written any down."""
-    results = [result for run in runs if (result := _read(run)) is not None]
-    if not results:
+    found = [(run, result) for run in runs if (result := _read(run)) is not None]
+    if not found:
         return None
+    written, results = [run for run, _ in found], [result for _, result in found]
     learned = any(result["learned"] for result in results)
     carried = tuple(sorted({each for result in results for each in result["carried"]}))
     means, errors = {}, {}
@@ -70,9 +72,10 @@ def played_by(task: Task, group: Group, runs: Sequence[RunRecord]) -> Played | N
         parts = [np.asarray(result["per_episode"].get(name, []), dtype=np.float64) for result in results]
         if not all(len(part) for part in parts):
             continue
-        scores = np.array([part.mean() for part in parts]) if learned or carried else np.concatenate(parts)
-        error = standard_error_of_mean(scores)
-        means[name], errors[name] = float(np.concatenate(parts).mean()), math.nan if error is None else error
+        over_runs = learned or carried
+        scores = np.array([part.mean() for part in parts]) if over_runs else np.concatenate(parts)
+        error = standard_error(scores, clusters_of(written) if over_runs else None)
+        means[name], errors[name] = float(np.concatenate(parts).mean()), float(error)
     typed = [f"{key}={task.common[key]}" for key in ("agent", "principal", "teacher") if key in task.common]
     about = results[0].get("agent")
     alone = ", ".join(typed) or (str(about.get("policy", "")) if isinstance(about, dict) else "")

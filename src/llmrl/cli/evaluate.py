@@ -105,9 +105,11 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.loops.playing import play_episodes
     from llmrl.loops.recording import recorded
     from llmrl.loops.welfare import episode_welfare, measures, summarize, summarize_welfare
-    from llmrl.run.content import saved_state
+    from llmrl.run.content import RUN_KEY, saved_state
     from llmrl.run.evaluation import write_evaluation
     from llmrl.run.files import write_json
+    from llmrl.run.metrics import FILE_NAME as METRICS_NAME
+    from llmrl.run.metrics import place_of, read_metrics
 
     if args.others:
         raise ConfigError("several runs can be evaluated together in a suite only: suite=babyai_text")
@@ -230,11 +232,12 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         n = len(played[name, mode])
         rows += [f"{name},{mode},{k}," + ",".join(f"{v[k]:.6g}" for v in found.values()) for k in range(n)]
     (out / "episodes.csv").write_text("\n".join(rows) + "\n")
-    # Under the tags of the evaluations during training, at the step that the run's curves count.
+    # Under the tags of the evaluations during training, where these would have their next point.
     scalars = {**summarize(episodes, "evaluation"), **summarize_welfare(episodes, judged)}
     scalars["evaluation/objective"] = float(measured[main_player][f"objective ({judged.name})"].mean())
     gif = next((file for file in files if file.name == "world.gif"), None)
-    write_evaluation(out, int(state.get("step", iteration)), scalars, gif)
+    logged = read_metrics(args.run / METRICS_NAME)[: state[RUN_KEY]["metrics_lines"]]
+    write_evaluation(out, place_of(logged), scalars, gif)
     return {**results, "out": str(out)}
 
 

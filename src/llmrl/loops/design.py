@@ -256,7 +256,8 @@ class DesignLoop:
             metrics = self.naming.tell(scores)
             self.round, self.vectors = 0, None
             if metrics:
-                run.metrics.log(self._trials, metrics, env_steps=self._env_steps_at(self._trials, 0))
+                steps = self._env_steps_at(self._trials, 0)
+                run.metrics.log("race", "env_steps", metrics, principal_steps=self.step, env_steps=steps)
             run.safe_point(*self._resumable_later())
         for agent, state in zip(self.agents, self.agents_before, strict=True):
             agent.load_state_dict(state)
@@ -348,8 +349,14 @@ class DesignLoop:
             self.history.append(row)
             self._note(row)
         metrics["principal/best_objective"] = self._best()[0]["objective"]
-        metrics["principal/proposals"] = float(len(self.history))
-        run.metrics.log(self.step + 1, metrics, env_steps=self._env_steps_at(self.step + 1, 0))
+        run.metrics.log(
+            "proposal",
+            "proposals",
+            metrics,
+            proposals=len(self.history),
+            principal_steps=self.step + 1,
+            env_steps=self._env_steps_at(self.step + 1, 0),
+        )
 
     def _note(self, row: Mapping[str, Any]) -> None:
         """Take in a row of the history."""
@@ -386,9 +393,15 @@ class DesignLoop:
         self.adapting["last_return"] = summary["train/return"]
         every = -(-self.adapt_rounds // ROWS_PER_STEP)
         if self.round % every == 0:
-            row = self.step * self.adapt_rounds + self.round + 1
             mean = {name: float(np.mean([x[name] for x in losses])) for name in (losses[0] if losses else {})}
-            run.metrics.log(row, {**summary, **mean}, env_steps=self._env_steps_at(self.step, self.round + 1))
+            run.metrics.log(
+                "adaptation",
+                "rounds",
+                {**summary, **mean},
+                rounds=self.step * self.adapt_rounds + self.round + 1,
+                principal_steps=self.step,
+                env_steps=self._env_steps_at(self.step, self.round + 1),
+            )
 
     def _context(self) -> int | None:
         """The context of this principal step: drawn once, the same for all its episodes."""

@@ -129,7 +129,7 @@ class PlayLoop:
                         run.safe_point(self.steps, self.state_dict)
                     else:
                         run.within_grace(*self._resumable_later())
-                run.metrics.log(self._done, self._metrics(), env_steps=self.env_steps)
+                run.metrics.log("episode", "episodes", self._metrics(), episodes=self._done, env_steps=self.env_steps)
                 self._anchor = None
                 run.safe_point(self.steps, self.state_dict)
         run.checkpoint(self.steps, self.state_dict())

@@ -28,8 +28,10 @@ from llmrl.loops.episodes import (
 from llmrl.loops.proposals import ProposalLog, read_proposals
 from llmrl.loops.race import Race
 from llmrl.loops.warmup import Draw, warmup_vectors
+from llmrl.run.content import RESULT_EPISODES
 
 if TYPE_CHECKING:
+    from llmrl.run.metrics import Counter, Kind
     from llmrl.run.progress import Progress
     from llmrl.run.run import Run
 
@@ -158,6 +160,11 @@ class SearchLoop:
         each = self.candidates * self.episodes + self.extra_rollout
         return self.warmup * self.warmup_episodes + self.iterations * each + self.race_episodes
 
+    @property
+    def proposals(self) -> int:
+        """Vectors tried so far, the random ones at the start included."""
+        return (self.warmup if self.warm else 0) + self.iteration * self.candidates
+
     def plan(self) -> list[tuple[str, str]]:
         several = "" if self.candidates == 1 else f" of {self.candidates:,} proposals each"
         warm = f", after {self.warmup:,} random vectors x {self.warmup_episodes:,}" if self.warmup else ""
@@ -195,9 +202,10 @@ class SearchLoop:
         finally:
             plays.close()
             log.close()
-        run.metrics.log(self._place, final, env_steps=self.played["env_steps"])
-        run.summary = self._summary(final)
-        return final["search/incumbent_return"]
+        metrics = evaluation_metrics(final)
+        self._row(run, "evaluation", metrics)
+        run.summary = {**self._summary(metrics), RESULT_EPISODES: final.returns.tolist()}
+        return metrics["search/incumbent_return"]
 
     def _warm_up(self, run: Run, plays: Plays, log: ProposalLog, progress: Progress) -> None:
         found = self._play(plays, self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
@@ -205,7 +213,7 @@ class SearchLoop:
         self._count(found)
         metrics = self._tell(run, log, self.warmup_vectors, found, [""] * self.warmup)
         self.warm = True
-        run.metrics.log(0, metrics, env_steps=self.played["env_steps"])
+        self._row(run, "proposal", metrics)
         progress.update(self.played["episodes"])
         run.safe_point(0, lambda: self._state(log))
 
@@ -224,9 +232,9 @@ class SearchLoop:
         self.agent.adopt(np.array(best.vector))
         self.best_returns.append(best.value)
         metrics["search/best_return"] = best.value
+        self._row(run, "proposal", metrics)
         if self.evaluations.due(self.iteration):
-            metrics |= self._evaluate_best(plays)
-        run.metrics.log(self.iteration, metrics, env_steps=self.played["env_steps"])
+            self._row(run, "evaluation", evaluation_metrics(self._evaluate_best(plays)))
         progress.update(self.played["episodes"])
         run.safe_point(self.iteration, lambda: self._state(log))
 
@@ -241,8 +249,7 @@ class SearchLoop:
             self._check(vectors, found)
             self._count(found)
             self.race.tell(list(found.returns))
-            metrics = self.race.metrics("return") | {"search/episodes": float(self.played["episodes"])}
-            run.metrics.log(self._place, metrics, env_steps=self.played["env_steps"])
+            self._row(run, "race", self.race.metrics("return"))
             progress.update(self.played["episodes"])
             run.safe_point(self._place, lambda: self._state(log))
         self.agent.adopt(np.array(self._best().vector))
@@ -317,8 +324,6 @@ class SearchLoop:
             metrics["search/best_of_iteration"] = max(values)
         for name in outcomes[0].summaries:
             metrics[f"search/{name}"] = float(np.mean([outcome.summaries[name] for outcome in outcomes]))
-        metrics["search/episodes"] = float(self.played["episodes"])
-        metrics["principal/proposals"] = float(self.warmup + self.iteration * self.candidates)
         return metrics
 
     def _note(self, line: Mapping[str, Any]) -> None:
@@ -342,11 +347,15 @@ class SearchLoop:
         assert best is not None
         return best
 
-    def _evaluate_best(self, plays: Plays) -> dict[str, float]:
+    def _row(self, run: Run, kind: Kind, metrics: dict[str, float]) -> None:
+        x: Counter = "episodes" if kind == "race" else "proposals"
+        run.metrics.log(kind, x, metrics, proposals=self.proposals, iterations=self.iteration, **self.played)
+
+    def _evaluate_best(self, plays: Plays) -> Played:
         """The best proposal so far on seeds that are used for nothing else, the same ones every time."""
         vector = np.array([self._best().vector])
         seeds = evaluation_seeds(self.seeds, self.evaluations.episodes)
-        return evaluation_metrics(self._play(plays, vector, seeds))
+        return self._play(plays, vector, seeds)
 
     def _seeds_of(self, name: str, n: int) -> np.ndarray:
         return drawn(self.seeds.child(name), n)
@@ -360,7 +369,7 @@ class SearchLoop:
             **curve_summary(self.returns),
             "area_of_best": float(np.mean(self.best_returns)),
             "iterations": self.iteration,
-            "proposals": self.warmup + self.iteration * self.candidates,
+            "proposals": self.proposals,
             **self.played,
             "race_episodes": sum(row["measured"] for row in measured),
             "best": {
