@@ -55,7 +55,11 @@ def test_learning_has_updates_and_evaluations_at_environment_steps(tables: dict[
 
 def test_designing_has_rounds_and_proposals_at_counters_of_their_own(tables: dict[str, dict[str, MetricTable]]) -> None:
     found = tables["design"]
-    assert {kind: table.x for kind, table in found.items()} == {"adaptation": "rounds", "proposal": "proposals"}
+    assert {kind: table.x for kind, table in found.items()} == {
+        "adaptation": "rounds",
+        "proposal": "proposals",
+        "race": "env_steps",
+    }
     assert columns(found["adaptation"], "rounds", "principal_steps") == [[1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 2, 2]]
     assert columns(found["proposal"], "proposals", "principal_steps") == [[2, 4, 6], [1, 2, 3]]
     assert "validation/return" in found["proposal"].columns and "train/return" in found["adaptation"].columns
