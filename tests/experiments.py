@@ -41,6 +41,18 @@ def comparable_metrics(folder: Path, kind: str | None = None) -> list[dict]:
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
+def rows_alike(two: list[dict], one: list[dict], rel: float, abs: float = 1e-6) -> bool:
+    """Whether rows say the same: numbers to a tolerance, words exactly."""
+    import math
+
+    def alike(a, b) -> bool:
+        return a == b if isinstance(a, str) else math.isclose(a, b, rel_tol=rel, abs_tol=abs)
+
+    return len(two) == len(one) and all(
+        a.keys() == b.keys() and all(alike(a[name], b[name]) for name in a) for a, b in zip(two, one, strict=True)
+    )
+
+
 def silent() -> None:
     """Make this a child process whose output nobody reads."""
     null = os.open(os.devnull, os.O_WRONLY)

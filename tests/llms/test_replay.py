@@ -38,8 +38,8 @@ def test_an_experiment_again(tmp_path):
             for which in (again, folder / f"seed={seed}")
         ]
         assert without_spent[0] == without_spent[1]
-        assert comparable_metrics(again)[-1]["llm/invalid_replies"] > 0
-        assert comparable_metrics(again)[-1]["spent/llm_calls"] == 0
+        assert comparable_metrics(again, "proposal")[-1]["llm/invalid_replies"] > 0
+        assert comparable_metrics(again, "proposal")[-1]["spent/llm_calls"] == 0
         assert json.loads((again / "status.json").read_text())["llm"] == "replay of scripted (not a language model)"
 
 

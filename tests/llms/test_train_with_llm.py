@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from experiments import only_run_folder, run
+from experiments import comparable_metrics, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import LLMError
 from llmrl.llms import scripted_principal
@@ -51,7 +51,7 @@ def test_a_run_survives_its_server(tmp_path, monkeypatch):
     assert [call["valid"] for call in calls] == [False, True, True, True, False, True, True]
     assert {call["prompt"] for call in calls} == {"principal/escape_room"}
     assert [call["attempts"] for call in calls] == [3, 1, 1, 1, 1, 1, 1]
-    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    last = comparable_metrics(folder, "proposal")[-1]
     assert [last[f"llm/{name}"] for name in ("invalid_replies", "repairs", "fallbacks")] == [2, 2, 0]
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or KEY.encode() not in path.read_bytes(), path

@@ -15,7 +15,7 @@ import joint_worker
 import pytest
 import torch
 
-from experiments import comparable_metrics, compose, only_run_folder, run
+from experiments import comparable_metrics, compose, only_run_folder, rows_alike, run
 from llmrl.cli.compose import check_values
 from llmrl.cli.together import check_alike, processes_here
 from llmrl.core.errors import ConfigError
@@ -156,9 +156,8 @@ def test_torchrun_computes_what_one_process_computes(tmp_path):
         [sys.executable, "-m", "llmrl.cli.train", *TOGETHER, *GAME, "name=one"], cwd=tmp_path, env=alone, check=True
     )
     one = comparable_metrics(only_run_folder(tmp_path / "outputs" / "one"))
-    assert len(two) == len(one) == 17
-    for a, b in zip(two, one, strict=True):
-        assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
+    assert len(two) == len(one) > 10
+    assert rows_alike(two, one, rel=1e-4)
 
 
 @pytest.fixture

@@ -33,12 +33,14 @@ class Question:
         messages: as a chat model is asked.
         shown: the trials that stand in it, which may be fewer than the example has; those of one vector are one, where
             the prompt pools them.
+        left_out: trials of the example that do not stand in it.
         name, hash: of the prompt's file, for call logs.
     """
 
     example: Example
     messages: tuple[dict[str, str], ...]
     shown: tuple[Trial, ...]
+    left_out: int
     name: str
     hash: str
 
@@ -100,7 +102,9 @@ class Questions:
                 f"the prompt {prompt.name} fits into the window of {proposer.llm.label} only without any history; "
                 "choose a model with a longer one, principal.rows=compact, or a smaller llm.max_tokens"
             )
-        return Question(example, ({"role": "user", "content": prompt.text},), shown, prompt.name, prompt.hash)
+        left_out = len(example.history) - sum(len(record["measured"]) for record in records)
+        messages = ({"role": "user", "content": prompt.text},)
+        return Question(example, messages, shown, left_out, prompt.name, prompt.hash)
 
     def reply(self, question: Question) -> str | None:
         """The reply that proposes the target of the question's example; None where there is none."""

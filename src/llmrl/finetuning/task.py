@@ -82,7 +82,7 @@ class Data:
             "data/held_out_prompts": float(len(self.held_out)),
             "data/prompts_with_target": float(sum(q.example.target is not None for q in self.train)),
             "data/trials_shown": float(np.mean([len(q.shown) for q in every])),
-            "data/trials_left_out": float(sum(len(q.example.history) - len(q.shown) for q in every)),
+            "data/trials_left_out": float(sum(q.left_out for q in every)),
         }
 
 

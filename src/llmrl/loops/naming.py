@@ -119,7 +119,7 @@ class Naming:
 
     def state_dict(self) -> State:
         return {
-            "races": [(context, race.state_dict()) for context, race in self.races],
+            "races": [[context, race.state_dict()] for context, race in self.races],
             "measured": [list(own) for own in self.measured],
             "errors": list(self.errors),
             "times": list(self.times),

@@ -261,9 +261,9 @@ def metric_tables(path: Path) -> dict[Kind, MetricTable]:
 def place_of(rows: Sequence[Mapping[str, Any]]) -> int:
     """Where a run was after `rows`, on the counter that its evaluations, or its proposals, are placed at; 0 after none.
 
-    Rounds of adaptation are counted in between, by a counter of their own.
+    Rounds of adaptation, in between, and of a race, at the end, are placed at counters of their own.
     """
-    return next((_x(row) for row in reversed(rows) if row[KIND] != "adaptation"), 0)
+    return next((_x(row) for row in reversed(rows) if row[KIND] not in ("adaptation", "race")), 0)
 
 
 def metrics_of(row: Mapping[str, Any]) -> list[str]:
