@@ -19,7 +19,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.learners.meta_gradient import MetaGradient
 from llmrl.learners.ppo import PPO, PPOSettings
 from llmrl.learners.rollout import Rollout
-from llmrl.networks.actor_critic import ActorCritic, Core, Critic, Encoding
+from llmrl.networks.actor_critic import ActorCritic, Core, Critic, Encoding, Join
 from llmrl.networks.cnn import MAP_CHANNELS
 from llmrl.networks.film import FilmSettings
 from llmrl.networks.society import SocietyPolicy
@@ -42,7 +42,7 @@ class PPOAgent:
         reads: observation channels its networks take in; None: all numeric ones.
         features: width of the core's output; None gives 512 for pixels, the whole map for a map, 64 otherwise.
         core: `auto`: convolutions for pixels and maps, else an MLP; `mlp`: always an MLP; `film`: convolutions that the
-            words of a mission modulate.
+            words of a mission modulate; `planes`: one linear layer on facts about the cells of a map.
         encoding: of maps of codes: `onehot`, or `codes`, the numbers they are (as published for students).
         core_hidden: hidden widths of an MLP core (unused for pixels and maps), and of a central critic.
         head_hidden: hidden widths of actor and critic heads; empty means linear heads.
@@ -58,6 +58,8 @@ class PPOAgent:
         teacher: extra loss, or None.
         film: shape of a `film` core; None: its defaults.
         map_channels: output channels of the convolutions over a map; None: those of `GridCore`.
+        planes: names of the facts that a `planes` core looks at; None: all that the map has.
+        join: where numbers beside a picture or a map come in: at the `heads`, or before the last layer of the `core`.
 
     Raises:
         ConfigError: the weights to start from do not fit this agent, or it does not learn and is to be taught.
@@ -88,6 +90,8 @@ class PPOAgent:
         teacher: Teacher | None = None,
         film: FilmSettings | None = None,
         map_channels: list[PositiveInt] | None = None,
+        planes: list[str] | None = None,
+        join: Join = "heads",
     ) -> None:
         if freeze == "auto":
             freeze = "core" if governed and "pixels" in spec.observation else "none"
@@ -105,7 +109,10 @@ class PPOAgent:
         if teacher is not None and freeze == "all":
             raise ConfigError("agent.freeze=all: agents that do not learn cannot be taught; use teacher=none")
         n_networks = 1 if share_parameters else spec.n_agents
-        networks = [ActorCritic(spec, generator, *shape, map_channels=channels) for _ in range(n_networks)]
+        networks = [
+            ActorCritic(spec, generator, *shape, map_channels=channels, planes=planes, join=join)
+            for _ in range(n_networks)
+        ]
         self.policy = SocietyPolicy(spec, networks, core_frozen=freeze == "core").to(device)
         self.learns = freeze != "all"
         self._keep_optimizer = keep_optimizer

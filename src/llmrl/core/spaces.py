@@ -26,6 +26,8 @@ class Channel:
             have no names; entries that no part covers are padding.
         codes: of a map [width, height, k] of integer codes, how many codes (0, 1, ...) each of the k numbers of a cell
             can be; empty where numbers are amounts.
+        planes: of such a map, yes-or-no facts about a cell: name -> (which of the k numbers, lowest code, highest
+            code). Empty where the environment names none.
     """
 
     shape: tuple[int, ...]
@@ -34,6 +36,7 @@ class Channel:
     high: float = np.inf
     parts: tuple[Mapping[str, slice], ...] = field(default=(), hash=False)
     codes: tuple[int, ...] = ()
+    planes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
