@@ -145,6 +145,17 @@ class ParameterSpace:
             raise ConfigError(f"{self.name}: " + "; ".join(bad))
         return array
 
+    def exact(self, vectors: np.ndarray, where: str) -> np.ndarray:
+        """`vectors` [n, d], or a ConfigError for a number with more decimals than it may have; `where` it was given."""
+        off = np.argwhere(np.abs(self.rounded(vectors) - vectors) > 1e-9)
+        if len(off):
+            row, i = off[0].tolist()
+            raise ConfigError(
+                f"{where}: {self.names[i]}={vectors[row, i]:g} has more decimals than {self.parameters[i].decimals}; "
+                "round it, or let numbers have more (agent.decimals=null)"
+            )
+        return vectors
+
 
 @dataclass(frozen=True)
 class ActionNumbers:
