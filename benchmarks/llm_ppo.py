@@ -113,7 +113,7 @@ def main() -> None:
         rollouts = []
         reading = timed(args.device, lambda: rollouts.append(collector.collect(args.steps, Seeds(0).torch("rollout"))))
         prompts, _ = rollouts[0].observation["prompt"].distinct()
-        names = env.spec.action_names
+        names = env.spec.continuations("prompt")
 
         @torch.no_grad()
         def pair_by_pair() -> None:

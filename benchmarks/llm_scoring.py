@@ -96,7 +96,7 @@ def seconds(work: Callable[[bool], object], module: torch.nn.Module, backward: b
 def compare(scorer: LocalScorer, n_candidates: int, n_prompts: int, backward: bool, repeats: int) -> None:
     generator = torch.Generator().manual_seed(n_candidates)
     prompts = texts(n_prompts, PROMPT_TOKENS, generator)
-    choices = candidates(n_candidates, generator)
+    choices = [f" {text}" for text in candidates(n_candidates, generator)]
     single, batched = Plain(scorer, 1), Plain(scorer, None)
 
     def ours(backward: bool) -> None:

@@ -6,10 +6,10 @@
 
 Prints a Markdown table with a row for each config (runs that differ in their seed only are one row; rows that would
 look alike get the hash of their folders' names): on unseen seeds, the mean return of the best proposal of a run (mean
-and standard deviation over runs, 95 % bootstrap interval of the mean); beside it the mean return that made it the best,
-which luck has helped; the mean over the last tenth of the iterations; the mean over all of them (area under the curve);
-and what is published for the task, 10 runs of GPT-4o with the authors' environments and, most likely, the mean of each
-run's best iteration. Where a language model proposed, the method names it.
+and standard deviation over runs, 95 % bootstrap interval of the mean); beside it the highest mean return of a single
+measurement of a run, which is a maximum over noise; the mean over the last tenth of the iterations; the mean over all
+of them (area under the curve); and what is published for the task, 10 runs of GPT-4o with the authors' environments
+and, most likely, the mean of each run's best iteration. Where a language model proposed, the method names it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PUBLISHED = {
 }
 """By environment: the best of the published RL algorithms, ProPS and ProPS+ (project page of arXiv 2511.21928)."""
 
-COLUMNS = ("incumbent_return", "best_return", "final_return", "area")
+COLUMNS = ("incumbent_return", "highest_return", "final_return", "area")
 
 
 def method(config: dict[str, dict[str, object]], llm: str) -> str:
@@ -82,7 +82,7 @@ def main() -> None:
             found[config["env"]["name"], method(config, read_run(run).llm), budget, config_hash(config)].append(summary)
     if not found:
         raise SystemExit(f"no policy search has finished in {args.folder}")
-    own = "best proposal, unseen seeds | as it was chosen | last tenth | all iterations"
+    own = "best proposal, unseen seeds | luckiest measurement | last tenth | all iterations"
     print(f"| task | method | iterations x episodes | runs | {own} | best RL, published | ProPS | ProPS+ |")
     print("|---" * 11 + "|")
     alike = Counter(key[:3] for key in found)

@@ -98,7 +98,6 @@ class Setting:
         """Seconds of playing, and of learning."""
         seeds, clock = Seeds(0).child("round"), time.process_time if self.device == "cpu" else time.perf_counter
         start = clock()
-        self.societies.about_to_play()
         self.collector.reset(self.societies.game_seeds(seeds))
         rollout = self.collector.collect(self.horizon, self.societies.generators(seeds))
         played = clock()

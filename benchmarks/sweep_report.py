@@ -102,10 +102,12 @@ def made_up_sweep(root: Path, runs: int, groups: int, lines: int) -> None:
         Status("finished", overrides=overrides, progress=progress, result=result).write(folder)
         with (folder / "metrics.jsonl").open("w") as file:
             for k in range(lines):
-                row = {"step": k, "env_steps": 160 * k} | dict(zip(names, rng.normal(size=len(names)), strict=True))
+                place = {"kind": "update", "x": "updates", "updates": k, "env_steps": 160 * k}
+                rows = [place | dict(zip(names, rng.normal(size=len(names)), strict=True))]
                 if k % 3 == 2:
-                    row["principal/objective"] = result + float(rng.normal())
-                file.write(json.dumps(row) + "\n")
+                    place = {"kind": "proposal", "x": "proposals", "proposals": k // 3 + 1, "env_steps": 160 * k}
+                    rows.append(place | {"principal/objective": result + float(rng.normal())})
+                file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def large_sweep(runs: int, groups: int, lines: int) -> None:

@@ -34,9 +34,10 @@ def only_run_folder(root: Path) -> Path:
     return folder
 
 
-def comparable_metrics(folder: Path) -> list[dict]:
-    """All rows of a run without wall-clock numbers."""
+def comparable_metrics(folder: Path, kind: str | None = None) -> list[dict]:
+    """All rows of a run, or those of one kind, without wall-clock numbers."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if kind in (None, row["kind"])]
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 

@@ -69,7 +69,9 @@ def train(
             toy.load_state_dict(run.restored)
         with run.progress(updates, "updates", "train", run.iteration) as progress:
             for update in range(run.iteration, updates):
-                run.metrics.log(update, {"loss": toy.iterate(), "time/rank": processes.rank})
+                run.metrics.log(
+                    "update", "updates", {"loss": toy.iterate(), "time/rank": processes.rank}, updates=update
+                )
                 progress.update(update + 1)
                 if hook is not None:
                     hook(update)
@@ -110,7 +112,7 @@ def drift(root: Path, processes: Processes) -> str:
     options: dict[str, Any] = {"resume": True, "rerun": False, "checkpoint_every_s": 60.0, "processes": processes}
     try:
         with open_run(root, "drifted", CONFIG, [], 0, **options) as run:
-            run.metrics.log(0, {"loss": float(processes.rank)})
+            run.metrics.log("update", "updates", {"loss": float(processes.rank)}, updates=0)
             run.safe_point(1, dict)
     except ProcessesError as error:
         return str(error)

@@ -34,11 +34,8 @@ def write_run(
         run.status.llm = llm
         run.status.shared = shared or {}
         for i, value in enumerate(values, start=1):
-            run.metrics.log(
-                i,
-                {"principal/objective": value, "other": 2 * value, "principal/proposals": 4.0 * i},
-                env_steps=i * steps,
-            )
+            found = {"principal/objective": value, "other": 2 * value}
+            run.metrics.log("proposal", "proposals", found, proposals=4 * i, principal_steps=i, env_steps=i * steps)
         if error is not None:
             raise error
         run.result = values[-1]

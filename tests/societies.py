@@ -8,6 +8,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec, Parameter, ParameterSpace
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.mechanisms import BracketedTax, Incentives
+from llmrl.envs.melting_pot.describe import describe
 
 
 def spec(mechanism, name="toy", contexts=(), metrics=None, actions=("stay", "go"), n_agents=3, horizon=20, **kwargs):
@@ -50,25 +51,13 @@ def outcome(spec, vector, context=None, value=None, n=1):
     )
 
 
-_MOVES = ("noop", "forward", "backward", "step_left", "step_right", "turn_left", "turn_right")
+def substrate(name, rules, mechanism):
+    return describe(name, rules, 1, 7, ["pixels"], mechanism, False, 1000, deterministic=False)
 
-CLEANUP = spec(
-    Incentives().spec,
-    name="cleanup",
-    actions=(*_MOVES, "fire_zap", "fire_clean"),
-    metrics={"apples_live": "last", "cells_cleaned": "sum"},
-    n_agents=7,
-    horizon=1000,
-)
 
-HARVEST = spec(
-    BracketedTax().spec,
-    name="harvest",
-    actions=_MOVES,
-    metrics={"apples_live": "last", "apples_eaten": "sum"},
-    n_agents=7,
-    horizon=1000,
-)
-
+CLEANUP = substrate("cleanup", "upstream", Incentives())
+CLEANUP_LEGISLATIVE = substrate("cleanup", "legislative", Incentives(clean_count="exactly_one", pay_removed=True))
+HARVEST = substrate("harvest", "upstream", BracketedTax())
+HARVEST_LEGISLATIVE = substrate("harvest", "legislative", BracketedTax())
 ESCAPE_ROOM = EscapeRoom(Seeds(0), n_envs=1).spec
 GENERIC = toy()

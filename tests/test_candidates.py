@@ -54,14 +54,14 @@ def test_equal_candidates_fare_equally(tmp_path):
 
 def test_what_is_logged(tmp_path):
     folder, summary = design(tmp_path, "principal=random", "design.steps=2", "design.candidates=2", "env.n_envs=8")
-    rows = [row for row in comparable_metrics(folder) if "principal/objective" in row]
+    rows = comparable_metrics(folder, "proposal")
     for row, own in zip(rows, np.array_split(summary["history"], 2), strict=True):
         values = [each["objective"] for each in own]
         best = own[int(np.argmax(values))]
         assert row["principal/objective"] == pytest.approx(np.mean(values))
         assert row["principal/best_of_step"] == max(values)
         assert row["principal/door"] == pytest.approx(best["mechanism"]["door"])
-    assert [row["principal/proposals"] for row in rows] == [2.0, 4.0]
+    assert [(row["x"], row["proposals"]) for row in rows] == [("proposals", 2), ("proposals", 4)]
     assert summary["final_objective"] == pytest.approx(np.mean([each["objective"] for each in own]))
 
 

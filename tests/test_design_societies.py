@@ -79,7 +79,7 @@ def test_proposals_are_compared_on_the_same_societies(tmp_path):
         tmp_path, "principal=fixed", "principal.values=[3,1,0,2,0]", "design.candidates=2", "design.societies=2",
         "env.n_envs=16", "design.validate_episodes=8", "agent.keep_optimizer=true",
     )  # fmt: skip
-    rows = [row for row in comparable_metrics(folder) if "principal/objective" in row]
+    rows = comparable_metrics(folder, "proposal")
     for row, (first, second) in zip(rows, np.array(summary["history"]).reshape(2, 2), strict=True):
         assert first["societies"] == second["societies"] and len(set(first["societies"])) == 2
         assert row["principal/objective_society_0"] == first["societies"][0]

@@ -36,7 +36,7 @@ def test_spec_of_the_published_game() -> None:
     env = make()
     spec = env.spec
     assert isinstance(env, VecEnv)
-    assert (spec.n_agents, spec.n_actions, spec.horizon, spec.objective) == (5, 5, 5, "sum")
+    assert (spec.n_agents, spec.n_actions, spec.horizon, spec.objective.name) == (5, 5, 5, "sum")
     assert spec.observation["vector"].shape == (28,)
     assert spec.mechanism is not None
     assert spec.mechanism.names == ("lever_0", "lever_1", "lever_2", "door", "start")

@@ -105,7 +105,7 @@ def test_counts_add_up_over_an_episode(make):
         assert info["apples_regrown"] >= 0
         # Two players who clean one cell in the same step are both credited, so a cell may count twice.
         assert dirt - info["cells_cleaned"] <= info["dirt"] <= dirt - (info["cells_cleaned"] > 0) + 1
-        assert (info["cleaners"] > 0) == (info["cells_cleaned"] > 0)
+        assert (info["cleaning_shots"] > 0) == (info["cells_cleaned"] > 0)
         apples, dirt, cleaned = info["apples_live"], info["dirt"], cleaned + info["cells_cleaned"]
     assert cleaned > 0 and apples < 122
 

@@ -55,13 +55,14 @@ def test_it_composes_and_builds(preset):
     assert chosen(config["principal"]) == ("random" if base else part if governed else "none")
     if governed:
         common = base_of(game, small)
-        own_schedule = {"metagrad": {"adapt_rounds", "validate_episodes"}, "fixed": {"steps"}, "gp": {"steps"}}.get(
-            part, set()
-        )
+        own_schedules = {"metagrad": {"adapt_rounds", "validate_episodes"}, "fixed": {"steps"}, "gp": {"steps"}}
+        own_schedule = {**own_schedules, "llm": set() if small else {"steps"}}.get(part, set())
         assert config["env"] == common["env"]
         assert {n for n, x in config["design"].items() if x != common["design"][n]} <= own_schedule
-        if part == "metagrad":  # needs agents that go on exploring
-            config["agent"]["ppo"]["learning_rate"] = common["agent"]["ppo"]["learning_rate"]
+        if part == "metagrad":  # needs agents that go on exploring; published with gradients scaled down apart
+            assert config["agent"]["ppo"]["clip_apart"] == (not small)
+            own = {name: common["agent"]["ppo"][name] for name in ("learning_rate", "clip_apart")}
+            config["agent"]["ppo"].update(own)
         assert config["agent"] == common["agent"]
     parts = build_parts(config, build_llm(config, None, check=False))
     try:
@@ -88,6 +89,13 @@ def test_its_file_says_what_it_is(path):
 def test_every_principal_has_its_presets(game):
     wanted = {f"{game}_{principal}" for principal in STUDY} | {f"{game}_{principal}_small" for principal in PRINCIPALS}
     assert wanted | {f"{game}_published", f"{game}_small"} <= set(PRESETS)
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_language_models_are_asked_as_often_as_published_and_within_a_budget(game):
+    config = compose(f"experiment=legislative/{game}_llm")
+    assert config["design"]["steps"] == 300
+    assert 0 < config["llm"]["budget"]["usd"] <= 10
 
 
 def test_presets_named_in_the_documentation_exist():

@@ -11,7 +11,7 @@ import pytest
 from experiments import only_run_folder, run
 from llmrl.cli.compose import options
 from llmrl.run.content import saved_state
-from llmrl.run.metrics import MetricLog
+from llmrl.run.metrics import MetricLog, read_metrics
 from llmrl.run.run import Stopped
 
 pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]
@@ -39,8 +39,7 @@ def _few_warnings():
 
 def proposals(folder):
     """The rows of metrics.jsonl that hold a proposal, by principal step."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "principal/objective" in row]
+    return read_metrics(folder / "metrics.jsonl", "proposal")
 
 
 def numbers(row, names):
@@ -58,9 +57,9 @@ def test_it_governs_is_stopped_and_goes_on(tmp_path, monkeypatch, principal, env
     )
     log = MetricLog.log
 
-    def log_and_stop(self, step, metrics, **more):
-        log(self, step, metrics, **more)
-        if "principal/objective" in metrics and step == STOP:
+    def log_and_stop(self, kind, x, metrics, **counters):
+        log(self, kind, x, metrics, **counters)
+        if kind == "proposal" and counters["principal_steps"] == STOP:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
@@ -81,11 +80,11 @@ def test_it_governs_is_stopped_and_goes_on(tmp_path, monkeypatch, principal, env
     assert np.isfinite(result) and result == summary["history"][-1]["objective"]
     rows = proposals(folder)
     names = list(before["history"][0]["mechanism"])
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert [row["principal_steps"] for row in rows] == list(range(1, STEPS + 1))
     proposed = np.array([numbers(row, names) for row in rows])
     assert proposed.shape == (STEPS, 3) and (proposed >= 0).all() and (proposed <= HIGH[env]).all()
     assert proposed.tolist() == [list(row["mechanism"].values()) for row in summary["history"]]
-    assert [row["principal/proposals"] for row in rows] == list(range(1, STEPS + 1))
+    assert [row["proposals"] for row in rows] == list(range(1, STEPS + 1))
     remembers(principal, before["principal"], saved_state(folder)[1]["principal"], proposed, HIGH[env])
 
 

@@ -116,6 +116,7 @@ def test_published_students_learn_as_published():
     config = compose("experiment=teacher/simple_published")
     ppo, learn = config["agent"]["ppo"], config["learn"]
     assert (ppo["learning_rate"], ppo["final_learning_rate"], ppo["gae_lambda"]) == (1e-3, None, 1.0)
+    assert all(compose(f"experiment=teacher/{task}_published")["agent"] == config["agent"] for task in ROOMS)
     assert learn["env_steps"] // (learn["rollout_steps"] * config["env"]["n_envs"]) == 4000
 
 
@@ -201,6 +202,8 @@ def test_it_runs(preset, logged, tmp_path):
         "learn.evaluate_episodes=4",
         "play.episodes=6",
     )
+    if preset.endswith("_published"):  # these learn from full minibatches alone
+        small += ("agent.ppo.minibatch_size=32",)
     run(f"experiment=teacher/{preset}", *small, f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

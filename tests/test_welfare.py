@@ -8,17 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import only_run_folder, run
+from experiments import comparable_metrics, only_run_folder, run
 from llmrl.cli.evaluate import main as evaluate
+from llmrl.core.objectives import OBJECTIVES, gini
 from llmrl.core.records import Act, Step
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax, Events, Incentives
 from llmrl.learners.rollout import Collector
 from llmrl.loops.scoring import score
-from llmrl.loops.welfare import episode_welfare, gini, measures, summarize_welfare
+from llmrl.loops.welfare import episode_welfare, measures, summarize_welfare
 from societies import spec
-
-OBJECTIVES = ("mean", "sum", "minimum", "equality_productivity", "sustainability")
 
 incomes = st.lists(st.integers(0, 800).map(lambda x: x / 8), min_size=2, max_size=9)
 returns = st.lists(st.integers(-800, 800).map(lambda x: x / 8), min_size=1, max_size=9)
@@ -165,8 +164,9 @@ def test_minted_incentives_are_spending():
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_spending_is_charged_to_any_objective(objective):
+    judged = OBJECTIVES[objective]
     episodes = play(Society([[1, 0, 0], [1, 1, 0]], mechanism=Incentives(), values=[1.0, 0.0, 0.5]))
-    free, charged = (episode_welfare(episodes, objective, cost) for cost in (0.0, 0.2))
+    free, charged = (episode_welfare(episodes, judged, cost) for cost in (0.0, 0.2))
     np.testing.assert_allclose(free, measures(episodes)[objective])
     np.testing.assert_allclose(free - charged, 0.2 * (3 * 1.0 + 3 * 0.5))
 
@@ -176,13 +176,9 @@ def test_an_outcome_tells_all_measures():
     collector = Collector(env, Idle(env.spec), "cpu")
     collector.reset(0)
     rollout = collector.collect(2, Seeds(0).torch("actions"), learn=False)
-    outcome = score(np.zeros(1), [rollout], env.spec, None, "minimum", 0.0).outcome
+    outcome = score(np.zeros(1), [rollout], env.spec, None, OBJECTIVES["minimum"], 0.0).outcome
     assert outcome.value == outcome.welfare["minimum"] == 3.0
     assert {f"welfare/{name}": x for name, x in outcome.welfare.items()} == summarize_welfare(rollout.episodes)
-
-
-def rows(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 GOVERNED = ("env=escape_room", "principal=fixed", "principal.contexts=[[5,0,0,0,1],[0,5,0,0,1],[0,0,5,0,1]]",
@@ -196,7 +192,7 @@ def test_a_principal_is_judged_on_what_was_chosen(tmp_path, objective, cost):
     judged = (f"design.objective={objective}", f"design.spending_cost={cost}")
     run(*GOVERNED, *judged, f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
-    steps = [row for row in rows(folder) if "principal/objective" in row]
+    steps = comparable_metrics(folder, "proposal")
     assert len(steps) == 2
     for row in steps:
         assert row["validation/incentives_paid"] > 10
@@ -216,7 +212,7 @@ def test_equality_productivity_of_a_single_episode(tmp_path):
     """Of one episode the logged means are its own numbers, so their product is the objective."""
     one = ("env.n_envs=1", "design.validate_episodes=1", "design.objective=equality_productivity")
     run(*GOVERNED, *one, "design.spending_cost=0.1", f"output_root={tmp_path}")
-    for row in (row for row in rows(only_run_folder(tmp_path)) if "principal/objective" in row):
+    for row in comparable_metrics(only_run_folder(tmp_path), "proposal"):
         product = row["welfare/equality"] * 5 * row["validation/base_return"]
         assert row["principal/objective"] == pytest.approx(product - 0.1 * row["validation/incentives_paid"])
 
@@ -224,7 +220,7 @@ def test_equality_productivity_of_a_single_episode(tmp_path):
 def test_learning_and_evaluating_report_it_too(tmp_path, capsys):
     names = {"mean", "sum", "minimum", "gini", "equality", "equality_productivity", "sustainability", "spending"}
     run("env=escape_room", "env.n_envs=4", "learn.env_steps=40", "learn.evaluate_episodes=8", f"output_root={tmp_path}")
-    row = rows(only_run_folder(tmp_path))[-1]
+    row = comparable_metrics(only_run_folder(tmp_path))[-1]
     assert {name.removeprefix("welfare/") for name in row if name.startswith("welfare/")} == names
     assert row["welfare/sum"] == pytest.approx(5 * row["evaluation/base_return"]) == row["evaluation/objective"]
     judged = ("design.objective=minimum", "design.spending_cost=0.5", "name=governed")

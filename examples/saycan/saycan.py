@@ -67,7 +67,7 @@ class SayCanPolicy:
     ) -> Act:
         """Actions [n_envs, 1]."""
         prompts = [str(text) for text in np.asarray(observation["prompt"], dtype=object).ravel()]
-        said = self.scorer.score(prompts, self.spec.action_names).cpu()
+        said = self.scorer.score(prompts, self.spec.continuations("prompt")).cpu()
         view = observation["view"].cpu().numpy()[:, 0]
         can = torch.from_numpy(affordances(view, self.spec.n_actions, self.unlikely)).float()
         logits = (said + can.log())[:, None]

@@ -123,6 +123,7 @@ ROOM = ("env=escape_room", "env.n_envs=8", "design.adapt_rounds=1", "design.step
         (*ROOM, "principal=random", "design.societies=2", "design.candidates=2", "design.validate_episodes=4"),
         ("env=escape_room", "env.n_envs=4", "learn.env_steps=100", "learn.evaluate_episodes=6"),
         ("env=escape_room", "agent=random", "play.episodes=5"),
+        ("env=cartpole", "agent=linear", "principal=random", "search.iterations=2", "search.evaluate_episodes=7"),
     ],
 )
 def test_the_result_of_a_run_is_the_mean_of_the_episodes_it_names(tmp_path: Path, overrides: tuple[str, ...]) -> None:

@@ -100,7 +100,14 @@ def test_the_estimate_is_near_what_a_run_then_uses(capsys, tmp_path):
 
     from experiments import comparable_metrics, only_run_folder
 
-    common = ("env=escape_room", "env.n_envs=2", "principal=llm", "design.steps=30", "design.adapt_rounds=0")
+    common = (
+        "env=escape_room",
+        "env.n_envs=2",
+        "principal=llm",
+        "design.steps=30",
+        "design.adapt_rounds=0",
+        "design.race=0",
+    )
     run(*common, "dry_run=true")
     tokens = re.search(r"prompt tokens *│ about ([\d,]+)", capsys.readouterr().out)
     run(*common, f"output_root={tmp_path}")

@@ -59,9 +59,9 @@ def test_told_to_stop_and_gone_on_with_it_ends_as_if_nothing_had_happened(
     log = MetricLog.log
     for stop_at in (1, 3):
 
-        def told(self, step, metrics, stop_at=stop_at, **axes):
-            log(self, step, metrics, **axes)
-            if step == stop_at:
+        def told(self, kind, x, metrics, stop_at=stop_at, **counters):
+            log(self, kind, x, metrics, **counters)
+            if counters["updates"] == stop_at:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         with monkeypatch.context() as patch:

@@ -66,7 +66,10 @@ def test_a_run_folder_tells_all_of_it(grpo, proposer):
     status = json.loads((grpo / "status.json").read_text())
     assert status["state"] == "finished" and "+ adapter" in status["llm"] and status["env"] == "target"
     first, last = lines(grpo)[0], lines(grpo)[-1]
-    assert first["step"] == 0 and last["step"] == 24
+    assert (first["kind"], first["updates"]) == ("evaluation", 0) and (last["kind"], last["updates"]) == (
+        "evaluation",
+        24,
+    )
     assert first["data/trials"] == 128 and first["data/prompts"] == 48 and first["data/trials_left_out"] == 0
     assert {"held_out/valid_rate", "held_out/score", "transfer_other/score"} <= first.keys() & last.keys()
     results = json.loads((grpo / "evaluation.json").read_text())

@@ -227,6 +227,15 @@ def test_histories_of_a_search_lie_in_its_past_and_targets_beat_them():
     assert [e.target for e in again] == [e.target for e in examples[:100]]
 
 
+def test_a_lucky_trial_is_no_target():
+    """Parameters that were tried several times are as good as all their trials together."""
+    told = [(0.0, 5.0), (1.0, 9.0), (1.0, 1.0), (1.0, 2.0), (2.0, 6.0)]
+    trials = tuple(Trial(np.array([x, 0.0]), np.array([value, value])) for x, value in told)
+    examples = make_examples([Series(trials, False)], 80, 1, 1, "best", Seeds(0), "here")
+    found = {(e.history[0].value, None if e.target is None else e.target.vector[0]) for e in examples}
+    assert found == {(5.0, 2.0), (9.0, None), (1.0, 2.0), (2.0, 2.0), (6.0, None)}
+
+
 def test_which_target_is_learnt_changes_nothing_else():
     every = [series_of(60, ordered=False)]
     found = {kind: make_examples(every, 50, 3, 3, kind, Seeds(0), "here") for kind in ("better", "nearest", "best")}

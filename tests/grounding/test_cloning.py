@@ -176,9 +176,10 @@ def test_it_does_what_the_teacher_did(data, tmp_path):
     rows = read_metrics(folder / "metrics.jsonl")
     assert rows[0]["clone/accuracy"] < 0.9 < rows[-2]["clone/accuracy"]
     assert rows[-1]["held_out/accuracy"] == 1.0 and rows[-1]["held_out/loss"] < 0.2
-    assert rows[-1]["evaluation/won"] == 1.0 and rows[-1]["step"] == loop.cloning.updates
+    assert rows[-1]["evaluation/won"] == 1.0 and rows[-1]["updates"] == loop.cloning.updates
     assert any("evaluation/won" in row for row in rows[:-1])
-    assert rows[-1]["env_steps"] == 8 * loop.cloning.learnt
+    assert [row["kind"] for row in rows[-2:]] == ["update", "evaluation"] and {row["x"] for row in rows} == {"updates"}
+    assert rows[-1]["samples"] == 8 * loop.cloning.learnt
     weights = saved_state(folder)[1]["agents"][0]["policy"]
     again = Student(Corridor().spec)
     again.load_state_dict(saved_state(folder)[1]["agents"][0])

@@ -152,6 +152,13 @@ def test_stopped_and_resumed_it_learns_the_same(tmp_path):
     assert same(whole.state(), resumed.state())
 
 
+def test_an_agent_that_has_learned_nothing_yet_is_restored(tmp_path):
+    store, resumed = CheckpointStore(tmp_path), Learner()
+    store.save(0, Learner().state())
+    resumed.load(store.load_newest()[1])
+    assert same(resumed.iterate()[1], Learner().iterate()[1])
+
+
 @pytest.mark.parametrize(("ratio", "expected"), [(0.25, 10), (1.0, 40), (2.5, 100)])
 def test_gradient_steps_per_step_of_the_games(ratio, expected):
     learner = Learner(steps=5, updates_per_step=ratio, warmup=1)

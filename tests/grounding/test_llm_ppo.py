@@ -263,6 +263,23 @@ def test_an_adapter_over_weights_in_half_precision_is_float32(folders):
     assert all((last[name] != before[name]).float().mean() > 0.95 for name in moved if "lora_A" in name)
 
 
+def test_an_adapter_over_weights_in_four_bits_learns(folders):
+    pytest.importorskip("bitsandbytes")
+    env = Corridor(8)
+    scorer = SCORERS["causal"](str(folders["causal"]), four_bit=True)
+    agent = make_agent(folders, env, tune="lora", scorer=scorer)
+    before = weights(agent)
+    for i in range(2):
+        agent.update(rollout_of(agent, env, seed=i), Seeds(i).torch("minibatches"))
+    moved = changed_since(before, agent)
+    assert {name for name in before if "lora_" in name} < moved
+    assert moved == {name for name, p in agent.policy.named_parameters() if p.requires_grad}
+    other = make_agent(folders, env, tune="lora", scorer=SCORERS["causal"](str(folders["causal"]), four_bit=True))
+    other.load_state_dict(copy.deepcopy(agent.state_dict()))
+    prompts = sorted({str(t) for t in env.reset(seed=2)["prompt"].ravel()})
+    assert torch.equal(other.policy.probabilities(prompts), agent.policy.probabilities(prompts))
+
+
 @pytest.mark.parametrize("tune", ["full", "lora"])
 @pytest.mark.parametrize("kind", ["seq2seq", "causal"])
 def test_a_gradient_is_the_same_where_activations_are_computed_again(folders, kind, tune):
@@ -340,7 +357,7 @@ def test_words_and_published_scores(folders):
     published = scorer.score(prompts, names).detach()
     scorer.load()
     tokens = [scorer._tokenizer(name, add_special_tokens=False)["input_ids"] for name in names]
-    prompt = torch.tensor(scorer._tokenizer(prompts[0])["input_ids"])
+    prompt = torch.tensor(scorer._tokenizer(prompts[0], add_special_tokens=False)["input_ids"])
     for i, ids in enumerate(tokens):
         logits = scorer._plain_logits(prompt, torch.tensor(ids))
         expected = sum(logits[k, token].item() for k, token in enumerate(ids)) + max(map(len, tokens)) - len(ids)

@@ -37,8 +37,8 @@ def test_probabilities_are_logged_drawn_and_change_with_learning(tmp_path, caplo
     config["agent"] = {"_target_": "errands.ReaderAgent", "skill": 0.0}
     run_experiment({**config, "output_root": str(tmp_path / "runs"), "name": "errands"}, [])
     folder = only_run_folder(tmp_path / "runs")
-    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "probe/key/take_key" in row]
-    assert [row["step"] for row in rows] == [0, 2, 4]
+    rows = read_metrics(folder / "metrics.jsonl", "probe")
+    assert [(row["updates"], row["env_steps"]) for row in rows] == [(0, 0), (2, 12), (4, 24)]
     intended = [row["probe/key/take_key"] for row in rows]
     assert intended[0] == pytest.approx(1 / 3) and intended == sorted(intended) and intended[2] > 0.7
     assert rows[2]["probe/raw/take_box"] == pytest.approx(intended[2])

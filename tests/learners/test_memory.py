@@ -99,6 +99,16 @@ def test_learning_sees_what_acting_saw(share):
         ppo.update(rollout, Seeds(i).torch("minibatches"))
 
 
+def test_no_stretch_is_left_out():
+    """`drop_last` is without effect: minibatches of whole stretches differ in size anyway."""
+    updated = []
+    for drop_last in (False, True):
+        policy, ppo, collector = make(RecallGame([3, 5, 4, 6, 2]), minibatch_size=16, drop_last=drop_last)
+        ppo.update(collector.collect(13, Seeds(1).torch("actions")), Seeds(0).torch("minibatches"))
+        updated.append(torch.nn.utils.parameters_to_vector(policy.parameters()).detach())
+    assert torch.equal(*updated)
+
+
 def test_memory_ends_with_the_episode():
     """Two games that show the same from one moment on are played alike from there, whatever came before."""
     env = RecallGame([3, 3])

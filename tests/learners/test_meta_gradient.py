@@ -11,6 +11,7 @@ import torch
 from llmrl.agents.ppo_agent import PPOAgent
 from llmrl.core.errors import ConfigError
 from llmrl.core.gradients import DifferentiableAgent, MetaLearner
+from llmrl.core.objectives import OBJECTIVES, SUM
 from llmrl.core.records import MetaSettings, Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel
@@ -157,10 +158,10 @@ def test_gradient_is_the_finite_difference(case):
             meta.update(adapted[i], Seeds(i).torch("minibatches"))
     adapted, validation = adapted[:rounds], adapted[rounds:]
     episodes = [episode for rollout in validation for episode in rollout.episodes]
-    values = episode_welfare(episodes, "sum", 0.3)
+    values = episode_welfare(episodes, SUM, 0.3)
     outcome = Outcome(TAU, float(values.mean()), values)
-    gradient = meta.gradient(validation, "sum", 0.3, outcome)
-    credits = step_credits(validation, "sum", 0.3, outcome, settings)
+    gradient = meta.gradient(validation, SUM, 0.3, outcome)
+    credits = step_credits(validation, SUM, 0.3, outcome, settings)
 
     network = ppo.policy.members[0]
     ppo.policy.load_state_dict(start)
@@ -216,6 +217,8 @@ class FirstAction:
         {"share": False},
         {"baseline": "none"},
         {"share": False, "baseline": "none"},
+        {"clip_apart": True, "max_grad_norm": 0.1},
+        {"clip_apart": True, "baseline": "none"},
         {"final_learning_rate": 1e-4, "decay_updates": 3},
         {"teacher": True},
     ],
@@ -255,7 +258,7 @@ def test_the_graph_is_gone_after_the_gradient():
     meta.update(rollout, Seeds(0).torch("minibatches"))
     watched = [weakref.ref(x) for x in meta._updaters[0].weights.values()]
     outcome = Outcome(TAU, 0.0, np.zeros(3))
-    meta.gradient([rollout], "sum", 0.0, outcome)
+    meta.gradient([rollout], SUM, 0.0, outcome)
     assert [ref() for ref in watched] == [None] * len(watched)
 
 
@@ -321,7 +324,7 @@ def test_estimator_is_unbiased(objective, games):
     def value(rollout, knobs):
         """The objective of each game if the values were `knobs`."""
         spent = (rollout.exposure[0].numpy() @ knobs).sum(1)
-        return episode_welfare(rollout.episodes, objective) - cost * spent
+        return episode_welfare(rollout.episodes, OBJECTIVES[objective]) - cost * spent
 
     restart()
     first = probability(one_step(ppo.policy, PAIRS))
@@ -347,7 +350,9 @@ def test_estimator_is_unbiased(objective, games):
             meta.update(one_step(ppo.policy, [pair]), Seeds(0).torch("m"))
             rollout = one_step(ppo.policy, list(played))
             values = value(rollout, KNOBS)
-            gradient = meta.gradient([rollout], objective, cost, Outcome(KNOBS, float(values.mean()), values))
+            gradient = meta.gradient(
+                [rollout], OBJECTIVES[objective], cost, Outcome(KNOBS, float(values.mean()), values)
+            )
             mean += chance * probability(rollout).prod() * gradient
     h = 1e-5
     slope = [(expected(KNOBS + h * e) - expected(KNOBS - h * e)) / (2 * h) for e in np.eye(2)]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from llmrl.core.objectives import OBJECTIVES
 from llmrl.core.records import MetaSettings, Outcome
 from llmrl.learners.outer import direct_derivative, step_credits
 from llmrl.learners.rollout import Episode, Rollout
@@ -53,7 +54,7 @@ def test_unbiased_over_two_steps(settings, objective, games):
     mean = torch.zeros_like(theta)
     for played in itertools.product(courses, repeat=games):
         base = torch.tensor([[FIRST[a] for a, _ in played], [SECOND[a, b] for a, b in played]])
-        [credit] = step_credits([rollout(base)], objective, 0.0, told(base.sum(0).numpy()), settings)
+        [credit] = step_credits([rollout(base)], OBJECTIVES[objective], 0.0, told(base.sum(0).numpy()), settings)
         taken = torch.tensor(played).T  # [step, game]
         chosen = log_p.gather(1, taken)
         [gradient] = torch.autograd.grad((credit * chosen).sum(), theta, retain_graph=True)
@@ -65,7 +66,9 @@ def test_other_episodes_are_the_baseline_at_the_same_step_of_theirs():
     """Two rounds of a game whose episodes end early: steps 0-1, steps 2-4, and one that is not finished."""
     ended = torch.tensor([[0, 1, 0, 0, 1, 0]]).T.bool()
     base = torch.tensor([[1.0, 2.0, 10.0, 20.0, 30.0, 99.0]]).T
-    [credit] = step_credits([rollout(base, ended)], "mean", 0.0, told([3, 60]), MetaSettings(past_return=6.0))
+    [credit] = step_credits(
+        [rollout(base, ended)], OBJECTIVES["mean"], 0.0, told([3, 60]), MetaSettings(past_return=6.0)
+    )
     to_go = [3, 2, 60, 50, 30]
     baseline = [60, 50, 3, 2, 6.0 * (1 - 2 / 6)]  # nobody else reached a third step
     assert credit[:, 0].tolist() == pytest.approx([*((np.array(to_go) - baseline) / 2), 0.0])
@@ -76,14 +79,14 @@ def test_episodes_values_go_to_their_steps():
     ended = torch.tensor([[0, 1], [1, 0], [0, 1], [1, 0]]).bool()
     pieces = [rollout(torch.zeros(4, 2), ended), rollout(torch.zeros(4, 2), ended)]
     settings = MetaSettings(baseline="past")
-    credits = step_credits(pieces, "sustainability", 0.0, told([1, 2, 3, 4, 5, 6, 7, 8]), settings)
+    credits = step_credits(pieces, OBJECTIVES["sustainability"], 0.0, told([1, 2, 3, 4, 5, 6, 7, 8]), settings)
     assert (credits[0] * 8).tolist() == [[2, 1], [2, 3], [4, 3], [4, 0]]
     assert (credits[1] * 8).tolist() == [[6, 5], [6, 7], [8, 7], [8, 0]]
 
 
 def test_discount_and_published_baseline():
     settings = MetaSettings(gamma=0.5, baseline="past", past_return=1.0)
-    [credit] = step_credits([rollout([[1.0], [2.0], [4.0]])], "sum", 0.0, told([7]), settings)
+    [credit] = step_credits([rollout([[1.0], [2.0], [4.0]])], OBJECTIVES["sum"], 0.0, told([7]), settings)
     assert credit[:, 0].tolist() == pytest.approx([1 + 1 + 1 - 1, 2 + 2 - 1, 4 - 1])
 
 
@@ -91,7 +94,7 @@ def test_spending_counts_for_actions_and_for_itself():
     base, reward = [[0.0, 0.0], [0.0, 0.0]], [[1.0, 2.0], [3.0, 0.0]]
     exposure = torch.ones(2, 2, 1, 1)
     played = rollout(base, reward=reward, exposure=exposure)
-    [credit] = step_credits([played], "sum", 0.5, told([-2.0, -1.0]), MetaSettings(baseline="past"))
+    [credit] = step_credits([played], OBJECTIVES["sum"], 0.5, told([-2.0, -1.0]), MetaSettings(baseline="past"))
     assert (credit * 2).tolist() == [[-2.0, -1.0], [-1.5, 0.0]]
     assert direct_derivative([played, played], 0.5).tolist() == [-1.0]
     unfinished = dataclasses.replace(played, terminated=torch.tensor([[True, False], [False, False]]))

@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 import torch
 
+from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.learners.advantages import generalized_advantages
 from llmrl.learners.ppo import PPO, PPOSettings
@@ -174,6 +175,35 @@ def test_target_kl_stops_epochs(signal_game):
     _, ppo, collector = make(signal_game(), target_kl=1e-12, epochs=10)
     metrics = train(ppo, collector, 1)
     assert metrics["loss/updates"] < 10 * 2
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_advantages_normalised_over_the_rollout(signal_game, share):
+    """The update is the one of given normalised advantages, whatever the minibatches; each network has its own."""
+    updated = []
+    for over in ("rollout", None):
+        changes = {"normalize_over": over} if over else {"normalize_advantage": False}
+        policy, ppo, collector = make(
+            signal_game(n_envs=4), share=share, advantage_eps=0.1, minibatch_size=7, **changes
+        )
+        rollout = collector.collect(16, Seeds(1).torch("actions"))
+        advantage, target = ppo.estimate(rollout)
+        if over is None:
+            axes = (0, 1, 2) if share else (0, 1)
+            spread = advantage.std(axes, keepdim=True) + 0.1
+            advantage = (advantage - advantage.mean(axes, keepdim=True)) / spread
+        ppo.fit(rollout, advantage, target, Seeds(0).torch("minibatches"), ppo.updaters)
+        updated.append(torch.nn.utils.parameters_to_vector(policy.parameters()).detach())
+    torch.testing.assert_close(*updated, rtol=1e-4, atol=1e-6)
+
+
+def test_full_minibatches_alone(signal_game):
+    _, ppo, collector = make(signal_game(n_envs=4), minibatch_size=60, drop_last=True, epochs=3)
+    rollout = collector.collect(16, Seeds(1).torch("actions"))  # of two agents: 128 samples
+    assert ppo.update(rollout, Seeds(0).torch("minibatches"))["loss/updates"] == 6
+    _, ppo, _ = make(signal_game(n_envs=4), minibatch_size=129, drop_last=True)
+    with pytest.raises(ConfigError, match="128 samples"):
+        ppo.update(rollout, Seeds(0).torch("minibatches"))
 
 
 def test_teacher_is_one_more_loss(signal_game):

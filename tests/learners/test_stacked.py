@@ -153,14 +153,21 @@ CHANGES = {
     "no critic": {"baseline": "none"},
     "step size that decays": {"final_learning_rate": 1e-4, "decay_updates": 2},
     "policy gradient": {"epochs": 1, "minibatch_size": None, "clip": None, "normalize_advantage": False},
+    "full minibatches alone": {"drop_last": True},
+    "gradients scaled down apart": {"clip_apart": True},
+    "gradients scaled down apart, no critic": {"clip_apart": True, "baseline": "none"},
+    "advantages normalised over the rollout": {"normalize_over": "rollout", "advantage_eps": 0.1},
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_settings_that_change_what_is_trained(change):
-    agents = [make_agent("mlp", seed, share=False, **CHANGES[change]) for seed in range(2)]
+@pytest.mark.parametrize("share", [True, False])
+def test_settings_that_change_what_is_trained(change, share):
+    agents = [make_agent("mlp", seed, share, **CHANGES[change]) for seed in range(2)]
     together, alone, found, expected = update_both("mlp", agents)
     assert together._stacks
+    if "drop_last" in CHANGES[change]:  # of 36 samples of three agents, or 12 of one, in tens, twice
+        assert {own["loss/updates"] for own in found} == {6.0}
     assert_same(agents, alone, **CLOSE)
     assert [sorted(own) for own in found] == [sorted(its) for its in expected]
 
@@ -226,13 +233,20 @@ def test_playing_together_is_playing_alone(kind, share):
             assert torch.equal(act.action[mine], expected.action)
 
 
-def test_new_weights_play_from_the_next_restack_on():
+def test_new_weights_play_at_once_but_for_the_span_of_a_rollout():
     agents = [make_agent("mlp", seed) for seed in range(2)]
     seen = observations("mlp", (GAMES * 2, AGENTS))
     side_by_side = SideBySide([agent.policy for agent in agents], GAMES)
     before = side_by_side.values(seen)
     agents[1].load_state_dict(copy.deepcopy(agents[0].state_dict()))
-    assert torch.equal(side_by_side.values(seen), before)
-    side_by_side.restack()
     expected = agents[0].policy.values({n: x[GAMES:] for n, x in seen.items()})
+    assert not torch.equal(before[GAMES:], expected)
     torch.testing.assert_close(side_by_side.values(seen)[GAMES:], expected)
+    for _ in range(2):
+        agents[1].load_state_dict(make_agent("mlp", 1).state_dict())
+        with side_by_side.unchanged():
+            torch.testing.assert_close(side_by_side.values(seen), before)
+            agents[1].load_state_dict(copy.deepcopy(agents[0].state_dict()))
+            # The weights are put together once in a rollout, in which nobody may change them.
+            torch.testing.assert_close(side_by_side.values(seen), before)
+        torch.testing.assert_close(side_by_side.values(seen)[GAMES:], expected)

@@ -27,14 +27,15 @@ def write(folder: Path, *calls: dict, end: str = "") -> None:
 
 
 def line(step: int, unix: float) -> dict:
-    return {"step": step, "llm/calls": 1.0, "time/unix": unix}
+    return {"kind": "proposal", "x": "proposals", "proposals": step, "llm/calls": 1.0, "time/unix": unix}
 
 
 def test_the_newest_call_since_the_line_before(tmp_path):
     transcript = Transcript(tmp_path)
     assert transcript(line(0, 1.0)) is None  # no log yet
     write(tmp_path, call(2.0, "first"), call(3.0, "second"))
-    assert transcript({"step": 1, "time/unix": 2.5}) is None  # a line that tells nothing of a model
+    probe = {"kind": "probe", "x": "updates", "updates": 1, "time/unix": 2.5}
+    assert transcript(probe) is None  # it tells nothing of a model
     shown = transcript(line(1, 3.5))
     assert "second" in shown and "last of 2 calls" in shown and "question of 3.0" in shown
     write(tmp_path, end='{"time": 4.0, "reply": "cut sh')

@@ -51,7 +51,7 @@ def test_spec_and_observations_agree(scenario: Scenario, engine: Any) -> None:
     env = make(scenario, engine=engine)
     spec = env.spec
     assert isinstance(env, VecEnv)
-    assert (spec.horizon, spec.objective, spec.name) == (25, "mean", scenario.name)
+    assert (spec.horizon, spec.objective.name, spec.name) == (25, "mean", scenario.name)
     assert len(spec.agent_names) == spec.n_agents
     assert len(set(spec.action_names)) == len(spec.action_names) == spec.n_actions
     observation = env.reset()

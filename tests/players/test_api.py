@@ -125,7 +125,7 @@ class TestWithoutBeingTold:
         return [json.loads(request.messages[-1]["content"]) for request in model.requests]
 
     def test_each_observation_is_asked_about(self):
-        told = self.asked(4)
+        told = self.asked(4, show=["step", "reward", "return", "last_episode"])
         assert [frame["step"] for frame in told] == [0, 1, 2, 3]
         assert len({json.dumps(frame["observation"]) for frame in told}) > 1
         # Rewards that nobody knows are not made up, and the episode before is that of before.

@@ -51,12 +51,18 @@ class TestTheConversation:
         assert '"reward"' not in bare.model.requests[0].messages[0]["content"]
 
     def test_the_last_episode_is_told(self):
-        table = Table(Model()).start()
+        table = Table(Model(), show=["return", "last_episode"]).start()
         table.step()
         table.step(ended=[0], reward=-3, terminated=False)
         table.start().step()
         assert table.last[-1][1]["last_episode"] == {"return": -2, "steps": 2, "end": "the time was up"}
         assert len(table.last) == 1, "an episode begins with an empty history"
+
+    def test_but_only_if_it_is_asked_for(self):
+        table = Table(Model()).start()
+        table.step(ended=[0])
+        table.start().step()
+        assert "last_episode" not in str(table.model.requests[-1].messages)
 
     def test_an_observation_that_is_no_json(self):
         table = Table(Model()).start()

@@ -56,7 +56,7 @@ class TestARun:
     def test_metrics_have_the_names_of_an_evaluation(self, folder):
         last = comparable_metrics(folder)[-1]
         assert {"evaluation/return", "evaluation/length", "evaluation/success", "evaluation/objective"} <= set(last)
-        assert last["step"] == 4 and last["env_steps"] == 48
+        assert (last["kind"], last["x"], last["episodes"], last["env_steps"]) == ("episode", "episodes", 4, 48)
         calls = last["llm/calls"]
         assert last["player/invalid_rate"] == pytest.approx(last["llm/invalid_replies"] / calls)
 

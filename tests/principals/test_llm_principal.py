@@ -10,17 +10,39 @@ from hypothesis import strategies as st
 
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.objectives import OBJECTIVES
 from llmrl.core.records import ChatRequest
+from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, Parameter, ParameterSpace
+from llmrl.envs.escape_room import EscapeRoom
 from llmrl.llms.client import ChatClient
 from llmrl.llms.structured import InvalidReply
 from llmrl.principals.llm import LLMPrincipal
 from models import Echo, connected, scripted
-from societies import CLEANUP, ESCAPE_ROOM, GENERIC, HARVEST, outcome, spec, toy
+from societies import (
+    CLEANUP,
+    CLEANUP_LEGISLATIVE,
+    ESCAPE_ROOM,
+    GENERIC,
+    HARVEST,
+    HARVEST_LEGISLATIVE,
+    outcome,
+    spec,
+    toy,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 WELFARE = {"equality": 0.25, "sustainability": 12.5, "spending": 3.00004, "peace": 7.0}
-SOCIETIES = {"cleanup": CLEANUP, "harvest": HARVEST, "escape_room": ESCAPE_ROOM, "toy": GENERIC}
+LENIENT = EscapeRoom(Seeds(0), n_envs=1, min_at_lever=3, stay_penalty=False).spec
+SOCIETIES = {
+    "cleanup": CLEANUP,
+    "cleanup_legislative": CLEANUP_LEGISLATIVE,
+    "harvest": HARVEST,
+    "harvest_legislative": HARVEST_LEGISLATIVE,
+    "escape_room": ESCAPE_ROOM,
+    "escape_room_lenient": LENIENT,
+    "toy": GENERIC,
+}
 
 
 def result(society, vector, context=None, **kwargs):
@@ -60,12 +82,18 @@ def test_prompts_are_as_reviewed(name, moment):
 
 
 def test_the_prompt_of_a_proposal_among_several_is_as_reviewed():
-    principal = told(ESCAPE_ROOM, [v for v in vectors_for(ESCAPE_ROOM) for _ in range(2)], together=3, contexts="own")
+    principal = told(
+        ESCAPE_ROOM,
+        [v for v in vectors_for(ESCAPE_ROOM) for _ in range(2)],
+        together=3,
+        contexts="own",
+        measurements="separate",
+    )
     reviewed("escape_room_second_of_three", principal.question(ESCAPE_ROOM.contexts[0], 2, 3).text)
 
 
 def test_the_prompt_of_a_charged_principal_is_as_reviewed():
-    society = replace(CLEANUP, objective="equality_productivity", spending_cost=0.1)
+    society = replace(CLEANUP, objective=OBJECTIVES["equality_productivity"], spending_cost=0.1)
     seeing = {**society.observation, "mechanism": Channel((3,), "float32")}
     society = replace(society, observation=seeing)
     reviewed("cleanup_charged", told(society, vectors_for(society)).question(None).text)
@@ -74,13 +102,24 @@ def test_the_prompt_of_a_charged_principal_is_as_reviewed():
 def test_what_the_payoff_is():
     """Of every objective, with payments free and not."""
     sections = []
-    for objective in ("mean", "sum", "minimum", "equality_productivity", "sustainability"):
+    for name, objective in OBJECTIVES.items():
         for cost in (0.0, 0.025):
             text = told(replace(toy(), objective=objective, spending_cost=cost), []).question(None).text
             section = text.split("## Your payoff\n")[1].split("\n\n## ")[0]
             assert "\n" not in section
-            sections.append(f"{objective}, spending_cost {cost}: {section}\n")
+            sections.append(f"{name}, spending_cost {cost}: {section}\n")
     reviewed("payoffs", "\n".join(sections))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("name", SOCIETIES)
+def test_every_prompt_says_what_the_principal_is_judged_on(name, objective):
+    judged = OBJECTIVES[objective]
+    society = replace(SOCIETIES[name], objective=judged)
+    sentence = judged.told(society.n_agents)
+    assert sentence.startswith("Your payoff is ") and sentence.endswith(".")
+    text = told(society, []).question(society.contexts[0] if society.contexts else None).text
+    assert text.count(sentence) == text.count("Your payoff is ") == 1
 
 
 def test_agents_that_see_the_numbers():
@@ -155,9 +194,9 @@ class TestHistory:
         """In each context: payoffs rise, the best is in it, and so is the newest generation."""
         society = toy(contexts=("a", "b", "c"))
         principal = LLMPrincipal(society, scripted(), history="chain")
-        for context, payoff in told_:
-            values = [payoff + i % 2 for i in range(together)]
-            principal.tell([result(society, [0.0, 0.0], context, value=float(value)) for value in values])
+        for step, (context, payoff) in enumerate(told_):
+            proposals = [([step / 10, i / 10], float(payoff + i % 2)) for i in range(together)]
+            principal.tell([result(society, vector, context, value=value) for vector, value in proposals])
         chain = principal.history.select("chain", 1)
         assert [r["index"] for r in chain] == sorted({r["index"] for r in chain})
         for context in society.contexts:
@@ -194,7 +233,7 @@ class TestHistory:
     )
     def test_selections_within_contexts_are_announced(self, policy, words):
         society = toy(contexts=("a", "b"))
-        assert words in told(society, self.VECTORS * 2, **policy).question("b").text
+        assert words in told(society, [*self.VECTORS, *(np.array(self.VECTORS) - 0.5)], **policy).question("b").text
 
     def test_records_of_one_generation_have_an_identity_each(self):
         """Three proposals, one generation: a window or a trim takes some of them, not all or none."""
@@ -270,6 +309,80 @@ class TestHistory:
         result.trajectories["level"] = np.array([5.0, 7.0])
         principal.tell([result])
         assert "level at 25/50/75/100 % of the episode: 5, 5, 7, 7" in principal.question(None).text
+
+
+class TestSeveralMeasurements:
+    """The same numbers, tried again: a row with the mean over all measurements."""
+
+    LUCKY, GOOD, FAIR = [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]
+
+    def principal(self, **kwargs):
+        """`LUCKY` gave 122, 152.2 and 148.6, in between `GOOD` 145 and `FAIR` 120."""
+        principal = LLMPrincipal(toy(), scripted(), **kwargs)
+        for vector, value in (
+            *((self.LUCKY, 122.0), (self.GOOD, 145.0), (self.LUCKY, 152.2)),
+            *((self.FAIR, 120.0), (self.LUCKY, 148.6)),
+        ):
+            principal.tell([result(toy(), vector, value=value, n=4)])
+        return principal
+
+    def rows(self, principal, context=None):
+        lines = [line for line in principal.question(context).text.splitlines() if line.startswith("Generation ")]
+        return [(line[: line.index(";")], line) for line in lines]
+
+    def test_the_best_of_them_are_different_vectors(self):
+        principal = self.principal(history="best", window=2)
+        [(second, _), (first, line)] = self.rows(principal)
+        assert second.startswith("Generation 2: x0=0, x1=1 -> payoff 145 (standard error")
+        mean = "Generation 5: x0=1, x1=0 -> payoff 140.9 (mean of 3 measurements, in generations 1, 3, 5)"
+        assert first.startswith(mean) and "over 12 episodes" in line
+        assert "Shown are the 2 best proposals." in principal.question(None).text
+        assert principal.history.best(None).tolist() == self.GOOD
+
+    @pytest.mark.parametrize(("history", "n"), [("all", 3), ("chain", 2), ("best_and_last", 3), ("last", 3)])
+    def test_nothing_is_a_row_twice(self, history, n):
+        shown = [row.split(": ")[1].split(" ->")[0] for row, _ in self.rows(self.principal(history=history))]
+        assert len(shown) == len(set(shown)) == n
+
+    def test_all_is_all(self):
+        text = self.principal().question(None).text
+        assert "Proposals made so far: 5" in text and "Shown are" not in text and "There is room" not in text
+
+    def test_they_can_be_rows_of_their_own(self):
+        principal = self.principal(history="best", window=3, measurements="separate")
+        assert [row.split("payoff ")[1].split(" (")[0] for row, _ in self.rows(principal)] == ["145", "152.2", "148.6"]
+        assert "mean of" not in principal.question(None).text
+        assert principal.history.best(None).tolist() == self.GOOD, "what is proposed again is no matter of prompts"
+
+    def test_what_was_measured_beside_it_is_averaged_too(self):
+        principal = LLMPrincipal(toy(), scripted())
+        for n, moves in ((1, 10.0), (3, 30.0)):
+            told = result(toy(), self.GOOD, value=2.0 * n, n=n)
+            told.summaries["moves"] = moves
+            told.trajectories["level"] = np.full(20, moves)
+            principal.tell([told])
+        [(_, line)] = self.rows(principal)
+        assert "-> payoff 5 " in line and "; moves: 25;" in line
+        assert "level at 25/50/75/100 % of the episode: 25, 25, 25, 25" in line and "each agent: 5, 5, 5" in line
+
+    def test_the_same_luck_counts_once(self):
+        """Equal proposals of a step meet the same games; means of different ones weigh as they have episodes."""
+        principal = LLMPrincipal(toy(), scripted())
+        together = [replace(result(toy(), self.GOOD, value=10.0, n=2), draw="step 0") for _ in range(2)]
+        principal.tell(together)
+        principal.tell([replace(result(toy(), self.GOOD, value=1.0, n=4), draw="step 1")])
+        [(row, _)] = self.rows(principal)
+        assert "-> payoff 4 (mean of 2 measurements, in generations 1, 2) (standard error" in row
+
+    def test_contexts_are_apart(self):
+        society = toy(contexts=("a", "b"))
+        principal = LLMPrincipal(society, scripted())
+        for context, value in ((0, 1.0), (1, 5.0), (0, 2.0)):
+            principal.tell([result(society, self.GOOD, context, value=value)])
+        assert [row.split("payoff ")[1].split(" (")[0].split(";")[0] for row, _ in self.rows(principal, "a")] == [
+            "5",
+            "1.5",
+        ]
 
 
 class TestParsing:

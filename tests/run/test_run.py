@@ -69,7 +69,9 @@ def train(root: Path, total: int = 30, *, hook: Any = None, every: float = 0.0, 
             toy.load_state_dict(run.restored)
         with run.progress(total, "iterations", "train", done=run.iteration) as progress:
             for iteration in range(run.iteration, total):
-                run.metrics.log(iteration, {"loss": toy.iterate()}, env_steps=8 * iteration)
+                run.metrics.log(
+                    "update", "updates", {"loss": toy.iterate()}, updates=iteration, env_steps=8 * iteration
+                )
                 progress.update(iteration + 1)
                 if hook is not None:
                     hook(run, iteration)

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 
 from llmrl.core.errors import RunFolderError
-from llmrl.run.metrics import FILE_NAME, TIME, MetricLog, read_metrics
+from llmrl.run.metrics import FILE_NAME, TIME, MetricLog, metric_tables, place_of, read_metrics
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -50,15 +50,18 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
 
 def record(metrics: MetricLog, steps: range) -> None:
     for step in steps:
-        metrics.log(step, {"reward/mean": math.sin(step), "loss": np.float32(0.1) * step}, env_steps=80 * step)
+        found = {"reward/mean": math.sin(step), "loss": np.float32(0.1) * step}
+        metrics.log("update", "updates", found, updates=step, env_steps=80 * step)
 
 
 def test_lines_are_flat_json_and_exact(tmp_path: Path) -> None:
     metrics = MetricLog(tmp_path)
-    metrics.log(3, {"a": 0.1, "b": torch.tensor(2.0), "c": np.int64(4), "d": True}, env_steps=np.int64(80))
+    found = {"a": 0.1, "b": torch.tensor(2.0), "c": np.int64(4), "d": True}
+    metrics.log("update", "env_steps", found, env_steps=np.int64(80), updates=3)
     line = json.loads((tmp_path / FILE_NAME).read_text())  # on disk before the log is closed
     assert {key for key in line if key.startswith(TIME)} == {"time/unix", "time/elapsed_s"}
-    assert numbers(tmp_path) == [{"step": 3, "env_steps": 80, "a": 0.1, "b": 2.0, "c": 4.0, "d": 1.0}]
+    place = {"kind": "update", "x": "env_steps", "env_steps": 80, "updates": 3}
+    assert numbers(tmp_path) == [{**place, "a": 0.1, "b": 2.0, "c": 4.0, "d": 1.0}]
     metrics.close()
 
 
@@ -68,7 +71,7 @@ def test_curves_and_hyperparameters_are_in_one_event_file(tmp_path: Path) -> Non
     metrics.close()
     assert len(list(tmp_path.glob("*tfevents*"))) == 1
     found = curves(tmp_path)
-    assert set(found) == {"reward/mean", "loss"}  # env_steps is an axis
+    assert set(found) == {"reward/mean", "loss"}  # counters are axes
     assert [step for step, _ in found["loss"]] == list(range(5))
     assert found["reward/mean"][2][1] == pytest.approx(math.sin(2))
     metadata = hparams(tmp_path)
@@ -133,7 +136,7 @@ def test_a_failed_run_has_no_final_numbers(tmp_path: Path) -> None:
 
 def test_texts_beside_lines_of_before_and_after_a_resume(tmp_path: Path) -> None:
     def told(line: dict[str, Any]) -> str | None:
-        return f"**{line['loss']:.2f}**" if line["step"] % 2 == 0 else None
+        return f"**{line['loss']:.2f}**" if line["updates"] % 2 == 0 else None
 
     metrics = MetricLog(tmp_path)
     record(metrics, range(2))
@@ -152,30 +155,95 @@ def test_without_a_checkpoint_everything_is_logged_anew(tmp_path: Path) -> None:
     metrics = MetricLog(tmp_path)
     record(metrics, range(2))
     metrics.close()
-    assert [line["step"] for line in numbers(tmp_path)] == [0, 1]
+    assert [line["updates"] for line in numbers(tmp_path)] == [0, 1]
 
 
 def test_numbers_that_are_not_finite(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     metrics = MetricLog(tmp_path)
     with caplog.at_level(logging.WARNING):
-        metrics.log(0, {"a": float("nan"), "b": float("-inf"), "c": 1.0})
-        metrics.log(1, {"a": float("nan")})
+        metrics.log("update", "updates", {"a": float("nan"), "b": float("-inf"), "c": 1.0}, updates=0)
+        metrics.log("update", "updates", {"a": float("nan")}, updates=1)
     position = metrics.position()
     live = curves(tmp_path)
-    assert numbers(tmp_path)[0] == {"step": 0, "a": None, "b": None, "c": 1.0}
+    assert numbers(tmp_path)[0] == {"kind": "update", "x": "updates", "updates": 0, "a": None, "b": None, "c": 1.0}
     assert math.isnan(read_metrics(tmp_path / FILE_NAME)[0]["b"])
     assert [r.getMessage().split()[1] for r in caplog.records] == ["a", "b"]  # told once for each
     MetricLog(tmp_path, lines=position).close()
     assert curves(tmp_path)["a"] == live["a"] == [(0, "nan"), (1, "nan")]
 
 
-def test_axis_and_metric_cannot_share_a_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "counters", "complaint"),
+    [
+        (("update", "updates", {"kind": 1.0}), {"updates": 1}, "kind"),
+        (("update", "updates", {"env_steps": 1.0}), {"updates": 1}, "env_steps"),
+        (("final", "updates", {"b": 1.0}), {"updates": 1}, "update, adaptation, .* not 'final'"),
+        (("update", "env_steps", {"b": 1.0}), {"updates": 1}, "env_steps"),
+        (("update", "years", {"b": 1.0}), {"years": 1}, "not years"),
+        (
+            ("update", "env_steps", {"b": 1.0}),
+            {"updates": 1, "env_steps": 5},
+            "placed at updates, and now .* env_steps",
+        ),
+        (("evaluation", "updates", {"a": 1.0}), {"updates": 1}, "a is in rows of kind update"),
+    ],
+)
+def test_rows_that_would_mix_what_they_count_are_refused(
+    tmp_path: Path, arguments: tuple[Any, ...], counters: dict[str, int], complaint: str
+) -> None:
+    """Also after a resume, when the log knows earlier rows from the file alone."""
     metrics = MetricLog(tmp_path)
-    with pytest.raises(ValueError, match="step"):
-        metrics.log(0, {"step": 1.0})
-    with pytest.raises(ValueError, match="env_steps"):
-        metrics.log(0, {"env_steps": 1.0}, env_steps=3)
-    assert (tmp_path / FILE_NAME).read_text() == ""
+    metrics.log("update", "updates", {"a": 1.0, "spent/llm_calls": 1.0}, updates=1)
+    for resumed in (False, True):
+        metrics = MetricLog(tmp_path, lines=1) if resumed else metrics
+        with pytest.raises(ValueError, match=complaint):
+            metrics.log(*arguments, **counters)
+        assert len(numbers(tmp_path)) == 1
+    metrics.log("evaluation", "updates", {"b": 1.0, "spent/llm_calls": 2.0}, updates=1)
+    assert len(numbers(tmp_path)) == 2
+
+
+def test_each_kind_of_row_is_a_table_and_a_curve_of_its_own(tmp_path: Path) -> None:
+    """Rows of three kinds that count different things, as a principal's run has them."""
+    metrics = MetricLog(tmp_path)
+    for proposal in (1, 2):
+        for round_ in (1, 2, 3):
+            rounds = 3 * (proposal - 1) + round_
+            metrics.log("adaptation", "rounds", {"loss": 0.5 * rounds}, rounds=rounds, env_steps=10 * rounds)
+        found = {"objective": 1.0 * proposal} | ({"late": math.inf} if proposal == 2 else {})
+        metrics.log("proposal", "proposals", found, env_steps=30 * proposal + 1, proposals=4 * proposal)
+    metrics.close(final={"result": 2.0})
+    tables = metric_tables(tmp_path / FILE_NAME)
+    assert {kind: (table.kind, table.x) for kind, table in tables.items()} == {
+        "adaptation": ("adaptation", "rounds"),
+        "proposal": ("proposal", "proposals"),
+    }
+    columns = {name: x.tolist() for name, x in tables["adaptation"].columns.items() if TIME not in name}
+    assert columns == {
+        "rounds": [1, 2, 3, 4, 5, 6],
+        "env_steps": [10, 20, 30, 40, 50, 60],
+        "loss": [0.5, 1.0, 1.5, 2.0, 2.5, 3.0],
+    }
+    assert list(tables["proposal"].columns)[:4] == ["proposals", "env_steps", "objective", TIME + "elapsed_s"]
+    assert tables["proposal"].columns["objective"].tolist() == [1, 2]
+    assert np.isnan(tables["proposal"].columns["late"]).all()
+    assert [row["objective"] for row in read_metrics(tmp_path / FILE_NAME, "proposal")] == [1, 2]
+    assert curves(tmp_path) == {
+        "loss": [(k, 0.5 * k) for k in range(1, 7)],
+        "objective": [(4, 1.0), (8, 2.0)],
+        "late": [(8, "nan")],
+        "Final/result": [(8, 2.0)],
+    }
+    rows = read_metrics(tmp_path / FILE_NAME)
+    assert [place_of(rows[:n]) for n in range(9)] == [0, 0, 0, 0, 4, 4, 4, 4, 8]
+
+
+def test_rows_that_do_not_say_what_they_are_about_are_no_tables(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text('{"step": 1, "a": 2.0, "time/unix": 1.0}\n')
+    with pytest.raises(RunFolderError, match="line 1 does not say"):
+        metric_tables(tmp_path / FILE_NAME)
+    with pytest.raises(RunFolderError, match="rerun=true"):
+        MetricLog(tmp_path, lines=1)
 
 
 def test_file_shorter_than_the_checkpoint_says(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_numbers_that_break_the_game_are_counted_and_the_best_is_played(tmp_path
     assert last["llm/unplayable_proposals"] == 1 and last["llm/repeated_proposals"] == 0 and len(calls) == 3
     assert [p["vector"] for p in proposals] == [[0.1] * d, [0.1] * d, [0.2] * d]
     assert [p.get("reasoning") for p in proposals] == ["Because.", None, "Because."]
-    assert np.isfinite([p["returns"] for p in proposals]).all() and last["search/episodes"] == 6
+    assert np.isfinite([p["returns"] for p in proposals]).all() and last["episodes"] == 6
 
 
 def test_of_several_proposals_only_those_are_replaced():

@@ -29,7 +29,7 @@ PUBLISHED = {"rows": "named", "reply": "lines", "count_from": 0, "told_iteration
 
 def told(principal, n=3, per_iteration=1):
     """After `n` iterations of `per_iteration` proposals, with returns 10, 20, ..."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(len(principal.history.records))
     for i in range(n):
         drawn = rng.normal(0, 3, (per_iteration, principal.space.dim))
         vectors = principal.space.rounded(drawn)
@@ -295,6 +295,37 @@ def test_the_estimate_is_near_what_is_asked(settings):
     assert estimate.calls == used["llm/calls"] == (12 if "together" in settings else 24)
     assert estimate.prompt_tokens == pytest.approx(used["llm/prompt_tokens"], rel=0.2)
     assert principal.estimate(12, 2, known=5) == estimate, "an estimate changes nothing"
+
+
+class TestSeveralMeasurements:
+    """The same vector thrice, 122, 152.2 and 148.6, and another one in between."""
+
+    def rows(self, **settings):
+        principal = searcher(**settings)
+        for x, value in ((0.1, 122.0), (0.2, 145.0), (0.1, 152.2), (0.1, 148.6)):
+            principal.tell([returned(np.full(8, x), value, 20)])
+        return [
+            line.split("-> ")[-1].split("f(params): ")[-1]
+            for line in principal.question(None).text.splitlines()
+            if line.startswith(("[0.", "params[0]: 0."))
+        ]
+
+    def test_are_one_row(self):
+        assert self.rows() == ["145.00", "140.93 (mean of 3 measurements)"]
+        assert self.rows(history="best", window=1) == ["145.00"]
+        assert self.rows(history="best_and_last", window=1, newest=1) == ["145.00", "140.93 (mean of 3 measurements)"]
+        [_, row] = self.rows(observations=True)
+        assert row.startswith("140.93 (mean of 3 measurements, standard error ")
+
+    def test_but_three_as_published(self):
+        settings = {**compose("experiment=search/cartpole_props")["principal"]}
+        del settings["_target_"]
+        assert self.rows(**settings) == ["122.00", "145.00", "152.20", "148.60"]
+
+    @pytest.mark.parametrize("preset", ["cartpole_props", "cartpole_props_main", "maze_props_plus"])
+    def test_presets_of_the_published_prompts_and_budget(self, preset):
+        config = compose(f"experiment=search/{preset}")
+        assert config["principal"]["measurements"] == "separate" and config["search"]["race"] == 0
 
 
 def test_a_restored_searcher_asks_the_same():

@@ -37,11 +37,11 @@ def comparable(rows):
 def test_its_budget_is_the_search_s(tmp_path):
     before = (torch.random.get_rng_state(), np.random.get_state()[1].tolist())
     _, rows = trained(tmp_path / "a", "env=cartpole", "search.evaluate_every=3")
-    blocks = [row for row in rows if "search/return" in row]
-    assert [row["step"] for row in blocks] == [1, 2, 3, 4] and blocks[-1]["search/episodes"] == 20
+    blocks = [row for row in rows if row["kind"] == "episode"]
+    assert [row["episodes"] for row in blocks] == [5, 10, 15, 20] and all(row["x"] == "episodes" for row in rows)
     # CartPole pays 1 a step.
     assert blocks[-1]["env_steps"] == pytest.approx(sum(5 * row["search/return"] for row in blocks))
-    assert [row["step"] for row in rows if "search/incumbent_return" in row] == [3, 4]
+    assert [row["episodes"] for row in rows if row["kind"] == "evaluation"] == [15, 20]
     assert torch.equal(before[0], torch.random.get_rng_state()), "the streams of others are as they were"
     assert before[1] == np.random.get_state()[1].tolist()
     _, again = trained(tmp_path / "b", "env=cartpole", "search.evaluate_every=3")
@@ -76,7 +76,7 @@ def test_it_is_measured_in_the_episodes_of_a_search_and_can_be_played(tmp_path):
 )
 def test_algorithms(tmp_path, overrides):
     _, rows = trained(tmp_path, *overrides, "search.iterations=1", "search.episodes=3")
-    assert rows[-1]["step"] == 1 and np.isfinite(rows[-1]["search/incumbent_return"])
+    assert rows[-1]["episodes"] == 3 and np.isfinite(rows[-1]["search/incumbent_return"])
 
 
 @pytest.mark.parametrize("game", ["counting_game:Counting-v0", "Blackjack-v1"])

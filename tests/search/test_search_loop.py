@@ -37,6 +37,14 @@ def searched(tmp_path, *overrides):
     return result, folder, rows, read_proposals(folder)
 
 
+def pooled(proposals):
+    """Mean return of all episodes of each vector; those of equal proposals of an iteration are the same episodes."""
+    episodes = {}
+    for p in proposals:
+        episodes.setdefault(tuple(p["vector"]), {})[p["iteration"]] = p["returns"]
+    return {vector: np.mean([x for own in each.values() for x in own]) for vector, each in episodes.items()}
+
+
 def summary(folder):
     return json.loads((folder / "summary.json").read_text())
 
@@ -59,27 +67,33 @@ class TestRun:
 
     def test_what_is_logged_is_what_was_played(self, small):
         _, folder, rows, proposals = small
-        told = [row for row in rows if "search/return" in row]
-        assert [row["step"] for row in told] == list(range(1, 10))
-        best = -np.inf
+        told = [row for row in rows if row["kind"] == "proposal"]
+        assert [row["iterations"] for row in told] == list(range(1, 10)) and told[0]["x"] == "proposals"
         for i, row in enumerate(told):
             own = [p["return"] for p in proposals if p["iteration"] == i + 1]
-            best = max(best, *own)
+            best = max(pooled([p for p in proposals if p["iteration"] <= i + 1]).values())
             assert row["search/return"] == pytest.approx(np.mean(own))
-            assert row["search/best_of_iteration"] == max(own) and row["search/best_return"] == best
-            assert row["search/episodes"] == 12 * (i + 1) and row["principal/proposals"] == 3 * (i + 1)
+            assert row["search/best_of_iteration"] == max(own) and row["search/best_return"] == pytest.approx(best)
+            assert row["episodes"] == 12 * (i + 1) and row["proposals"] == 3 * (i + 1)
         # CartPole pays 1 a step.
         assert told[-1]["env_steps"] == sum(sum(p["returns"]) for p in proposals)
-        assert summary(folder)["env_steps"] == told[-1]["env_steps"]
+        # And so are the episodes of the race, which come after the last iteration.
+        races = [row for row in rows if row["kind"] == "race"]
+        assert 1 <= len(races) <= 3 and all(row["x"] == "episodes" and row["iterations"] == 9 for row in races)
+        assert [row["episodes"] for row in races] == sorted({row["episodes"] for row in races})
+        assert summary(folder)["env_steps"] == rows[-1]["env_steps"] > told[-1]["env_steps"]
 
     def test_the_best_is_played_again_on_other_seeds(self, small):
         result, folder, rows, proposals = small
-        measured = [row for row in rows if "search/incumbent_return" in row]
-        assert [row["step"] for row in measured] == [4, 8, 9]
+        measured = [row for row in rows if row["kind"] == "evaluation"]
+        assert [(row["iterations"], row["proposals"]) for row in measured] == [(4, 12), (8, 24), (9, 27)]
         found = summary(folder)
         assert result == found["incumbent_return"] == measured[-1]["search/incumbent_return"]
-        best = max(proposals, key=lambda p: p["return"])
-        assert found["best_return"] == best["return"] and found["best"]["vector"] == best["vector"]
+        assert found["highest_return"] == max(p["return"] for p in proposals)
+        assert found["best_return"] == pytest.approx(max(pooled(proposals).values()))
+        best = tuple(found["best"]["vector"])
+        assert found["best"]["return"] == pytest.approx(pooled(proposals)[best])
+        assert found["best"]["iteration"] == next(p["iteration"] for p in proposals if tuple(p["vector"]) == best)
         assert found["incumbent_standard_error"] >= 0 and 0 <= found["incumbent_success"] <= 1
 
     def test_summaries(self, small):
@@ -88,7 +102,7 @@ class TestRun:
         bests = [row["search/best_return"] for row in rows if "search/best_return" in row]
         found = summary(folder)
         assert found["area"] == pytest.approx(np.mean(means)) and found["area_of_best"] == pytest.approx(np.mean(bests))
-        assert found["final_return"] == means[-1] and found["episodes"] == 108
+        assert found["final_return"] == means[-1] and found["episodes"] == 108 + found["race_episodes"]
 
     def test_the_run_s_policy_can_be_evaluated(self, small):
         _, folder, _, _ = small
@@ -138,15 +152,17 @@ class TestWarmup:
             "search.iterations=4",
             "search.warmup=5",
             "search.warmup_episodes=1",
+            "search.race=0",
         )
         _, folder, rows, proposals = searched(tmp_path, *overrides, "search.warmup_draw=normal3_round1")
         first = [p for p in proposals if p["iteration"] == 0]
         assert len(first) == 5 and all(len(p["returns"]) == 1 and p["standard_error"] is None for p in first)
-        assert rows[0]["step"] == 0 and rows[0]["search/episodes"] == 5
+        assert rows[0]["iterations"] == 0 and rows[0]["episodes"] == rows[0]["proposals"] == 5
         assert summary(folder)["episodes"] == 5 + 4 * 4
         prompt = next(read_calls(folder / LEDGER))["messages"][0]["content"]
         assert prompt.count(" -> ") == 5 and "This is iteration 1 of 4." in prompt
         # A single lucky episode is not taken for the best mean.
+        assert summary(folder)["highest_return"] == max(p["return"] for p in proposals if p["iteration"])
         assert summary(folder)["best_return"] == max(p["return"] for p in proposals if p["iteration"])
 
     def test_the_published_counts_of_episodes(self):
@@ -160,7 +176,7 @@ class TestWarmup:
                 parts.close()
 
     def test_the_wasted_episode_is_played_and_counted(self, tmp_path):
-        overrides = ("principal=random", "search.iterations=2", "search.extra_rollout=true")
+        overrides = ("principal=random", "search.iterations=2", "search.extra_rollout=true", "search.race=0")
         _, folder, rows, proposals = searched(tmp_path, *overrides)
         assert summary(folder)["episodes"] == 2 * 5
         assert rows[-1]["env_steps"] > sum(sum(p["returns"]) for p in proposals)

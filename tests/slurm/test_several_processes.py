@@ -27,7 +27,7 @@ def test_a_job_of_two_processes_is_requeued_and_ends_as_one_process_does(slurm_c
     outputs = tmp_path / "outputs" / "signal_game"
 
     def well_on_its_way() -> bool:
-        return outputs.is_dir() and any(run.last_metrics().get("step", 0) >= 20 for run in read_runs(outputs))
+        return outputs.is_dir() and any(run.last_metrics().get("updates", 0) >= 20 for run in read_runs(outputs))
 
     until(well_on_its_way, 240)
     (record,) = read_runs(outputs)

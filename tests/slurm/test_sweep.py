@@ -75,7 +75,7 @@ def test_interrupted_runs_end_as_if_they_had_not_been(slurm_cluster: Cluster, tm
     def meddle() -> bool:
         """Do the next thing to every run that is well on its way; true when all has been done."""
         for run in read_runs(tmp_path / "outputs" / "escape_room"):
-            step, seed = run.last_metrics().get("step", 0), run.seed
+            step, seed = run.last_metrics().get("principal_steps", 0), run.seed
             if run.state != "running" or step < 100 * (done[seed] + 1):
                 continue
             if seed == 0 and done[0] < 2 and run.attempt == done[0] + 1:
@@ -132,7 +132,7 @@ def test_time_limit_saves_and_says_when_it_has_had_enough(slurm_cluster: Cluster
     (row,) = table(tmp_path)
     assert row["state"] == "preempted" and "timed-out too many times" in row["error"], row
     assert slurm_cluster.show(row["job_id"])["JobState"] == "FAILED"
-    step = row["last_metrics"]["step"]
+    step = row["last_metrics"]["principal_steps"]
     assert step > 5  # SLURM warns up to a minute early
     (tmp_path / "ok").touch()
     done = sweep(*overrides, *SLURM, cwd=tmp_path)

@@ -84,7 +84,7 @@ def test_first_interrupt_saves_and_the_same_command_goes_on(tmp_path):
     overrides = (*TROUBLED, "agent.trouble=slow", "agent.until=ok", "seed=0,1", "design.steps=500")
     launcher = start(*overrides, cwd=tmp_path)
     until(lambda: states(tmp_path).get(("slow", 0)) == "running" if (tmp_path / "outputs").exists() else False)
-    until(lambda: table(tmp_path)[0]["last_metrics"].get("step", 0) >= 1)
+    until(lambda: table(tmp_path)[0]["last_metrics"].get("principal_steps", 0) >= 1)
     assert states(tmp_path)["slow", 1] == "queued"
     os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does
     out, err = launcher.communicate(timeout=100)
@@ -248,9 +248,16 @@ def test_a_thousand_finished_runs_are_read_in_seconds(tmp_path):
         folder = tmp_path / "outputs" / "study" / f"principal=p{i // 10}-{i // 10:08x}" / f"seed={i % 10}"
         folder.mkdir(parents=True)
         Status("finished", result=float(i), overrides=[f"principal=p{i // 10}"], progress=Progress(1, 1)).write(folder)
-        (folder / "metrics.jsonl").write_text(f'{{"step": 1, "train/return": {i}}}\n')
+        rows = '{"kind": "update", "x": "updates", "updates": 1, "loss": 0.5, "ended/return": %d}\n'
+        rows += '{"kind": "probe", "x": "updates", "updates": 2, "probe/a/b": 0.5}\n{"kind": "upd'
+        (folder / "metrics.jsonl").write_text(rows.replace("%d", str(i)))
     runs = read_runs(tmp_path)
-    assert len(runs) == 1000 and runs[17].last_metrics() == {"step": 1, "train/return": runs[17].result}
+    assert len(runs) == 1000 and runs[17].last_metrics() == {
+        "updates": 2,
+        "loss": 0.5,
+        "ended/return": runs[17].result,
+        "probe/a/b": 0.5,
+    }
     shown = subprocess.run(
         [sys.executable, "-c", "from llmrl.cli.sweep import main; main()", "status", str(tmp_path)],
         capture_output=True,

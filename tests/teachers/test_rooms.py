@@ -16,6 +16,7 @@ from llmrl.teachers.rooms.world import (
     COLOURS,
     DOOR,
     DROP,
+    EMPTY,
     FORWARD,
     KEY,
     LEFT,
@@ -23,6 +24,8 @@ from llmrl.teachers.rooms.world import (
     PICK_UP,
     RIGHT,
     TOGGLE,
+    UNSEEN,
+    WALL,
     geometry,
 )
 
@@ -259,8 +262,12 @@ def test_paths_against_brute_force(width, height, data):
                 assert action is None
                 continue
             ahead = 4 * places.ahead[pose] + (pose & 3)
-            after = {FORWARD: ahead, LEFT: places.left[pose], RIGHT: places.right[pose]}[action]
-            assert paths.distance(after) == expected - 1
+            after = {FORWARD: ahead, LEFT: places.left[pose], RIGHT: places.right[pose]}
+            shortest = [turn for turn, there in after.items() if paths.distance(there) == expected - 1]
+            if places.ahead[pose] < 0 or not walkable[places.ahead[pose]]:
+                shortest = [turn for turn in shortest if turn != FORWARD]
+            # Of several, always the same one: forward before left before right.
+            assert action == shortest[0]
 
 
 class TestPublished:
@@ -314,11 +321,56 @@ class TestPublished:
             (("####", "?.>#", "####"), LEFT),  # what is behind
             (("#####", "#>K.?", "#...?"), RIGHT),  # a wall on the left of an agent before a key
             (PLAIN, None),
+            (("?###??", "?.>#??", "??????"), FORWARD),  # rows 0 and 1 alone say nothing of an eastern wall
+            (("?.>#??", "?..#??", "??????"), FORWARD),
+            (("??????", "?.>#??", "?..#??", "??..??"), RIGHT),
+            (("#?????", "#v????", "##????", "??????"), FORWARD),  # nor columns 0 and 1 of a southern one
+            (("???...", "?v....", "?##...", "??????"), LEFT),
         ],
     )
     def test_exploring_half_planes(self, rows, action):
         here = scene("simple_doorkey", draw(*rows), np.zeros(4), parity=True)
         assert here.act(EXPLORE) == action
+
+    @settings(max_examples=300)
+    @given(st.data())
+    def test_exploring_against_cell_by_cell(self, data):
+        """Rooms in the corner of a larger array, of which any cells were seen."""
+        side, width, height = 8, data.draw(st.integers(4, 8)), data.draw(st.integers(4, 8))
+        grid = np.zeros((side, side, 4), dtype=np.uint8)
+        for x, y in np.ndindex(width, height):
+            grid[x, y, 0] = WALL if x in (0, width - 1) or y in (0, height - 1) else EMPTY
+        seen = np.array(data.draw(st.lists(st.booleans(), min_size=side**2, max_size=side**2))).reshape(side, side)
+        grid[~seen] = UNSEEN
+        x, y = data.draw(st.integers(1, width - 2)), data.draw(st.integers(1, height - 2))
+        direction = data.draw(st.integers(0, 3))
+        grid[..., 3] = 4
+        grid[x, y] = (EMPTY, 0, 0, direction)
+        assert scene("simple_doorkey", grid, np.zeros(4), parity=True).act(EXPLORE) == explored(
+            grid[..., 0], x, y, direction
+        )
+
+
+def explored(kinds, x, y, direction):
+    """What the released explorer does: bounds of the room by a look at each inner cell, then unseen cells counted."""
+    side = len(kinds)
+    inner = [(i, j) for i in range(1, side - 1) for j in range(1, side - 1) if kinds[i, j] == WALL]
+    east = next((i for i, j in inner if kinds[i, j + 1] == WALL), side - 1)
+    south = next((j for i, j in inner if kinds[i + 1, j] == WALL), side - 1)
+
+    def unseen(direction, x, y):
+        beyond = {
+            0: lambda i, j: i >= x + 2, 1: lambda i, j: j >= y + 2,
+            2: lambda i, j: i <= x - 2, 3: lambda i, j: j <= y - 2,
+        }[direction]  # fmt: skip
+        cells = ((i, j) for i in range(east + 1) for j in range(south + 1))
+        return any(kinds[cell] == UNSEEN for cell in cells if beyond(*cell))
+
+    dx, dy = ((1, 0), (0, 1), (-1, 0), (0, -1))[direction]
+    for turn, action in ((0, FORWARD), (3, LEFT), (1, RIGHT)):
+        if unseen((direction + turn) % 4, x, y):
+            return action
+    return LEFT if unseen((direction + 2) % 4, x + dx, y + dy) else None
 
 
 def test_scenes_are_shared_and_forgotten(monkeypatch):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from llmrl.learners.replay import Transitions
 from llmrl.learners.rollout import Rollout
 from llmrl.networks import categorical
 from llmrl.networks.drrn import DRRN
+from llmrl.networks.memo import Memo
 from llmrl.networks.words import Words, padded
 
 MASK = "action_mask"
@@ -32,22 +34,25 @@ class DRRNPolicy:
         network: Q of actions in states.
         words: how texts are read.
         actions: the texts of the actions, read.
-        reached: what `values` was asked about in this rollout, each the texts [n_envs * n_agents] that were read, and
-            the legal actions. `Collector` asks about the states that a rollout reaches and does not act in.
+        reached: what `values` was asked about in the newest rollout (`unchanged`), each the texts [n_envs * n_agents]
+            that were read, and the legal actions. `Collector` asks about the states that a rollout reaches and does not
+            act in.
     """
 
     def __init__(self, spec: EnvSpec, network: DRRN, words: Words, channel: str, temperature: float) -> None:
         self.network, self.words, self.temperature = network, words, temperature
         self.channel = channel
         self.channels = (channel, *((MASK,) if MASK in spec.observation else ()))
-        self.actions = [words.read(name) for name in spec.action_names]
+        self.actions = [words.read(text) for text in spec.continuations(channel)]
         self.reached: list[tuple[list[bytes], np.ndarray | None]] = []
-        self._known: dict[bytes, torch.Tensor] = {}
-        self._stream: torch.Generator | None = None
+        self._memo = Memo(self._read)
 
-    def forget(self) -> None:
-        """Another rollout begins: the weights may have changed."""
-        self.reached, self._known, self._stream = [], {}, None
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """As `Memoizing`: a rollout, in which each text is read once."""
+        self.reached = []
+        with self._memo.unchanged():
+            yield
 
     def act(
         self,
@@ -56,10 +61,6 @@ class DRRNPolicy:
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> Act:
-        # Another stream of random numbers is another rollout.
-        if generator is not self._stream:
-            self.forget()
-            self._stream = generator
         q, _ = self._q(observation)
         mask = observation.get(MASK)
         logits, q = categorical.mask_logits(q / self.temperature, mask), categorical.mask_logits(q, mask)
@@ -71,7 +72,8 @@ class DRRNPolicy:
         """The highest Q, [n_envs, n_agents]."""
         q, texts = self._q(observation)
         mask = observation.get(MASK)
-        self.reached.append((texts, None if mask is None else mask.flatten(0, 1).cpu().numpy()))
+        if self._memo.open:
+            self.reached.append((texts, None if mask is None else mask.flatten(0, 1).cpu().numpy()))
         return categorical.mask_logits(q, mask).amax(-1)
 
     @torch.no_grad()
@@ -83,12 +85,15 @@ class DRRNPolicy:
 
     @torch.no_grad()
     def _q(self, observation: dict[str, Any]) -> tuple[torch.Tensor, list[bytes]]:
-        """Q [n_envs, n_agents, n_actions], and the texts that were read; each is computed once in a rollout."""
+        """Q [n_envs, n_agents, n_actions], and the texts that were read."""
         prompts = observation[self.channel]
         texts = [self.words.read(prompt) for prompt in prompts.ravel()]
-        if new := [text for text in dict.fromkeys(texts) if text not in self._known]:
-            self._known.update(zip(new, self.network(padded(new), padded(self.actions)), strict=True))
-        return torch.stack([self._known[text] for text in texts]).reshape(*prompts.shape, -1), texts
+        [q] = self._memo(texts)
+        return q.reshape(*prompts.shape, -1), texts
+
+    def _read(self, texts: Sequence[bytes]) -> tuple[torch.Tensor]:
+        """Q of different texts, [n, n_actions]."""
+        return (self.network(padded(texts), padded(self.actions)),)
 
 
 class DRRNAgent:
@@ -139,22 +144,19 @@ class DRRNAgent:
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         transitions = self._transitions(rollout)
         metrics = self._learner.learn(transitions, len(rollout.action), self.policy.actions, generator)
-        self.policy.forget()
         self.policy.words.keep()
         return {**metrics, "loss/entropy": -float(rollout.log_prob.mean())}
 
     def adapt(self, spec: EnvSpec) -> None:
         """Play from now on with this spec's actions, however many; words met since the last update are forgotten."""
         spec.need_discrete("agent=drrn")
-        self.policy.forget()
         self.policy.words.forget()
-        self.policy.actions = [self.policy.words.read(name) for name in spec.action_names]
+        self.policy.actions = [self.policy.words.read(text) for text in spec.continuations(self.policy.channel)]
 
     def reset(self) -> None:
         self.policy.network.load_state_dict(self._original)
         self.policy.words.load_state_dict(self._first_words)
         self._learner = QLearning(self.policy.network, self._settings)
-        self.policy.forget()
 
     def describe(self) -> dict[str, Any]:
         n = sum(p.numel() for p in self.policy.network.parameters())
@@ -171,7 +173,6 @@ class DRRNAgent:
         self.policy.network.load_state_dict(state["policy"])
         self.policy.words.load_state_dict(state["words"])
         self._learner.load_state_dict(state["learner"])
-        self.policy.forget()
 
     def _transitions(self, rollout: Rollout) -> Transitions:
         """What happened, [T * n_envs * n_agents], oldest first."""

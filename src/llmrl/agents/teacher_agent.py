@@ -23,6 +23,8 @@ class TeacherAgent(OnlyPlays):
                 "agent=teacher plays a teacher; choose one, e.g. teacher=offline, teacher=oracle, teacher=llm"
             )
         self.policy, self.teacher = teacher.policy, teacher
+        # Plans that a language model drew once are those of every episode of the run.
+        self.shares_learning = bool(getattr(teacher, "keeps_draws", False))
 
     def describe(self) -> dict[str, Any]:
         return {"policy": "the teacher's", "parameters": 0}

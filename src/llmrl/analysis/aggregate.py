@@ -30,6 +30,7 @@ from llmrl.analysis.statistics import (
     performance_profile,
     standard_error_over_tasks,
 )
+from llmrl.analysis.training import EFFICIENCY, Frames, about_training, common_frames, is_told
 from llmrl.core.errors import ConfigError, RunFolderError
 
 BAND_RESAMPLES = 2_000
@@ -59,6 +60,9 @@ def summarize(
         raise ConfigError(f"--seed={settings.seed} must not be negative")
     if settings.target is not None and not math.isfinite(settings.target):
         raise ConfigError(f"--target={settings.target} must be a number")
+    for option, frames in (("bin", settings.width), ("budget", settings.budget)):
+        if frames is not None and frames < 1:
+            raise ConfigError(f"--{option}={frames} must be a positive number of frames")
     runs = read_runs(folder) if runs is None else list(runs)
     if not runs:
         raise RunFolderError(f"there are no runs in {folder} (folders seed=<n>); give outputs, or a folder inside it")
@@ -70,6 +74,9 @@ def summarize(
     judged = not settings.rule.metric
     for number, task in enumerate(tasks, start=1):
         said(f"numbers of task {number} of {len(tasks)} ({len(runs)} runs)")
+        ended = [run.folder for group in task.groups for run in group.runs if run.state == "finished"]
+        common = common_frames(ended, settings.budget, settings.width)
+        rule = settings.rule.within(common)
         known: dict[str, np.ndarray] = {}
         finished: list[tuple[Group, list[RunRecord]]] = []
         structures: dict[str, Structure] = {}
@@ -77,7 +84,7 @@ def summarize(
             over = [run for run in group.runs if run.state == "finished"]
             if (played := played_by(task, group, over)) is not None:
                 players.append(played)
-            scores = _scores(task, group, settings.rule, left)
+            scores = _scores(task, group, rule, left)
             every += [(task.title, group, run, scores.get(run.folder)) for run in group.runs]
             if scores:
                 known[group.label] = np.array(list(scores.values()))
@@ -85,11 +92,18 @@ def summarize(
                 structures[group.label] = structure(counted, list(scores.values()), judged)
                 finished.append((group, counted))
         curves, about = curves_of(
-            finished, settings.curves, min(settings.resamples, BAND_RESAMPLES), settings.seed, settings.over
+            finished,
+            settings.curves,
+            min(settings.resamples, BAND_RESAMPLES),
+            settings.seed,
+            settings.over,
+            None if common is None else common.width,
         )
         scored.append(Scored(task, known, structures))
         section = _section(task.title, scored[-1:], settings)
-        sections.append(replace(section, common=task.common, curves=curves, notes=about))
+        efficiency = () if common is None else _efficiency(task, common, settings)
+        about += () if common is None else (about_training(common),)
+        sections.append(replace(section, common=task.common, curves=curves, notes=about, efficiency=efficiency))
     together, notes = _over_tasks(scored, settings)
     return Report(
         folder,
@@ -232,6 +246,22 @@ def _numbers(
     remarks += dict.fromkeys(said for each in structures for said in each.too_few)
     units = structures[0].units if len(structures) == 1 else ""
     return GroupNumbers(group, expected, scores, estimates, error, "; ".join(remarks), units)
+
+
+def _efficiency(task: Task, common: Frames, settings: Settings) -> tuple[GroupNumbers, ...]:
+    """Sample efficiency of the groups, over the same frames of training for all; empty where no episode can succeed."""
+    rule, numbers = ScoreRule(EFFICIENCY, budget=common.budget), []
+    for group in task.groups:
+        runs = [run for run in group.runs if run.state == "finished" and is_told(run.folder, EFFICIENCY)]
+        found = {run.folder: rule.score(run) for run in runs}
+        known = {folder: score for folder, score in found.items() if isinstance(score, float)}
+        if known:
+            scores = np.array(list(known.values()))
+            source = structure([run for run in runs if run.folder in known], scores.tolist(), judged=False)
+            numbers.append(_numbers(group, group.expected, (scores,), [source], 1.0, settings))
+        elif found:
+            numbers.append(GroupNumbers(group, group.expected, remark=str(next(iter(found.values())))))
+    return tuple(numbers)
 
 
 def _thresholds(scores: np.ndarray) -> np.ndarray:

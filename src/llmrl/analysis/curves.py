@@ -52,6 +52,7 @@ def curves_of(
     resamples: int,
     seed: int,
     over: str = "env_steps",
+    width: int | None = None,
 ) -> tuple[tuple[Curve, ...], tuple[str, ...]]:
     """A curve of each metric, and notes about what is not in them.
 
@@ -60,13 +61,14 @@ def curves_of(
         metrics: names in `metrics.jsonl`; none: the first of `DEFAULT_CURVES` that a run has.
         resamples, seed: of the bootstrap over runs.
         over: the axis, one of `scores.AXES`.
+        width: frames of a bin, of metrics of training episodes.
     """
     curves, notes = [], []
     for metric in metrics or DEFAULT_CURVES:
         lines = []
         about = []
         for group, runs in groups:
-            found, clusters, lacking = _series_of(runs, metric, over)
+            found, clusters, lacking = _series_of(runs, metric, over, width)
             about += [f"Curve of {metric}, {group.shown}: {why}." for why in lacking]
             if found:
                 line = _line(group.label, found, clusters, resamples, seed)
@@ -103,12 +105,14 @@ def on_common_grid(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | No
     return grid, np.stack([np.interp(grid, places, values) for places, values in runs], axis=-1)
 
 
-def _series_of(runs: Sequence[RunRecord], metric: str, over: str) -> tuple[list[Series], list[object], list[str]]:
+def _series_of(
+    runs: Sequence[RunRecord], metric: str, over: str, width: int | None
+) -> tuple[list[Series], list[object], list[str]]:
     """Curves of the runs that have one, what each of these shares with others, and what is to be said of the rest."""
     found, having, without, damaged = [], [], [], []
     for run in runs:
         try:
-            places, values = series(run.folder, metric, over)
+            places, values = series(run.folder, metric, over, width)
         except RunFolderError as error:
             damaged.append(f"left out, {error}")
             continue

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from llmrl.analysis.groups import ALONE, DAGGER, Group, Task, footnotes
+from llmrl.analysis.levels import clusters_of
 from llmrl.analysis.runs import RunRecord
-from llmrl.analysis.statistics import standard_error_of_mean
+from llmrl.analysis.statistics import standard_error
 from llmrl.analysis.table import NOTHING, Table
 from llmrl.run.content import RESULTS_NAME
 
@@ -35,9 +36,10 @@ class Played:
     Attributes:
         task, group: which.
         runs, episodes: how many there are.
-        learned: the episodes of a run share an agent that was trained in it, so that standard errors are over runs;
-            else over episodes.
-        means, errors: of each of `SHOWN` that all runs have measured; an error is NaN where it cannot be told.
+        learned: the episodes of a run share an agent that was trained in it.
+        carried: what went from episode to episode of a run, such as lessons; they depend on one another then.
+        means, errors: of each of `SHOWN` that all runs have measured; an error is over runs where these learned or
+            carried something, else over episodes, and NaN where it cannot be told.
         alone: what to call the only group of a task, whose label tells it from no other.
     """
 
@@ -46,6 +48,7 @@ class Played:
     runs: int
     episodes: int
     learned: bool
+    carried: tuple[str, ...] = ()
     means: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
     alone: str = ""
@@ -58,23 +61,26 @@ class Played:
 
 def played_by(task: Task, group: Group, runs: Sequence[RunRecord]) -> Played | None:
     """The final episodes of the finished `runs` of a group; None if none has written any down."""
-    results = [result for run in runs if (result := _read(run)) is not None]
-    if not results:
+    found = [(run, result) for run in runs if (result := _read(run)) is not None]
+    if not found:
         return None
+    written, results = [run for run, _ in found], [result for _, result in found]
     learned = any(result["learned"] for result in results)
+    carried = tuple(sorted({each for result in results for each in result["carried"]}))
     means, errors = {}, {}
     for name in SHOWN:
         parts = [np.asarray(result["per_episode"].get(name, []), dtype=np.float64) for result in results]
         if not all(len(part) for part in parts):
             continue
-        scores = np.array([part.mean() for part in parts]) if learned else np.concatenate(parts)
-        error = standard_error_of_mean(scores)
-        means[name], errors[name] = float(np.concatenate(parts).mean()), math.nan if error is None else error
+        over_runs = learned or carried
+        scores = np.array([part.mean() for part in parts]) if over_runs else np.concatenate(parts)
+        error = standard_error(scores, clusters_of(written) if over_runs else None)
+        means[name], errors[name] = float(np.concatenate(parts).mean()), float(error)
     typed = [f"{key}={task.common[key]}" for key in ("agent", "principal", "teacher") if key in task.common]
     about = results[0].get("agent")
     alone = ", ".join(typed) or (str(about.get("policy", "")) if isinstance(about, dict) else "")
     episodes = sum(int(r["episodes"]) for r in results)
-    return Played(task.title, group, len(results), episodes, learned, means, errors, alone)
+    return Played(task.title, group, len(results), episodes, learned, carried, means, errors, alone)
 
 
 def players_table(players: Sequence[Played]) -> Table:
@@ -91,15 +97,22 @@ def players_table(players: Sequence[Played]) -> Table:
             + [_cell(name, each) for name in known]
         )
         line: list[object] = [each.task, each.name, group.llm, each.runs, each.episodes, each.learned]
+        line.append(" ".join(each.carried))
         for name in known:
             line += [each.means.get(name), each.errors.get(name)]
         data.append(line)
-    header: list[object] = ["task", "player", "llm", "runs", "episodes", "learned"]
+    header: list[object] = ["task", "player", "llm", "runs", "episodes", "learned", "carried"]
     header += [column for name in known for column in (name, f"{name}_standard_error")]
     notes = [
         "Means over the final episodes of finished runs, with standard errors: over runs where the player was trained "
-        "in them, else over episodes. Tokens are those of prompts and replies."
+        "in them, or one episode is told of others, else over episodes. Tokens are those of prompts and replies."
     ]
+    for each, name in zip(players, names, strict=True):
+        if each.carried:
+            notes.append(
+                f"{each.task}, {name}: episodes carry {' and '.join(each.carried)} over to the next ones of the same "
+                "game, so they depend on one another and on env.n_envs."
+            )
     return Table(
         "players",
         "Who played how well: final episodes",

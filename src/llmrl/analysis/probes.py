@@ -49,7 +49,7 @@ def probes_drawing(folder: Path) -> Drawing:
         asked = json.loads((folder / PROBES_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{folder / PROBES_NAME} cannot be read: {error}") from error
-    rows = [row for row in read_metrics(folder / FILE_NAME) if any(name.startswith("probe/") for name in row)]
+    rows = read_metrics(folder / FILE_NAME, "probe")
     caption = "Probability of each action in the probes' situations; thick: the action that is intended there."
     return styled("probes", caption, lambda: _figure(asked, rows))
 
@@ -73,7 +73,7 @@ def _figure(asked: dict[str, Any], rows: list[dict[str, Any]]) -> Any:
             name = f"probe/{probe['name']}/{action.replace(' ', '_')}"
             known = [row for row in rows if name in row]
             panel.plot(
-                [row.get("env_steps", row["step"]) for row in known],
+                [row["env_steps"] for row in known],
                 [row[name] for row in known],
                 **style,
                 linewidth=3 if action == probe["intended"] else 1.3,

@@ -34,6 +34,8 @@ class Settings:
         curves: metrics to draw; empty: the main objective of each task.
         over: what they are drawn over, one of `scores.AXES`.
         resamples, seed: of the bootstrap.
+        width: frames of a bin of a curve of training episodes; None: see `training.common_frames`.
+        budget: frames from the beginning of training that sample efficiency is the mean over; None: the same.
     """
 
     rule: ScoreRule = field(default_factory=ScoreRule)
@@ -42,6 +44,8 @@ class Settings:
     over: str = "env_steps"
     resamples: int = 10_000
     seed: int = 0
+    width: int | None = None
+    budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Section:
         thresholds, profiles: share of runs above each threshold, a band for each of `compared`.
         curves: metrics over environment steps.
         notes: what a reader must know.
+        efficiency: sample efficiency of each group that trained, where episodes can succeed.
     """
 
     title: str
@@ -99,6 +104,7 @@ class Section:
     profiles: tuple[Band, ...]
     curves: tuple[Curve, ...] = ()
     notes: tuple[str, ...] = ()
+    efficiency: tuple[GroupNumbers, ...] = ()
 
     @property
     def compared(self) -> list[GroupNumbers]:

@@ -17,6 +17,7 @@ from llmrl.run import owner
 from llmrl.run.folder import split_overrides
 from llmrl.run.heartbeat import is_fresh
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
+from llmrl.run.metrics import KIND, X
 from llmrl.run.queued import Queued, read_queued
 from llmrl.run.status import Progress, RunState, Status, read_status
 
@@ -80,20 +81,24 @@ class RunRecord:
     updated: float = 0.0
 
     def last_metrics(self) -> dict[str, Any]:
-        """The last whole line of `metrics.jsonl`; empty if there is none. Reads the end of the file only."""
+        """The newest value of each counter and metric in the last whole rows of `metrics.jsonl`; empty without rows.
+
+        Rows of different kinds follow each other, so one row alone tells little. Reads the end of the file only.
+        """
         try:
             with (self.folder / METRICS_NAME).open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 lines = file.read().splitlines(keepends=True)
         except FileNotFoundError:
             return {}
-        for line in reversed(lines):
+        newest: dict[str, Any] = {}
+        for line in lines:
             if line.endswith(b"\n"):
                 try:
-                    return dict(json.loads(line))
-                except ValueError:
-                    return {}
-        return {}
+                    newest |= json.loads(line)
+                except (ValueError, TypeError):
+                    continue  # the first is cut where reading began
+        return {name: value for name, value in newest.items() if name not in (KIND, X)}
 
 
 def find_runs(folder: Path) -> list[Path]:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from llmrl.analysis import training
 from llmrl.analysis.runs import RunRecord
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.run.metrics import FILE_NAME, TIME
+from llmrl.run.metrics import FILE_NAME, KIND, TIME, metrics_of
+from llmrl.run.training_episodes import training_metrics
 
 AXES = {
     "env_steps": ("env_steps", "environment steps"),
-    "proposals": ("principal/proposals", "proposals tried"),
+    "proposals": ("proposals", "proposals tried"),
+    "updates": ("updates", "updates"),
+    "samples": ("samples", "samples shown"),
     "seconds": (f"{TIME}elapsed_s", "seconds of the run"),
 }
 """What a curve can be drawn over: the entry of `metrics.jsonl`, and what it is called."""
@@ -33,8 +37,12 @@ class ScoreRule:
     """How a finished run is scored.
 
     Args:
-        metric: a name in `metrics.jsonl`; empty: the run's own result, as `status.json` has it.
+        metric: a name in `metrics.jsonl`, or `train/<name>` of training episodes; empty: the run's own result, as
+            `status.json` has it.
         last_fraction: share in (0, 1] of the metric's logged values, from the end, that are averaged; 0: the last one.
+            Of training episodes: of the frames of the budget, from the end; 0: all of them, sample efficiency.
+        budget: frames from the beginning of training that training episodes are looked at in, > 0; None: all that are
+            told.
 
     Raises:
         ConfigError: a share without a metric, or outside its range.
@@ -42,6 +50,7 @@ class ScoreRule:
 
     metric: str = ""
     last_fraction: float = 0.0
+    budget: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.last_fraction <= 1:
@@ -52,9 +61,25 @@ class ScoreRule:
     def __str__(self) -> str:
         if not self.metric:
             return "the run's result (status.json)"
+        of_training = f", of training episodes over the {self._frames}"
         if self.last_fraction:
-            return f"mean of the last {self.last_fraction:.0%} of the logged values of {self.metric}"
+            logged = f"mean of the last {self.last_fraction:.0%} of the logged values of {self.metric}"
+            return logged + of_training * self.metric.startswith(training.PREFIX)
+        if self.metric.startswith(training.PREFIX):
+            return f"mean of {self.metric} over the {self._frames} (sample efficiency)"
         return f"last logged value of {self.metric}"
+
+    @property
+    def _frames(self) -> str:
+        return (
+            "frames of training that all runs of a task tell of"
+            if self.budget is None
+            else (f"first {self.budget:,} frames of training")
+        )
+
+    def within(self, frames: training.Frames | None) -> ScoreRule:
+        """The same for the runs of one task, which are compared over equally many frames."""
+        return self if frames is None or self.budget is not None else replace(self, budget=frames.budget)
 
     def score(self, run: RunRecord) -> float | str:
         """The score of a finished run, or why there is none."""
@@ -62,6 +87,8 @@ class ScoreRule:
             known = run.result is not None and math.isfinite(run.result)
             return float(run.result) if run.result is not None and known else "finished without a result"
         try:
+            if training.is_told(run.folder, self.metric):
+                return self._of_training(run.folder)
             rows = _rows(run.folder, self.metric)
         except RunFolderError as error:
             return str(error)
@@ -70,21 +97,41 @@ class ScoreRule:
         last = [row[self.metric] for row in rows[-max(1, math.ceil(self.last_fraction * len(rows))) :]]
         return f"{self.metric} ends in NaN or infinity" if None in last else float(np.mean(last))
 
+    def _of_training(self, folder: Path) -> float | str:
+        found = training.read_training(folder)
+        if found is None or not found.told:
+            return f"its training is too short, or interrupted too often, to tell {self.metric}"
+        last = found.told if self.budget is None else self.budget
+        first = round(last * (1 - self.last_fraction)) if self.last_fraction else 0
+        return training.mean_over(found, self.metric.removeprefix(training.PREFIX), first, last)
 
-def series(folder: Path, metric: str, over: str = "env_steps") -> Series:
-    """A metric over one of `AXES`.
 
-    Lines without an entry of that axis and values that were not finite are left out; of several at one place the last
+def series(folder: Path, metric: str, over: str = "env_steps", width: int | None = None) -> Series:
+    """A metric over one of `AXES`; one of training episodes over bins of `width` frames (None: a fiftieth of them).
+
+    Rows without an entry of that axis and values that were not finite are left out; of several at one place the last
     is kept.
 
     Raises:
-        RunFolderError: a line of the file is damaged.
+        RunFolderError: a line of the file is damaged, or rows of several kinds have the metric; a metric of training
+            episodes over something else than environment steps.
     """
+    if training.is_told(folder, metric):
+        if over != "env_steps":
+            raise RunFolderError(f"{metric} is known over environment steps alone, not over {AXES[over][1]}")
+        found = training.read_training(folder)
+        if found is None:
+            return np.array([]), np.array([])
+        name = metric.removeprefix(training.PREFIX)
+        return training.curve(found, name, width or max(1, found.frames // training.BINS))
     axis = AXES[over][0]
+    rows = _rows(folder, metric)
+    if len(kinds := {row.get(KIND) for row in rows}) > 1:
+        raise RunFolderError(
+            f"{folder / FILE_NAME} has {metric} in rows of several kinds: {', '.join(map(str, kinds))}"
+        )
     points = {
-        float(row[axis]): float(row[metric])
-        for row in _rows(folder, metric)
-        if row[metric] is not None and row.get(axis) is not None
+        float(row[axis]): float(row[metric]) for row in rows if row[metric] is not None and row.get(axis) is not None
     }
     places = np.array(sorted(points))
     return places, np.array([points[place] for place in places])
@@ -94,13 +141,13 @@ def metric_names(runs: Iterable[RunRecord]) -> list[str]:
     """Every metric that any of the runs has logged; clocks and axes are left out, and so are damaged lines."""
     names: set[str] = set()
     for run in runs:
+        names.update(training.PREFIX + name for name in training_metrics(run.folder))
         for line in _lines(run.folder):
             try:
-                names.update(json.loads(line))
+                names.update(metrics_of(json.loads(line)))
             except ValueError:
                 continue
-    axes = {"step", *(entry for entry, _ in AXES.values())}
-    return sorted(name for name in names - axes if not name.startswith(TIME))
+    return sorted(name for name in names if not name.startswith(TIME))
 
 
 def _rows(folder: Path, metric: str) -> list[dict[str, Any]]:

@@ -293,12 +293,15 @@ def performance_profile(
     return bootstrap_bands(above, {"": mean}, sizes, level, resamples, seed, levels)[""]
 
 
-def describe(scores: np.ndarray, seed: int = 0) -> dict[str, float | None]:
+def describe(scores: np.ndarray, seed: int = 0, independent: bool = True) -> dict[str, float | None]:
     """A row of a table for scores [n]: mean, standard error, 95% bootstrap interval of the mean, min, max.
 
-    What one score cannot tell is None.
+    What one score cannot tell is None; so is what scores that are not `independent` cannot: error and interval.
     """
     scores = _checked(scores)
+    if not independent:
+        unknown = dict.fromkeys(("standard_error", "low", "high"))
+        return {"mean": float(mean(scores)), **unknown, "min": float(scores.min()), "max": float(scores.max())}
     interval = bootstrap_interval(scores, mean, seed=seed)
     row = {
         "mean": float(mean(scores)),

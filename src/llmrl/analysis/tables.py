@@ -21,6 +21,7 @@ def tables_of(report: Report) -> list[Table]:
     tables += [players_table(report.players)] if report.players else []
     for section, name in zip(report.sections, slugs(report), strict=True):
         tables += [scores(section, name), improvement(section, name), *_profiles(section, name)]
+        tables += [efficiency(section, name)] if section.efficiency else []
         tables += [_curve(section, name, i) for i in range(len(section.curves))]
     return [*tables, *([llm_calls(report)] if report.calls else []), _runs(report)]
 
@@ -73,6 +74,29 @@ def scores(section: Section, name: str) -> Table:
         2 if models else 1,
         remarks,
         footnotes(n.group for n in section.numbers),
+    )
+
+
+def efficiency(section: Section, name: str) -> Table:
+    """Sample efficiency of each group."""
+    form, shown = NumberFormat(np.concatenate([n.pooled for n in section.efficiency])), ("iqm", "mean")
+    data: list[list[object]] = [["group", "runs", *(f"{key}{end}" for key in shown for end in ("", "_low", "_high"))]]
+    rows = []
+    for n in section.efficiency:
+        bands = [n.estimates.get(key) for key in shown]
+        cells = [_with_interval(n, key, form) for key in shown]
+        rows.append([n.group.shown, f"{len(n.pooled)} of {n.expected}", *cells, form(n.standard_error), n.remark])
+        numbers = [[None] * 3 if band is None else [band.estimate, band.low, band.high] for band in bands]
+        data.append([n.group.label, len(n.pooled), *(x for each in numbers for x in each)])
+    return Table(
+        f"{name}_efficiency",
+        f"{section.title}: sample efficiency (mean success over the frames of training), with 95% bootstrap intervals",
+        data,
+        ["group", "runs", *(ESTIMATES[key] for key in shown), "s.e.", "remark"],
+        rows,
+        1,
+        True,
+        footnotes(n.group for n in section.efficiency),
     )
 
 

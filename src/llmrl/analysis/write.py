@@ -20,6 +20,8 @@ from llmrl.core.errors import RunFolderError
 from llmrl.run.files import write_atomic, write_bytes
 
 PAGE = "report.html"
+_SHOWN = ("scores", "efficiency", "improvement")
+"""Tables of a section that are in the texts."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def write_report(
             name,
             section,
             _target(section),
-            [table for table in tables if table.columns and table.name in (f"{name}_scores", f"{name}_improvement")],
+            [table for table in tables if table.columns and table.name in [f"{name}_{what}" for what in _SHOWN]],
             _drawn(section, report, said) if figures else [],
         )
         for section, name in zip(report.sections, slugs(report), strict=True)

@@ -59,15 +59,22 @@ class Builder:
         arguments: dict[str, Any] = {}
         for name, parameter in parameters.items():
             if name in given:
-                value = self._value(given[name], f"{where}.{name}")
                 if parameter.annotation is not inspect.Parameter.empty and name not in hints:
                     raise TypeError(f"the type hint of {target.__qualname__}({name}) cannot be evaluated at run time")
-                arguments[name] = checked(value, hints.get(name, Any), f"{where}.{name}")
+                arguments[name] = self.value(given[name], hints.get(name, Any), f"{where}.{name}")
             elif name in self.injected:
                 arguments[name] = self.injected[name]
             elif parameter.default is inspect.Parameter.empty:
                 raise ConfigError(f"{where} needs the option '{name}'")
         return target(**arguments)
+
+    def value(self, value: Any, hint: Any, where: str) -> Any:
+        """One argument, which `hint` fits; what has a `_target_` is built.
+
+        Raises:
+            ConfigError: it does not fit, or as `build`.
+        """
+        return checked(self._value(value, where), hint, where)
 
     def check(self, node: Mapping[str, Any], where: str) -> None:
         """Raise ConfigError for an argument of `node` that could not be: unknown, mistyped or out of range.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llmrl.core.pictures import fitting
-from llmrl.core.protocols import Policy, Witness
+from llmrl.core.protocols import Policy, Witness, unchanged
 from llmrl.core.records import Act, Step
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.recorder import Recorder
@@ -86,6 +87,9 @@ class Captioned:
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         return self.policy.values(observation, state)
+
+    def unchanged(self) -> AbstractContextManager[None]:
+        return unchanged(self.policy)
 
     def started(self, games: np.ndarray) -> None:
         if isinstance(self.policy, Witness):

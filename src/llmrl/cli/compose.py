@@ -12,9 +12,11 @@ from llmrl.cli.build import Builder
 from llmrl.cli.offers import can_search, needs_mechanism, no_mechanism, options
 from llmrl.cli.together import check_together, processes_here
 from llmrl.core.errors import ConfigError
+from llmrl.core.objectives import Objective
 from llmrl.core.processes import local_device
 from llmrl.core.protocols import Agent, ChatModel, Controller, Loop, Meter, Proposer, Scorer, Teacher, VecEnv
 from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine
@@ -196,8 +198,8 @@ def build_parts(
                 raise ConfigError("a teacher is one more loss of a learning agent; use agent=ppo, or teacher=none")
             agents.append(builder.build(config["agent"], "agent"))
         # A principal is told the objective it is judged on.
-        objective = config["design"]["objective"] or env.spec.objective
-        offered["spec"] = replace(env.spec, objective=objective, spending_cost=config["design"]["spending_cost"])
+        judged, cost = judged_on(config, env.spec), config["design"]["spending_cost"]
+        offered["spec"] = replace(env.spec, objective=judged, spending_cost=cost)
         if governed:
             offered |= {"space": env.spec.proposals, "controller": None}
         elif kind == "search":
@@ -251,9 +253,21 @@ def build_loop(config: Config, parts: Parts) -> Loop:
     if parts.principal is not None:
         injected["principal"] = parts.principal
     else:
-        injected |= {name: config["design"][name] for name in ("objective", "spending_cost")}
-    built: Loop = Builder(injected).build({"_target_": LOOPS[kind], **config[section(kind)]}, section(kind))
+        injected |= {"objective": judged_on(config, parts.env.spec), "spending_cost": config["design"]["spending_cost"]}
+    builder = Builder(injected, config["trusted_modules"])
+    built: Loop = builder.build({"_target_": LOOPS[kind], **config[section(kind)]}, section(kind))
     return built
+
+
+def judged_on(config: Config, spec: EnvSpec) -> Objective:
+    """The measure of welfare that a society is judged on: `design.objective`, or the environment's own.
+
+    Raises:
+        ConfigError: there is no such objective.
+    """
+    builder = Builder(trusted=config["trusted_modules"])
+    chosen: Objective | None = builder.value(config["design"]["objective"], Objective | None, "design.objective")
+    return chosen or spec.objective
 
 
 def _searched(controller: Controller, env: VecEnv) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
         "--mechanism",
         default="last",
         help="'last' (the proposal the saved agents adapted to; of several tried at once the step's best), 'best' (the "
-        "highest objective so far, by the same agents), or numbers a,b,c",
+        "one that the run names so far, by the same agents), or numbers a,b,c",
     )
     p.add_argument(
         "--context",
@@ -94,7 +94,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
     from llmrl.analysis.statistics import describe
     from llmrl.cli.asking import announced, askers, refused, with_budget
-    from llmrl.cli.compose import build_llm, build_parts
+    from llmrl.cli.compose import build_llm, build_parts, judged_on
     from llmrl.cli.other_env import check_same_players, folder_name, parsed
     from llmrl.cli.outside import with_digests
     from llmrl.cli.players import MODES, build_players, without_teacher
@@ -105,9 +105,11 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.loops.playing import play_episodes
     from llmrl.loops.recording import recorded
     from llmrl.loops.welfare import episode_welfare, measures, summarize, summarize_welfare
-    from llmrl.run.content import saved_state
+    from llmrl.run.content import RUN_KEY, saved_state
     from llmrl.run.evaluation import write_evaluation
     from llmrl.run.files import write_json
+    from llmrl.run.metrics import FILE_NAME as METRICS_NAME
+    from llmrl.run.metrics import place_of, read_metrics
 
     if args.others:
         raise ConfigError("several runs can be evaluated together in a suite only: suite=babyai_text")
@@ -135,7 +137,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     try:
         [agent] = parts.agents
         env, spec, history = parts.env, parts.env.spec, state.get("history", [])
-        chosen = _proposal(args.mechanism, history)
+        chosen = state["best"][0] if history and args.mechanism == "best" else _last(history)
         mechanism = _mechanism(args.mechanism, chosen, spec)
         context = _context(args.context, chosen, spec)
         society = _society(history, config["design"].get("societies", 1))
@@ -143,6 +145,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         if args.env and "policy" in saved:
             check_same_players(args.env, saved["policy"], agent.state_dict()["policy"])
         agent.load_state_dict(saved)
+        carried: tuple[str, ...] = getattr(agent, "carried", ())
         players = build_players(names, whole, parts)
         seeds = Seeds(args.seed).child("evaluate")
         modes = MODES if args.mode == "both" else (args.mode,)
@@ -168,6 +171,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         for name, policy in players.items():
             for mode in modes:
                 alone = len(players) * len(modes) == 1
+                if name == "student" and carried:  # what a film or another mode left behind is none of its business
+                    agent.load_state_dict(saved)
                 kept = (out if alone else out / f"{name}_{mode}") if args.trajectories else None
                 with recorded(env, policy, kept) as player:
                     collector, greedy = Collector(env, player, parts.device), mode == "deterministic"
@@ -176,24 +181,29 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         raise refused(error) from error
     finally:
         parts.close()
-    judged = config["design"]["objective"] or spec.objective
+    judged = judged_on(config, spec)
 
     def columns(episodes: Sequence[Episode]) -> dict[str, np.ndarray]:
         base = np.array([episode.base_returns for episode in episodes])
         return {
-            f"objective ({judged})": episode_welfare(episodes, judged, config["design"]["spending_cost"]),
+            f"objective ({judged.name})": episode_welfare(episodes, judged, config["design"]["spending_cost"]),
             "return per agent": np.array([e.returns.mean() for e in episodes]),
             "base return per agent": base.mean(1),
             "length": np.array([float(e.length) for e in episodes]),
             # What one agent earns is all that there is to say of its welfare.
-            **({f"welfare/{name}": x for name, x in measures(episodes).items()} if spec.n_agents > 1 else {}),
+            **({f"welfare/{name}": x for name, x in measures(episodes, judged).items()} if spec.n_agents > 1 else {}),
             **{name: np.array([e.summaries[name] for e in episodes]) for name in spec.metrics},
         }
 
     measured = {player: columns(episodes) for player, episodes in played.items()}
     # A metric is NaN in episodes of which it says nothing.
     known = {p: {name: x[~np.isnan(x)] for name, x in m.items() if not np.isnan(x).all()} for p, m in measured.items()}
-    tables = {player: {name: describe(x, seed=args.seed) for name, x in m.items()} for player, m in known.items()}
+    tables = {
+        (who, mode): {
+            name: describe(x, seed=args.seed, independent=not (who == "student" and carried)) for name, x in m.items()
+        }
+        for (who, mode), m in known.items()
+    }
     main_player, episodes = next(iter(played.items()))
     results = {
         "run": str(args.run),
@@ -207,6 +217,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         "context": None if context is None else spec.contexts[context],
         "society": society,
         "llm": None if llm is None else llm.label,
+        "carried": list(carried) if "student" in players else [],
         "players": [
             {"policy": name, "mode": mode, "table": tables[name, mode], "per_episode": _lists(measured[name, mode])}
             for name, mode in played
@@ -221,11 +232,12 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         n = len(played[name, mode])
         rows += [f"{name},{mode},{k}," + ",".join(f"{v[k]:.6g}" for v in found.values()) for k in range(n)]
     (out / "episodes.csv").write_text("\n".join(rows) + "\n")
-    # Under the tags of the evaluations during training, at the step that the run's curves count.
-    scalars = {**summarize(episodes, "evaluation"), **summarize_welfare(episodes)}
-    scalars["evaluation/objective"] = float(measured[main_player][f"objective ({judged})"].mean())
+    # Under the tags of the evaluations during training, where these would have their next point.
+    scalars = {**summarize(episodes, "evaluation"), **summarize_welfare(episodes, judged)}
+    scalars["evaluation/objective"] = float(measured[main_player][f"objective ({judged.name})"].mean())
     gif = next((file for file in files if file.name == "world.gif"), None)
-    write_evaluation(out, int(state.get("step", iteration)), scalars, gif)
+    logged = read_metrics(args.run / METRICS_NAME)[: state[RUN_KEY]["metrics_lines"]]
+    write_evaluation(out, place_of(logged), scalars, gif)
     return {**results, "out": str(out)}
 
 
@@ -257,19 +269,16 @@ def _record(
     return recorder.save(folder, args.fps)
 
 
-def _proposal(choice: str, history: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The row of the history that a choice means: of the last step or of all, the proposal with the highest objective;
-    for numbers, the last step's."""
-    if not history:
-        return None
-    rows = history if choice == "best" else [row for row in history if row["step"] == history[-1]["step"]]
-    return max(rows, key=lambda row: float(row["objective"]))
+def _last(history: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The row of the history with the highest objective of the last step."""
+    rows = [row for row in history if row["step"] == history[-1]["step"]]
+    return max(rows, key=lambda row: float(row["objective"]), default=None)
 
 
 def _society(history: list[dict[str, Any]], several: int) -> int:
     """Which of the saved societies plays: of several that were tried side by side, that of the last step's best; of
     `several` under one proposal, the first, which is the one that the run's own seed gives."""
-    row = _proposal("last", history)
+    row = _last(history)
     return 0 if row is None else int(row["candidate"]) * several
 
 

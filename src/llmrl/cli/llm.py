@@ -110,7 +110,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
 def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:
     import time
 
-    candidates = ["blue", "green", "made of cheese"]
+    candidates = [" blue", " green", " made of cheese"]
     start = time.perf_counter()
     [scores] = scorer.score(["The colour of the sky is"], candidates).tolist()
     rows = [(f"log p({text!r})", f"{score:.3f}") for text, score in zip(candidates, scores, strict=True)]

@@ -69,14 +69,16 @@ def print_summary(run: Run) -> None:
         for column in ("step", *names, *contextual, "objective", "± s.e."):
             table.add_column(column, justify="right")
         shown = history if len(history) <= 30 else [*history[:5], *history[-25:]]
-        best = run.summary["best"]["step"]
+        named = run.summary["best_of_contexts"] or [run.summary["best"]]
+        best = [(row["mechanism"], row["context"]) for row in named]
         for row in shown:
             cells = [str(row["step"]), *(f"{row['mechanism'][n]:.3g}" for n in names)]
             cells += [row[key] for key in contextual]
             error = row["standard_error"]
             cells += [f"{row['objective']:.3f}", "-" if error is None else f"{error:.3f}"]
-            table.add_row(*cells, style="bold" if row["step"] == best else None)
+            table.add_row(*cells, style="bold" if (row["mechanism"], row["context"]) in best else None)
         console.print(table)
+        _print_best(console, run.summary["best_measured_again"], named)
     measured = _measured(run.folder)
     if measured:
         table = Table(title=f"{measured['episodes']} final episodes")
@@ -85,6 +87,7 @@ def print_summary(run: Run) -> None:
         for name, row in measured["table"].items():
             table.add_row(name.replace("_", " "), *_numbers(row))
         console.print(table)
+        _print_carried(console, measured["carried"])
     table = Table(title=str(run.folder), show_header=False, min_width=70)
     for name, value in run.summary.items():
         if isinstance(value, int | float | str) and not (measured and name.startswith(("evaluation/", "welfare/"))):
@@ -92,6 +95,35 @@ def print_summary(run: Run) -> None:
     console.print(table)
     console.print(f"Curves: tensorboard --logdir {run.folder.parent.parent}", soft_wrap=True)
     console.print(f"Video and table of episodes: llmrl-evaluate '{run.folder}' --video", soft_wrap=True)
+
+
+def _print_best(console: Console, measured_again: bool, named: Sequence[dict[str, Any]]) -> None:
+    """The best proposals, and what their numbers are."""
+    table = Table(title="Best proposals" if len(named) > 1 else "Best proposal")
+    contextual = [] if named[0]["context"] is None else ["context"]
+    for column in (*named[0]["mechanism"], *contextual, "objective", "± s.e.", "measurements"):
+        table.add_column(column, justify="right")
+    for row in named:
+        error = row["standard_error"]
+        cells = [*(f"{x:.3g}" for x in row["mechanism"].values()), *(row[key] for key in contextual)]
+        cells += [f"{row['objective']:.3f}", "-" if error is None else f"{error:.3f}", str(row["measurements"])]
+        table.add_row(*cells)
+    console.print(table)
+    if not measured_again:
+        console.print(
+            "Chosen for these very measurements, so luck is in them; design.race=3 measures the best few again.",
+            soft_wrap=True,
+        )
+
+
+def _print_carried(console: Console, carried: Sequence[str]) -> None:
+    """Why episodes that depend on one another have no error; nothing where none do."""
+    if carried:
+        console.print(
+            f"Episodes carry something over to the next ones ({', '.join(carried)}), so they depend on one another and "
+            "have no standard error: that takes several runs (seed=0,1,2,...).",
+            soft_wrap=True,
+        )
 
 
 _ESTIMATES = ("mean", "s.e.", "95% interval", "min", "max")
@@ -159,6 +191,7 @@ def print_evaluation(results: dict[str, Any]) -> None:
         for name, row in results["table"].items():
             table.add_row(name, *_numbers(row))
     console.print(table)
+    _print_carried(console, results["carried"])
     console.print(f"Saved in {results['out']}: results.json, episodes.csv" + (", videos/" if results["videos"] else ""))
 
 

@@ -103,5 +103,7 @@ def _texts(env: VecEnv, channel: str, seeds: Any) -> list[str]:
         step = env.step(rng.integers(n_actions, size=(env.spec.n_envs, env.spec.n_agents)))
         ended = np.asarray(step.terminated) | np.asarray(step.truncated)
         observation = env.reset(mask=ended) if ended.any() else step.observation
-    # As they stand in prompts, and as they are scored: as often as a word of the texts.
-    return [*met, *(name for name in env.spec.action_names for _ in range(len(met)))]
+    # Actions as a model is to score them, by themselves and at the end of a text: as often as a word of the texts.
+    scored = env.spec.continuations(channel)
+    ends = [text.rpartition("\n")[2] for text in met]
+    return [*met, *(text for name in scored for end in ends for text in (name.strip(), f"{end}{name}"))]

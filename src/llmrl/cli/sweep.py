@@ -132,14 +132,14 @@ def _last(record: RunRecord, metrics: dict[str, Any]) -> str:
     """The result, or the last value of what the run is about."""
     if record.result is not None:
         return f"{record.result:.4g}"
-    for name in ("principal/objective", "evaluation/return", "train/return"):
+    for name in ("principal/objective", "evaluation/return", "ended/return"):
         if isinstance(metrics.get(name), int | float):
             return f"{metrics[name]:.4g}"
     return "-"
 
 
 def as_json(record: RunRecord) -> dict[str, Any]:
-    """A record as plain data, with the last line of its metrics."""
+    """A record as plain data, with the newest values of its metrics."""
     return {**asdict(record), "folder": str(record.folder), "last_metrics": record.last_metrics()}
 
 

@@ -40,9 +40,25 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--over",
-        choices=("env_steps", "proposals", "seconds"),
+        choices=("env_steps", "proposals", "updates", "samples", "seconds"),
         default="env_steps",
-        help="what curves are drawn over: environment steps, proposals a principal tried, or wall time",
+        help="what curves are drawn over: environment steps, proposals a principal tried, updates, samples that an "
+        "imitator was shown, or wall time",
+    )
+    p.add_argument(
+        "--bin",
+        type=int,
+        default=None,
+        metavar="FRAMES",
+        help="frames of a bin of a curve of training episodes, train/... (default: 1/50 of the shortest training)",
+    )
+    p.add_argument(
+        "--budget",
+        type=int,
+        default=None,
+        metavar="FRAMES",
+        help="frames from the beginning of training that sample efficiency is the mean over (default: as many as all "
+        "runs of a task tell of)",
     )
     p.add_argument("--resamples", type=int, default=10_000, help="bootstrap resamples (default 10000)")
     p.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")
@@ -68,8 +84,17 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
 
     if not args.no_figures:
         check_installed()
-    rule = ScoreRule(args.metric, args.last_fraction)
-    settings = Settings(rule, args.target, tuple(dict.fromkeys(args.curve)), args.over, args.resamples, args.seed)
+    rule = ScoreRule(args.metric, args.last_fraction, args.budget)
+    settings = Settings(
+        rule,
+        args.target,
+        tuple(dict.fromkeys(args.curve)),
+        args.over,
+        args.resamples,
+        args.seed,
+        args.bin,
+        args.budget,
+    )
     said = _Said()
     runs = records(args.folder)
     numbers = summarize(args.folder, settings, runs, said)
@@ -95,7 +120,7 @@ class _Said:
 def print_numbers(numbers: Report, page: Path) -> None:
     """The tables of scores, what is not in them, and where the rest is."""
     from llmrl.analysis.played import players_table
-    from llmrl.analysis.tables import not_counted, scores
+    from llmrl.analysis.tables import efficiency, not_counted, scores
     from llmrl.analysis.write import counted
     from llmrl.cli.report import print_table
 
@@ -105,13 +130,13 @@ def print_numbers(numbers: Report, page: Path) -> None:
         for note in table.notes:
             print(note)
     for section in numbers.sections:
-        table = scores(section, "")
-        kept = [i for i, column in enumerate(table.columns) if column in _IN_TERMINAL]
-        rows = [[row[i] for i in kept] for row in table.rows]
-        sides = "".join(table.sides[i] for i in kept)
-        print_table(table.caption, [table.columns[i] for i in kept], rows, sides)
-        for note in table.notes:
-            print(note)
+        for table in (scores(section, ""), *([efficiency(section, "")] if section.efficiency else [])):
+            kept = [i for i, column in enumerate(table.columns) if column in _IN_TERMINAL]
+            rows = [[row[i] for i in kept] for row in table.rows]
+            sides = "".join(table.sides[i] for i in kept)
+            print_table(table.caption, [table.columns[i] for i in kept], rows, sides)
+            for note in table.notes:
+                print(note)
     if numbers.left:
         table = not_counted(numbers)
         print_table(table.caption, table.columns, table.rows, table.sides)

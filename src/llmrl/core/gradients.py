@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
+from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Proposer
 from llmrl.core.records import MetaSettings, Outcome
-from llmrl.core.spaces import Objective
 
 if TYPE_CHECKING:
     import torch

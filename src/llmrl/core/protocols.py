@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -128,6 +129,24 @@ class Witness(Protocol):
     def happened(self, step: Step, ended: np.ndarray) -> None:
         """What the last actions led to; `ended` [n_envs]: the game is over, and waits until it is started anew."""
         ...
+
+
+@runtime_checkable
+class Memoizing(Protocol):
+    """A policy that computes some things once for many steps, while nothing that they depend on changes.
+
+    Who plays a rollout tells it so. Outside of `unchanged`, every output is computed from the weights of that moment.
+    """
+
+    def unchanged(self) -> AbstractContextManager[None]:
+        """A span in which the policy's weights and settings stay as they are; such spans may be nested. It begins with
+        nothing kept, and nothing is kept after it."""
+        ...
+
+
+def unchanged(policy: Policy) -> AbstractContextManager[None]:
+    """A span in which the policy stays as it is, whether or not it is `Memoizing`."""
+    return policy.unchanged() if isinstance(policy, Memoizing) else nullcontext()
 
 
 @runtime_checkable
@@ -286,7 +305,9 @@ class Scorer(Protocol):
     def score(self, prompts: Sequence[str], candidates: Sequence[str] | Sequence[Sequence[str]]) -> torch.Tensor:
         """log p(candidate | prompt), [n_prompts, n_candidates] float32, with gradients where torch records them.
 
-        `candidates` are the same for all prompts, or a list for each prompt; shorter lists are padded with -inf.
+        `candidates` are the same for all prompts, or a list for each prompt; shorter lists are padded with -inf. They
+        are read as they stand in the text that a prompt and a candidate make together: the space between the two is in
+        one of them (`EnvSpec.continuations`).
         """
         ...
 

@@ -103,6 +103,9 @@ class Outcome:
         trajectories: `EnvSpec.metrics` entries at each step, mean over validation episodes, each [T].
         summaries: the same entries summed up over an episode (see `EnvSpec.metrics`), mean over validation episodes.
         welfare: every measure of welfare (`llmrl.loops.welfare.measures`), mean over validation episodes.
+        units: independent numbers that `value` is the mean of: episodes, or societies; None: as many as episodes.
+        draw: name of the random numbers it was measured with; two measurements of a vector under one name are the same
+            (`llmrl.core.pooling`). None: its own.
         gradient: estimated derivative of `value` by `vector` through the agents' learning, [d]; only for proposers
             that ask for it (`GradientProposer`).
     """
@@ -117,6 +120,8 @@ class Outcome:
     summaries: dict[str, float] = field(default_factory=dict)
     welfare: dict[str, float] = field(default_factory=dict)
     gradient: np.ndarray | None = None
+    units: int | None = None
+    draw: str | None = None
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from typing import Literal
 import numpy as np
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.objectives import MEAN, Objective
 
 Aggregate = Literal["sum", "mean", "last"]
-Objective = Literal["mean", "sum", "minimum", "equality_productivity", "sustainability"]
-"""What a principal is judged on: a measure of an episode's welfare (`llmrl.loops.welfare.measures`)."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,8 @@ class Channel:
     Attributes:
         parts: for each agent, which entries of a one-dimensional channel hold what: name -> slice. Empty where entries
             have no names; entries that no part covers are padding.
+        continuations: of a text, how it goes on when each action is taken, what stands between the two included: as
+            later texts of the episode show it, where they show what was done. Empty: a space and the action's name.
         codes: of a map [width, height, k] of integer codes, how many codes (0, 1, ...) each of the k numbers of a cell
             can be; empty where numbers are amounts.
         planes: of such a map, yes-or-no facts about a cell: name -> (which of the k numbers, lowest code, highest
@@ -37,6 +38,7 @@ class Channel:
     parts: tuple[Mapping[str, slice], ...] = field(default=(), hash=False)
     codes: tuple[int, ...] = ()
     planes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict, hash=False)
+    continuations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,8 @@ class EnvSpec:
         agent_names: one name per agent, where agents have roles; else empty.
         numbers: what an action consists of where it is several numbers, [n_envs, n_agents, numbers.dim]; else None.
         text: what a player that reads is told; None where nobody has put the game into words.
+        facts: what prompts say of the game as it is played (its rules, its map, what it pays for), by the names they
+            use.
         endless: nothing is known to end an episode: there is no horizon, and it may never reach an end of its own.
         device: where the environment keeps its numbers as torch tensors, e.g. `cuda`: observations, rewards, metrics
             and exposure are there; a step or reset may write over the observation of the last but two, and nothing
@@ -231,7 +235,7 @@ class EnvSpec:
     horizon: int | None
     mechanism: ParameterSpace | None = None
     contexts: tuple[str, ...] = ()
-    objective: Objective = "mean"
+    objective: Objective = MEAN
     spending_cost: float = 0.0
     metrics: Mapping[str, Aggregate] = field(default_factory=dict)
     exposure: bool = False
@@ -239,6 +243,7 @@ class EnvSpec:
     agent_names: tuple[str, ...] = ()
     numbers: ActionNumbers | None = None
     text: GameText | None = None
+    facts: Mapping[str, float | bool] = field(default_factory=dict)
     endless: bool = False
     device: str | None = None
 
@@ -249,6 +254,10 @@ class EnvSpec:
             return ()
         told = () if self.text is None else tuple(name for name, _ in self.text.actions)
         return told if len(told) == self.numbers.dim else self.numbers.names
+
+    def continuations(self, channel: str) -> tuple[str, ...]:
+        """How a text of `channel` goes on when each action is taken: what a language model is to score after it."""
+        return self.observation[channel].continuations or tuple(f" {name}" for name in self.action_names)
 
     def games_per_group(self, groups: int) -> int:
         """Games of each of `groups` equal groups.

@@ -12,6 +12,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.core.objectives import SUM
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec, Parameter, ParameterSpace
@@ -106,9 +107,10 @@ class EscapeRoom:
             horizon=horizon,
             mechanism=_mechanism(places) if mechanism else None,
             contexts=tuple(f"lever_{i}_works" for i in range(n_levers) if fixed_context in (None, i)),
-            objective="sum",
+            objective=SUM,
             metrics={**metrics, "door_open": "mean", "incentives_paid": "sum"},
             exposure=mechanism,
+            facts={"min_at_lever": min_at_lever, "stay_penalty": stay_penalty},
         )
         self._groups = 1
         self._rngs = [seeds.numpy("contexts")]  # one for each equal group of games

@@ -90,11 +90,13 @@ class Mechanism(Protocol):
         spec: the values a principal sets.
         metrics: names of the numbers it reports per step, and how an episode sums them up.
         needs_dirt: whether it pays for cleaning, so that it makes no sense where there is no dirt.
+        facts: what prompts say of it beside the parameters' descriptions (`EnvSpec.facts`).
     """
 
     spec: ParameterSpace
     metrics: Mapping[str, Aggregate]
     needs_dirt: bool
+    facts: Mapping[str, float | bool]
 
     def settle(self, events: Events, values: Floats) -> Settlement:
         """Account for one step; to be called once a step, because a mechanism may remember the past. `values`
@@ -153,6 +155,7 @@ class BracketedTax:
     """
 
     needs_dirt = False
+    facts: Mapping[str, float | bool] = {}
     metrics: Mapping[str, Aggregate] = {"tax_collected": "sum"}
 
     def __init__(
@@ -238,7 +241,7 @@ class Incentives:
     """
 
     needs_dirt = True
-    metrics: Mapping[str, Aggregate] = {"incentives_paid": "sum"}
+    metrics: Mapping[str, Aggregate] = {"incentives_paid": "sum", "paid_cleans": "sum"}
 
     def __init__(
         self,
@@ -250,11 +253,19 @@ class Incentives:
     ) -> None:
         self.eat_reward, self.clean_reward = eat_reward, clean_reward
         self.exactly_one, self.pay_removed = clean_count == "exactly_one", pay_removed
+        self.facts = {
+            "pays_cleaning": True,
+            "exactly_one": self.exactly_one,
+            "pay_removed": pay_removed,
+        }
         cells = "exactly one dirty cell" if self.exactly_one else "at least one dirty cell"
+        also = ["cleaning two or three cells at once"] * self.exactly_one
+        also += ["being out of the game after a zap"] * pay_removed
+        elsewhere = f" (also {' and '.join(also)})" if also else ""
         acts = {
             "eat": f"eating an apple, which is worth {eat_reward:g} before payments",
             "clean": f"cleaning {cells}, which is worth {clean_reward:g} before payments",
-            "other": "doing anything else, which is worth 0 before payments",
+            "other": f"doing anything else{elsewhere}, which is worth 0 before payments",
         }
         self.spec = ParameterSpace(
             "incentives",
@@ -276,7 +287,10 @@ class Incentives:
         xp = _library(events.raw)
         exposure = xp.asarray(xp.stack([ate, cleaner, other], -1), dtype=xp.float32)
         paid = (exposure.sum(1) * values).sum(-1)
-        metrics = {"incentives_paid": xp.asarray(paid, dtype=xp.float32)}
+        metrics = {
+            "incentives_paid": xp.asarray(paid, dtype=xp.float32),
+            "paid_cleans": xp.asarray(cleaner.sum(-1), dtype=xp.float32),
+        }
         return Settlement(xp.asarray(base, dtype=xp.float32), exposure, metrics)
 
     def reset(self, mask: NDArray[np.bool_]) -> None:

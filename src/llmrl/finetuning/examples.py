@@ -8,7 +8,9 @@ from typing import Literal
 
 import numpy as np
 
+from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.errors import ConfigError
+from llmrl.core.pooling import Estimate, Pool, key_of
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.trials import Series, Trial
 
@@ -83,8 +85,9 @@ def make_examples(
         series: to take trials from; longer ones are taken from more often.
         n: examples.
         fewest, most: trials a history, any number between being as likely.
-        target: of the trials of all series that are better than all of the history, `better` takes any, `nearest` the
-            one that lies nearest to the history's best (in units of each parameter's spread), `best` the best.
+        target: of the trials of all series that are better than all of the history, by the mean over all trials of the
+            same parameters, `better` takes any, `nearest` the one that lies nearest to the history's best (in units of
+            each parameter's spread), `best` the best.
         seeds: node of the seed tree.
         which: what these are, for messages.
         proposable: whether parameters could be proposed as they are; others are shown, and are no target.
@@ -101,7 +104,7 @@ def make_examples(
         )
     sizes = np.array([len(one.trials) for one in usable], dtype=np.float64)
     pool = [trial for one in series for trial in one.trials]
-    values = np.array([trial.value for trial in pool])
+    values = np.array([each.value for each in _pooled(pool)])
     vectors = np.stack([trial.vector for trial in pool])
     keys = [key_of(trial.vector) for trial in pool]
     fit = np.array([proposable(trial.vector) for trial in pool])
@@ -133,9 +136,13 @@ def make_examples(
     return examples
 
 
-def key_of(vector: np.ndarray) -> tuple[float, ...]:
-    """What equal parameters have in common."""
-    return tuple(float(x) for x in vector)
+def _pooled(trials: Sequence[Trial]) -> list[Estimate]:
+    """For each trial what all trials of its parameters say."""
+    pool = Pool()
+    for trial in trials:
+        n = len(trial.returns)
+        pool.add(trial.vector, trial.value, standard_error_of_mean(trial.returns), n, n)
+    return [pool.of(trial.vector) for trial in trials]
 
 
 def held_out_of(n: int, share: float) -> int:

@@ -52,7 +52,7 @@ class Keeper(TrainerCallback):
         metrics = {_name(key): value for key, value in logs.items() if key not in _LEFT_OUT and value is not None}
         if self.measured is not None:
             metrics |= self.measured()
-        self.run.metrics.log(state.global_step, metrics)
+        self.run.metrics.log("update", "updates", metrics, updates=state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.job.save(state.global_step)

@@ -237,8 +237,8 @@ class FinetuneLoop:
             for measure_name, row in summarize(measures).items():
                 if row["mean"] is not None:
                     metrics[f"{_tag(name)}/{measure_name}"] = row["mean"]
-        step = 0 if when == "before" else self.method.steps
-        run.metrics.log(step, metrics | client.metrics())
+        updates = 0 if when == "before" else self.method.steps
+        run.metrics.log("evaluation", "updates", metrics | client.metrics(), updates=updates)
         run.checkpoint(iteration + len(tasks), self.state_dict())
 
     def _train(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,8 @@ class Question:
     Attributes:
         example: what it was made from.
         messages: as a chat model is asked.
-        shown: the trials that stand in it, which may be fewer than the example has.
+        shown: the trials that stand in it, which may be fewer than the example has; those of one vector are one, where
+            the prompt pools them.
         name, hash: of the prompt's file, for call logs.
     """
 
@@ -84,7 +85,7 @@ class Questions:
             LLMError: not even the prompt without any trial fits.
         """
         proposer = copy.copy(self.proposer)
-        proposer.history = History(proposer.spec)
+        proposer.history = History(proposer.spec, proposer.history.pooled)
         for trial in example.history:
             proposer.history.add([_outcome(trial)])
         proposer.iteration = len(example.history)
@@ -93,7 +94,7 @@ class Questions:
         prompt = proposer.question(None)
         selected = proposer.history.select(proposer.policy, proposer.window, proposer.contexts, None, proposer.newest)
         records = proposer.history.trim(selected, proposer.policy, fitted.records)
-        shown = tuple(example.history[int(record["index"])] for record in records)
+        shown = tuple(_trial([example.history[int(i)] for i in record["measured"]]) for record in records)
         if not shown:
             raise ConfigError(
                 f"the prompt {prompt.name} fits into the window of {proposer.llm.label} only without any history; "
@@ -172,6 +173,13 @@ class _Fitted:
         prompt = self._asker.fit(kept, n)
         self.records = next(k for k, other in rendered if other is prompt)
         return prompt
+
+
+def _trial(measured: Sequence[Trial]) -> Trial:
+    """The trials of one vector as one."""
+    if len(measured) == 1:
+        return measured[0]
+    return Trial(measured[0].vector, np.concatenate([trial.returns for trial in measured]))
 
 
 def _outcome(trial: Trial) -> Outcome:

@@ -118,7 +118,6 @@ class LanguagePPOAgent:
         if self._ppo is None:
             return {}
         metrics = self._ppo.update(rollout, generator)
-        self.policy.forget()
         network = self.policy.network
         metrics["language/tokens"] = float(sum(network.processes.everyone(network.tokens)))
         network.tokens = 0
@@ -131,7 +130,6 @@ class LanguagePPOAgent:
             ConfigError: a head has no output for one of them.
         """
         self.policy.network.name_actions(spec)
-        self.policy.forget()
 
     def reset(self) -> None:
         """Go back to the original weights.
@@ -170,7 +168,6 @@ class LanguagePPOAgent:
                 "start the run anew with resume=false (rerun=true if it is finished)"
             )
         self._load(state["policy"], "the checkpoint")
-        self.policy.forget()
         # They are of all processes together, which add up what each of them has.
         self.policy.network.tokens = state["tokens"] if self.policy.network.processes.leads else 0
         if self._ppo is not None:

@@ -34,7 +34,7 @@ class LanguageActorCritic(nn.Module):
     such layers in any case. Heads compute in float32.
 
     Args:
-        spec: of the environment; its `action_names` are what is scored.
+        spec: of the environment; what is scored is how its texts go on (`EnvSpec.continuations`).
         scorer: the model.
         generator: of the heads' initial weights.
         channel: text channel that is read.
@@ -47,7 +47,7 @@ class LanguageActorCritic(nn.Module):
         processes: that share the work.
 
     Raises:
-        ConfigError: two actions have one name, or none.
+        ConfigError: the environment has no such text channel, or two actions have one name, or none.
     """
 
     def __init__(
@@ -66,6 +66,12 @@ class LanguageActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         self.n_actions = spec.need_discrete("a language model that scores actions")
+        texts = [name for name, each in spec.observation.items() if each.dtype == "object"]
+        if channel not in texts:
+            raise ConfigError(
+                f"agent=llm_ppo reads texts, and env={spec.name} offers no text channel {channel!r}"
+                + (f", but {', '.join(texts)}: set agent.reads={texts[0]}" if texts else "; use env=babyai_text")
+            )
         self.scorer, self.channel, self.processes = scorer, channel, processes
         self.scoring, self.temperature, self.precision = actions == "scores", temperature, precision
         self.piece_tokens = piece_tokens
@@ -87,16 +93,17 @@ class LanguageActorCritic(nn.Module):
         Raises:
             ConfigError: there are others than the head has, or two have one name.
         """
-        names = spec.action_names
+        names = spec.continuations(self.channel)
+        said = [name.strip() for name in names]
         if not self.scoring and len(names) != self.n_actions:
             raise ConfigError(
                 f"agent.actions=head has one output for each of {self.n_actions} actions, and env={spec.name} has "
                 f"{len(names)}: only agent.actions=scores can play with other actions than it was trained with"
             )
-        if self.scoring and (twice := [name for i, name in enumerate(names) if name in names[:i]]):
+        if self.scoring and (twice := [name for i, name in enumerate(said) if name in said[:i]]):
             raise ConfigError(f"two actions of env={spec.name} are called {twice[0]!r}: scores cannot tell them apart")
-        if self.scoring and not all(name.strip() for name in names):
-            raise ConfigError(f"an action of env={spec.name} has an empty name, which cannot be scored: {list(names)}")
+        if self.scoring and not all(said):
+            raise ConfigError(f"an action of env={spec.name} has an empty name, which cannot be scored: {said}")
         self.candidates, self.n_actions = names, len(names)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from llmrl.core.errors import ConfigError
 from llmrl.core.processes import Processes
 from llmrl.core.records import Act
 from llmrl.core.spaces import EnvSpec
 from llmrl.language.network import LanguageActorCritic
 from llmrl.networks import categorical
+from llmrl.networks.memo import Memo
 
 Read = Callable[[Sequence[str]], tuple[torch.Tensor, torch.Tensor]]
 
@@ -22,33 +23,26 @@ Read = Callable[[Sequence[str]], tuple[torch.Tensor, torch.Tensor]]
 class LanguagePolicy(nn.Module):
     """Reads a text channel and acts by the scores of the actions' names; one network for all agents.
 
-    A text is read once in a rollout, however often it is met: the weights are the same.
+    A text is read once in a rollout, however often it is met (`Memoizing`).
 
     Args:
         spec: of the environment.
         network: the model.
-
-    Raises:
-        ConfigError: the environment has no such text channel.
     """
 
     recurrent = False
 
     def __init__(self, spec: EnvSpec, network: LanguageActorCritic) -> None:
         super().__init__()
-        channel = spec.observation.get(network.channel)
-        if channel is None or channel.dtype != "object":
-            texts = [name for name, each in spec.observation.items() if each.dtype == "object"]
-            raise ConfigError(
-                f"agent=llm_ppo reads texts, and env={spec.name} offers no text channel {network.channel!r}"
-                + (f", but {', '.join(texts)}: set agent.reads={texts[0]}" if texts else "; use env=babyai_text")
-            )
         self.network, self.n_agents = network, spec.n_agents
         self.channels: tuple[str, ...] = tuple(
             name for name in (network.channel, "action_mask") if name in spec.observation
         )
-        self._known: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._stream: torch.Generator | None = None
+        self._memo = Memo(self._read)
+
+    def unchanged(self) -> AbstractContextManager[None]:
+        """As `Memoizing`: a rollout, in which each text is read once."""
+        return self._memo.unchanged()
 
     def groups(self) -> list[tuple[nn.Module, slice]]:
         """One network plays all agents."""
@@ -67,11 +61,6 @@ class LanguagePolicy(nn.Module):
         greedy: bool = False,
     ) -> Act:
         """Sample actions [n_envs, n_agents] with their log-probabilities and values."""
-        # Another stream of random numbers is another rollout, before which the weights may have changed; what is known
-        # from before would be missing in a run that goes on from a checkpoint between the two.
-        if generator is not self._stream:
-            self.forget()
-            self._stream = generator
         logits, value = self._look(observation)
         action = logits.argmax(-1) if greedy else categorical.sample(logits, generator)
         log_prob, _ = categorical.log_prob_entropy(logits, action)
@@ -85,23 +74,18 @@ class LanguagePolicy(nn.Module):
     @torch.no_grad()
     def probabilities(self, prompts: Sequence[str]) -> torch.Tensor:
         """Of the actions after each prompt, [n, n_actions]."""
-        return shared(self.network.processes, list(prompts), self.network.read)[0].softmax(-1)
-
-    def forget(self) -> None:
-        """The weights have changed."""
-        self._known.clear()
+        return self._read(list(prompts))[0].softmax(-1)
 
     def _look(self, observation: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [n_envs, n_agents, n_actions] and values [n_envs, n_agents]."""
         prompts = np.asarray(observation[self.network.channel], dtype=object)
-        texts = [str(text) for text in prompts.ravel()]
-        if new := [text for text in dict.fromkeys(texts) if text not in self._known]:
-            logits, value = shared(self.network.processes, new, self.network.read)
-            self._known |= {text: (logits[i], value[i]) for i, text in enumerate(new)}
-        logits = torch.stack([self._known[text][0] for text in texts])
-        value = torch.stack([self._known[text][1] for text in texts])
+        logits, value = self._memo([str(text) for text in prompts.ravel()])
         logits, value = logits.reshape(*prompts.shape, -1), value.reshape(prompts.shape)
         return categorical.mask_logits(logits, observation.get("action_mask")), value
+
+    def _read(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [n, n_actions] and values [n] of different prompts."""
+        return shared(self.network.processes, prompts, self.network.read)
 
 
 def shared(processes: Processes, prompts: Sequence[str], read: Read) -> tuple[torch.Tensor, torch.Tensor]:

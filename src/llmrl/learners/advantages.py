@@ -5,6 +5,15 @@ from __future__ import annotations
 import torch
 
 
+def normalized(advantage: torch.Tensor, eps: float) -> torch.Tensor:
+    """Advantages [..., n] centred over the last axis and divided by their sample standard deviation (of n - 1) plus
+    `eps`; a single one stays as it is."""
+    if advantage.shape[-1] == 1:
+        return advantage
+    centred = advantage - advantage.mean(-1, keepdim=True)
+    return centred / (advantage.std(-1, keepdim=True) + eps)
+
+
 def generalized_advantages(
     reward: torch.Tensor,
     value: torch.Tensor,

@@ -26,6 +26,7 @@ class Episode:
         gains: steps in which each agent's base reward was positive, [n_agents].
         gain_times: sum of the indices (from 0) of these steps, [n_agents].
         game: index of the game.
+        start: steps of the game before it, since all games were last begun anew.
     """
 
     returns: np.ndarray
@@ -35,6 +36,7 @@ class Episode:
     gains: np.ndarray
     gain_times: np.ndarray
     game: int = 0
+    start: int = 0
 
 
 class Running:
@@ -131,7 +133,16 @@ class Running:
         values = sums[:, 4 * spec.n_agents :] / np.where(self._means, length[:, None], 1)
         return [
             Episode(
-                returns[i], base_returns[i], n, dict(zip(spec.metrics, row, strict=True)), gains[i], gain_times[i], g
+                returns=returns[i],
+                base_returns=base_returns[i],
+                length=n,
+                summaries=dict(zip(spec.metrics, row, strict=True)),
+                gains=gains[i],
+                gain_times=gain_times[i],
+                game=g,
+                start=start,
             )
-            for i, (n, row, g) in enumerate(zip(length.tolist(), values.tolist(), games.tolist(), strict=True))
+            for i, (n, row, g, start) in enumerate(
+                zip(length.tolist(), values.tolist(), games.tolist(), begun.tolist(), strict=True)
+            )
         ]

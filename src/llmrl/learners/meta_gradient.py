@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.objectives import Objective
 from llmrl.core.records import MetaSettings, Outcome
-from llmrl.core.spaces import Objective
 from llmrl.learners.outer import direct_derivative, step_credits
 from llmrl.learners.ppo import PPO
 from llmrl.learners.rollout import Rollout

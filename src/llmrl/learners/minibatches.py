@@ -7,8 +7,31 @@ from typing import Any
 
 import torch
 
+from llmrl.core.errors import ConfigError
+
 Batch = dict[str, Any]
 """Samples by name, each a tensor (of texts: `Texts`) [n, ...]."""
+
+
+def dealt(order: torch.Tensor, size: int | None, drop_last: bool) -> tuple[torch.Tensor, ...]:
+    """Cut orders of n samples, [..., n], into minibatches [..., size], the last of them smaller.
+
+    Args:
+        order: of the samples.
+        size: samples of a minibatch; None: all.
+        drop_last: leave the last out if it is smaller, as torch's `BatchSampler` does on request.
+
+    Raises:
+        ConfigError: nothing would be left.
+    """
+    n = order.shape[-1]
+    size = size or n
+    if drop_last and size > n:
+        raise ConfigError(
+            f"agent.ppo.drop_last leaves nothing to learn from: an update has {n} samples for a network, fewer than "
+            f"agent.ppo.minibatch_size={size}; play more games or steps, or take smaller minibatches"
+        )
+    return torch.split(order[..., : n - n % size] if drop_last else order, size, dim=-1)
 
 
 class Samples:
@@ -17,17 +40,21 @@ class Samples:
     Args:
         data: by name, each [n, ...].
         size: samples of a minibatch; None: all.
+        drop_last: leave the last minibatch of an epoch out if it is smaller.
     """
 
-    def __init__(self, data: Batch, size: int | None) -> None:
-        self.data = data
+    def __init__(self, data: Batch, size: int | None, drop_last: bool = False) -> None:
+        self.data, self.size, self.drop_last = data, size, drop_last
         self.n = data["action"].shape[0]
-        self.size = size or self.n
 
     def epoch(self, generator: torch.Generator) -> Iterator[Batch]:
-        """All samples, in a random order."""
+        """All samples (but those left out), in a random order.
+
+        Raises:
+            ConfigError: as `dealt`.
+        """
         order = torch.randperm(self.n, generator=generator, device=generator.device).to(self.data["action"].device)
-        for indices in torch.split(order, self.size):
+        for indices in dealt(order, self.size, self.drop_last):
             yield {name: x[indices] for name, x in self.data.items()}
 
 
@@ -35,8 +62,8 @@ class Sequences:
     """Minibatches of stretches of episodes, for networks that remember: nothing is remembered across an episode's end.
 
     A stretch begins with an episode, or with the rollout, then from what was remembered there. A minibatch is made of
-    whole stretches, one after another, and holds at least `size` samples (but the last): there is no padding that a
-    mean could count.
+    whole stretches, one after another, and holds at least `size` samples (but the last, which is never left out): there
+    is no padding that a mean could count.
 
     Args:
         data: by name, each [n, ...], with n = T * n_rows and time slowest.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from llmrl.core.records import MetaSettings, Outcome
-from llmrl.core.spaces import Objective
+from llmrl.core.objectives import Objective
+from llmrl.core.records import Array, MetaSettings, Outcome
 from llmrl.learners.advantages import generalized_advantages
 from llmrl.learners.rollout import Rollout
 
@@ -22,15 +22,15 @@ def step_credits(
     """For each rollout c_t, [T, n_envs] float64, such that grad E[sum_t c_t sum_agents log pi(a_t)] estimates the
     derivative of the objective by the policies (Williams 1992; Sutton et al. 2000).
 
-    c_t = (G_t - b_t) / episodes. For the objectives mean and sum G_t is what the objective gains from step t on, less
+    c_t = (G_t - b_t) / episodes. For an objective that is a sum over steps G_t is what it gains from step t on, less
     what the mechanism pays out; for the others it is the episode's whole welfare. b_t is the mean G of the other
     episodes at the same step of theirs, so it does not depend on the actions it is compared with, and the estimate is
     unbiased. Steps of episodes that did not finish count nothing, as in the objective.
     """
     ended = [rollout.terminated | rollout.truncated for rollout in rollouts]
-    if objective in ("mean", "sum"):
+    if objective.step is not None:
         returns = [
-            _to_go(rollout, end, objective, spending_cost, settings.gamma)
+            _to_go(rollout, end, objective.step, spending_cost, settings.gamma)
             for rollout, end in zip(rollouts, ended, strict=True)
         ]
     else:
@@ -40,7 +40,7 @@ def step_credits(
     place = _steps_since_start(end)
     baseline = torch.full_like(gain, settings.past_return)
     if settings.baseline == "others":
-        if objective in ("mean", "sum"):
+        if objective.step is not None:
             # An episode that pays evenly still has this much of its return ahead.
             baseline *= 1 - place / len(place)
         total, count = gain.new_zeros(len(place)), gain.new_zeros(len(place))
@@ -64,12 +64,11 @@ def direct_derivative(rollouts: Sequence[Rollout], spending_cost: float) -> torc
 
 
 def _to_go(
-    rollout: Rollout, ended: torch.Tensor, objective: Objective, spending_cost: float, gamma: float
+    rollout: Rollout, ended: torch.Tensor, step: Callable[[Array], Array], spending_cost: float, gamma: float
 ) -> torch.Tensor:
     """Discounted sum of the objective's payoffs from each step to the end of its episode, [T, n_envs] float64."""
     base, reward = rollout.base_reward.double(), rollout.reward.double()
-    payoff = base.mean(-1) if objective == "mean" else base.sum(-1)
-    payoff = payoff - spending_cost * (reward - base).sum(-1)
+    payoff = step(base) - spending_cost * (reward - base).sum(-1)
     nothing = torch.zeros_like(payoff)
     return generalized_advantages(payoff, nothing, nothing, ended, gamma, 1.0)
 

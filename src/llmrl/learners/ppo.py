@@ -17,7 +17,7 @@ from llmrl.core.errors import Diverged
 from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.protocols import Teacher
 from llmrl.core.records import State
-from llmrl.learners.advantages import generalized_advantages
+from llmrl.learners.advantages import generalized_advantages, normalized
 from llmrl.learners.losses import surrogate, value_error
 from llmrl.learners.minibatches import Batch, Samples, Sequences
 from llmrl.learners.rollout import Rollout
@@ -68,6 +68,10 @@ class PPOSettings:
     baseline: Literal["value", "none"] = "value"
     final_learning_rate: PositiveFloat | None = None
     decay_updates: PositiveInt = 1
+    normalize_over: Literal["minibatch", "rollout"] = "minibatch"
+    advantage_eps: PositiveFloat = 1e-8
+    drop_last: bool = False
+    clip_apart: bool = False
 
 
 class PPO:
@@ -98,6 +102,7 @@ class PPO:
         """A few epochs over one rollout; returns the mean of each loss and diagnostic over minibatches and networks.
 
         Raises:
+            ConfigError: `drop_last` with fewer samples than a minibatch holds.
             Diverged: a loss or a gradient is no number any more.
         """
         advantage, target = self.estimate(rollout)
@@ -145,7 +150,7 @@ class PPO:
         for (_, agents), updater in zip(self.policy.groups(), updaters, strict=True):
             data = self.samples(rollout, agents)
             data |= {
-                "advantage": advantage[:, :, agents].reshape(-1),
+                "advantage": self.over_rollout(advantage[:, :, agents].reshape(-1)),
                 "target": target[:, :, agents].reshape(-1),
             }
             data |= {name: x[:, :, agents].flatten(0, 2) for name, x in (advice or {}).items()}
@@ -158,6 +163,12 @@ class PPO:
         for name in [name for name in records[0] if name not in OWN]:
             metrics[name] = float(torch.stack([record[name] for record in records]).double().mean())
         return metrics if self.teacher is None else metrics | self.teacher.metrics()
+
+    def over_rollout(self, advantage: torch.Tensor) -> torch.Tensor:
+        """All advantages [..., n] that a network learns from in an update, normalised if that is done over all."""
+        s = self.settings
+        whole = s.normalize_advantage and s.normalize_over == "rollout"
+        return normalized(advantage, s.advantage_eps) if whole else advantage
 
     def report(self, means: Sequence[float], steps: int, unexplained: float) -> dict[str, float]:
         """An update's metrics.
@@ -197,7 +208,7 @@ class PPO:
     def _minibatches(self, rollout: Rollout, agents: slice, data: Batch) -> Samples | Sequences:
         size = self.settings.minibatch_size
         if not self.policy.recurrent:
-            return Samples(data, size)
+            return Samples(data, size, self.settings.drop_last)
         assert rollout.state is not None
         state = rollout.state[:, agents]
         first = rollout.first[:, :, None].expand(-1, -1, state.shape[1]).flatten(1)
@@ -211,9 +222,8 @@ class PPO:
         for epoch in epochs:
             for batch in epoch:
                 advantage = batch["advantage"]
-                if s.normalize_advantage and advantage.shape[-1] > 1:
-                    centred = advantage - advantage.mean(-1, keepdim=True)
-                    advantage = centred / (advantage.std(-1, keepdim=True) + 1e-8)
+                if s.normalize_advantage and s.normalize_over == "minibatch":
+                    advantage = normalized(advantage, s.advantage_eps)
                 records.append(updater.step({**batch, "weight": advantage}, lambda b: self._loss(updater, b)))
             if s.target_kl is not None and records[-1]["kl"] > s.target_kl:
                 break
@@ -223,7 +233,7 @@ class PPO:
         """The mean loss of samples [..., n] over the last axis, and its parts: policy, value, entropy, KL, fraction
         clipped, the teacher's.
 
-        `weight` is the advantage as the policy's loss weighs it, normalised in the minibatch if it is to be.
+        `weight` is the advantage as the policy's loss weighs it, normalised if it is to be.
         """
         s = self.settings
         logits, value = updater.forward(batch)
@@ -273,7 +283,8 @@ class PPO:
 
     def _new_updaters(self) -> list[InPlace]:
         s = self.settings
-        return [InPlace(network, s.learning_rate, s.adam_eps, s.max_grad_norm) for network, _ in self.policy.groups()]
+        adam = (s.learning_rate, s.adam_eps, s.max_grad_norm, s.clip_apart)
+        return [InPlace(network, *adam) for network, _ in self.policy.groups()]
 
 
 def unexplained_variance(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -102,7 +102,7 @@ class Replay:
         self._columns = {name: np.array(column) for name, column in state["columns"].items()}
         together = zlib.decompress(state["texts"].tobytes())
         ends = np.cumsum(state["lengths"], dtype=np.int64).tolist()
-        starts = [0, *ends[:-1]]
+        starts = [0, *ends][: len(ends)]
         self._texts = [together[a:b] for a, b in zip(starts, ends, strict=True)]
         self._places = {text: i for i, text in enumerate(self._texts)}
 

@@ -12,7 +12,7 @@ import torch
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.memory import need_memory
-from llmrl.core.protocols import ChannelsOnRequest, Policy, VecEnv, Witness
+from llmrl.core.protocols import ChannelsOnRequest, Policy, VecEnv, Witness, unchanged
 from llmrl.core.records import Act, Array, Observation, State, Step, on_host
 from llmrl.core.texts import Texts, TextTable
 from llmrl.learners.episodes import Episode, Running
@@ -78,7 +78,8 @@ class Collector:
     Where the environment keeps its numbers on a device, they stay there, and no step waits for it: what is decided
     while games go on is decided by what has ended, which the processor knows.
 
-    A policy that is a `Witness` is told of the starts of episodes and of every step.
+    A policy that is a `Witness` is told of the starts of episodes and of every step; one that is `Memoizing` is told
+    that it stays as it is for a rollout.
 
     Args:
         env, policy: what plays.
@@ -185,61 +186,66 @@ class Collector:
         features: torch.Tensor | None = None
         before: torch.Tensor | None = None
 
-        for t in range(n_steps):
-            waiting = self._ended
-            if restart and waiting.any():
-                self._before_reset(waiting)
-                self._observation = self.env.reset(mask=waiting)
-                self._fresh |= waiting
+        with unchanged(self.policy):
+            for t in range(n_steps):
+                waiting = self._ended
+                if restart and waiting.any():
+                    self._before_reset(waiting)
+                    self._observation = self.env.reset(mask=waiting)
+                    self._fresh |= waiting
+                    if self._witness is not None:
+                        self._witness.started(waiting)
+                    waiting = np.zeros_like(waiting)
+                if waiting.all():
+                    break
+                first[t] = self._fresh
+                if self._state is not None and self._fresh.any():
+                    self._state = torch.where(self._tensor(self._fresh)[:, None, None], 0, self._state)
+                if t == 0:
+                    before = self._state
+                self._fresh = np.zeros_like(self._fresh)
+                observation = self._to_tensors(self._observation, self.policy.channels)
+                act = self.policy.act(observation, self._state, generator, greedy)  # type: ignore[arg-type]
+                self._state = act.state
+                action[t] = act.action
+                if learn:
+                    assert act.log_prob is not None and act.value is not None
+                    log_prob[t], value[t] = act.log_prob, act.value
+                    if act.features is not None:
+                        if features is None:
+                            features = self._buffer("features", (*shape, act.features.shape[-1]), act.features.dtype)
+                        features[t] = act.features
+                    kept = {
+                        n: x for n, x in observation.items() if features is None or n in ("action_mask", *self._keep)
+                    }
+                    for name, x in (kept | self._to_tensors(self._observation, self._extra)).items():
+                        self._store(stored, name, t, n_steps, x)
+                step = self.env.step(self._for_env(act.action))
+                played += 1
+                self.last = (self._observation, act, step)
+                self._observation = step.observation
+                reward[t], base_reward[t], terminated[t] = step.reward, step.base_reward, step.terminated
+                if keep_exposure:
+                    assert step.exposure is not None
+                    exposure = self._zeros((*shape, step.exposure.shape[-1])) if exposure is None else exposure
+                    exposure[t] = step.exposure
+                truncated[t] = np.asarray(step.truncated) & ~np.asarray(step.terminated)
+                for i, name in enumerate(self.spec.metrics):
+                    info[i, t] = step.info[name]
+                ends[t] = (terminated[t] | truncated[t]) & ~waiting
+                self._ended = ends[t] | waiting
                 if self._witness is not None:
-                    self._witness.started(waiting)
-                waiting = np.zeros_like(waiting)
-            if waiting.all():
-                break
-            first[t] = self._fresh
-            if self._state is not None and self._fresh.any():
-                self._state = torch.where(self._tensor(self._fresh)[:, None, None], 0, self._state)
-            if t == 0:
-                before = self._state
-            self._fresh = np.zeros_like(self._fresh)
-            observation = self._to_tensors(self._observation, self.policy.channels)
-            act = self.policy.act(observation, self._state, generator, greedy)  # type: ignore[arg-type]
-            self._state = act.state
-            action[t] = act.action
-            if learn:
-                assert act.log_prob is not None and act.value is not None
-                log_prob[t], value[t] = act.log_prob, act.value
-                if act.features is not None:
-                    if features is None:
-                        features = self._buffer("features", (*shape, act.features.shape[-1]), act.features.dtype)
-                    features[t] = act.features
-                kept = {n: x for n, x in observation.items() if features is None or n in ("action_mask", *self._keep)}
-                for name, x in (kept | self._to_tensors(self._observation, self._extra)).items():
-                    self._store(stored, name, t, n_steps, x)
-            step = self.env.step(self._for_env(act.action))
-            played += 1
-            self.last = (self._observation, act, step)
-            self._observation = step.observation
-            reward[t], base_reward[t], terminated[t] = step.reward, step.base_reward, step.terminated
-            if keep_exposure:
-                assert step.exposure is not None
-                exposure = self._zeros((*shape, step.exposure.shape[-1])) if exposure is None else exposure
-                exposure[t] = step.exposure
-            truncated[t] = np.asarray(step.truncated) & ~np.asarray(step.terminated)
-            for i, name in enumerate(self.spec.metrics):
-                info[i, t] = step.info[name]
-            ends[t] = (terminated[t] | truncated[t]) & ~waiting
-            self._ended = ends[t] | waiting
-            if self._witness is not None:
-                self._witness.happened(step, self._ended)
-            if learn:
-                next_value[t] = 0.0
-                # Only states the next step does not look at need a forward pass of their own.
-                if truncated[t].any() or t == n_steps - 1:
-                    after = self.policy.values(self._to_tensors(step.observation, self.policy.channels), self._state)
-                    next_value[t] = torch.where(self._tensor(terminated[t])[:, None], 0.0, after)
-            if on_step is not None:
-                on_step()
+                    self._witness.happened(step, self._ended)
+                if learn:
+                    next_value[t] = 0.0
+                    # Only states the next step does not look at need a forward pass of their own.
+                    if truncated[t].any() or t == n_steps - 1:
+                        after = self.policy.values(
+                            self._to_tensors(step.observation, self.policy.channels), self._state
+                        )
+                        next_value[t] = torch.where(self._tensor(terminated[t])[:, None], 0.0, after)
+                if on_step is not None:
+                    on_step()
 
         reward, base_reward, info = reward[:played], base_reward[:played], info[:, :played]
         episodes = self._running.add(reward, base_reward, info, ends[:played], self._ended)

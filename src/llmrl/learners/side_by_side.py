@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
 
-from llmrl.core.protocols import Policy
+from llmrl.core.protocols import Policy, unchanged
 from llmrl.core.records import Act
 from llmrl.learners.rollout import Rollout
 from llmrl.networks.stacked_policies import StackedPolicies, stackable_policies
@@ -20,8 +21,8 @@ class SideBySide:
     same games, `VecEnv.reset`), so that what differs between them is what they were given to compare: common random
     numbers.
 
-    Networks of one shape are computed in one batch, to float tolerance, with the weights they had at the last
-    `restack`.
+    Networks of one shape are computed in one batch, to float tolerance; their weights are put together once in a span
+    of `unchanged` (`Memoizing`), and at every call outside of one.
 
     Args:
         policies: one a group.
@@ -33,11 +34,23 @@ class SideBySide:
         self.channels = policies[0].channels
         self._stackable = stackable_policies(policies)
         self._stacked: StackedPolicies | None = None
+        self._held = False  # inside of `unchanged`
+        self._current = False  # the stacked weights are those that the policies have in it
 
-    def restack(self) -> None:
-        """Play with the weights that the policies have now; to be called after they changed."""
-        if self._stacked is not None:
-            self._stacked.read()
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """As `Memoizing`: all policies stay as they are."""
+        with ExitStack() as spans:
+            for policy in self.policies:
+                spans.enter_context(unchanged(policy))
+            if self._held:
+                yield
+                return
+            self._held, self._current = True, False
+            try:
+                yield
+            finally:
+                self._held = False
 
     def act(
         self,
@@ -74,6 +87,9 @@ class SideBySide:
         if self._stackable and self._stacked is None:
             self._stacked = StackedPolicies(self.policies, self.games, observation)  # type: ignore[arg-type]
             self._stackable = self._stacked.pays
+        elif self._stacked is not None and not (self._held and self._current):
+            self._stacked.read()
+        self._current = self._held
         return self._stacked if self._stackable else None
 
     def _own(self, observation: dict[str, torch.Tensor], i: int) -> dict[str, torch.Tensor]:

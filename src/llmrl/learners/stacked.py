@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from llmrl.learners.minibatches import Batch
+from llmrl.learners.minibatches import Batch, dealt
 from llmrl.learners.updaters import InPlace, Loss, Record
 from llmrl.networks.stacked import StackedNetwork
 
@@ -25,7 +25,9 @@ class Stacked:
 
     def __init__(self, stack: StackedNetwork) -> None:
         self.stack = stack
-        self.parameters = [p for p, _ in stack.parameters if p.requires_grad]
+        named = {name: p for name, p in stack.network.named_parameters() if p.requires_grad}
+        self._named = named
+        self.parameters = list(named.values())
         self._members = [members for p, members in stack.parameters if p.requires_grad]
         self._ordinary: Sequence[InPlace] = ()
 
@@ -54,13 +56,21 @@ class Stacked:
         value, record = loss(batch)
         self.optimizer.zero_grad()
         value.sum().backward()  # type: ignore[no-untyped-call]
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norms = []
+        for part in self._ordinary[0].parts:
+            gradients = [g for name in part if (g := self._named[name].grad) is not None]
+            if gradients:
+                norms.append(self._clip(gradients))
+        self.optimizer.step()
+        return record | {"grad_norm": torch.linalg.vector_norm(torch.stack(norms), dim=0)}
+
+    def _clip(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Scale each network's gradients down together; returns the norms before, [k]."""
         norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients])
-        norm = torch.linalg.vector_norm(norms, dim=0)
+        norm: torch.Tensor = torch.linalg.vector_norm(norms, dim=0)
         scale = (self._ordinary[0].max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(gradients, [scale.view(-1, *[1] * (g.dim() - 1)) for g in gradients])
-        self.optimizer.step()
-        return record | {"grad_norm": norm}
+        return norm
 
     @torch.no_grad()
     def write_back(self) -> None:
@@ -97,18 +107,26 @@ class Dealt:
         where: which of them are each network's own, [k, n] int64.
         orders: of each network's own, [k, epochs, n] int64: a permutation an epoch.
         size: samples of a minibatch and network; None: all.
+        drop_last: leave the last minibatch of an epoch out if it is smaller.
     """
 
-    def __init__(self, data: Batch, where: torch.Tensor, orders: torch.Tensor, size: int | None) -> None:
+    def __init__(
+        self, data: Batch, where: torch.Tensor, orders: torch.Tensor, size: int | None, drop_last: bool = False
+    ) -> None:
         self.data, self.where, self.orders = data, where, orders
-        self.size = size or where.shape[1]
+        self.size, self.drop_last = size, drop_last
 
     def epochs(self) -> Iterator[Iterator[Batch]]:
+        """The minibatches of each epoch.
+
+        Raises:
+            ConfigError: as `dealt`.
+        """
         for order in self.orders.unbind(1):
             yield self._epoch(self.where.gather(1, order))
 
     def _epoch(self, order: torch.Tensor) -> Iterator[Batch]:
-        for chosen in torch.split(order, self.size, dim=1):
+        for chosen in dealt(order, self.size, self.drop_last):
             yield {name: x[chosen] for name, x in self.data.items()}
 
 
@@ -117,4 +135,4 @@ def _place(updater: InPlace) -> list[object]:
     [group] = updater.optimizer.param_groups
     states = [updater.optimizer.state.get(p) for p in updater.parameters]
     steps = [float(state["step"]) if state else None for state in states]
-    return [updater.max_grad_norm, group["lr"], group["eps"], group["betas"], steps]
+    return [updater.max_grad_norm, updater.parts, group["lr"], group["eps"], group["betas"], steps]

@@ -52,7 +52,7 @@ class Together:
             generators: of each agent's minibatches; one object each, though they may stand at the same number.
 
         Raises:
-            Diverged: as `PPO.update`.
+            ConfigError, Diverged: as `PPO.update`.
         """
         if self._learners is not None:
             networks = [network for ppo in self._learners for network, _ in ppo.policy.groups()]
@@ -81,8 +81,10 @@ class Together:
         first, k = learners[0], len(learners)
         advantage, target = first.estimate(rollout)
         data = first.samples(rollout, slice(None))
-        data |= {"advantage": advantage.flatten(), "target": target.flatten()}
         where = owned(rollout.reward.shape, k, len(first.updaters)).to(advantage.device)
+        weight = torch.empty_like(advantage).flatten()
+        weight[where] = first.over_rollout(advantage.flatten()[where])
+        data |= {"advantage": weight, "target": target.flatten()}
         orders = torch.stack([self._orders(first, generator, where.shape[1]) for generator in generators])
         orders = orders.flatten(0, 1).to(where.device)
         updaters = [updater for ppo in learners for updater in ppo.updaters]
@@ -90,7 +92,8 @@ class Together:
         for part in parts:
             stacked = self._stack(learners, part)
             stacked.read(updaters[part])
-            dealt = Dealt(data, where[part], orders[part], first.settings.minibatch_size)
+            settings = first.settings
+            dealt = Dealt(data, where[part], orders[part], settings.minibatch_size, settings.drop_last)
             records.append(first.epochs(stacked, dealt.epochs()))
             stacked.write_back()
         means = _means(records).view(len(OWN), k, -1).mean(2)

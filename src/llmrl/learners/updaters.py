@@ -57,14 +57,23 @@ class InPlace:
         network: what is trained; parameters that require no gradient stay as they are.
         learning_rate, eps: of Adam.
         max_grad_norm: the gradient of all parameters together is scaled down to this norm.
+        clip_apart: the gradient of what `critic` names is scaled down by itself, and that of all else, too.
 
     Attributes:
         divided: whether processes have divided the parameters among them.
+        parts: names of the parameters whose gradients are scaled down together.
     """
 
-    def __init__(self, network: nn.Module, learning_rate: float, eps: float, max_grad_norm: float) -> None:
+    def __init__(
+        self, network: nn.Module, learning_rate: float, eps: float, max_grad_norm: float, clip_apart: bool = False
+    ) -> None:
         self.network, self.max_grad_norm = network, max_grad_norm
-        self.parameters = [p for p in network.parameters() if p.requires_grad]
+        named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        self.parameters = list(named.values())
+        critic = [name for name in named if clip_apart and name.startswith("critic.")]
+        parts = (critic, [name for name in named if name not in critic])
+        self.parts = [part for part in parts if part]
+        self._clipped = [[named[name] for name in part] for part in self.parts]
         self.divided = any_divided(self.parameters)
         # Fused: one kernel for all parameters instead of several for each.
         self.optimizer = torch.optim.Adam(groups(self.parameters), lr=learning_rate, eps=eps, fused=True)
@@ -123,14 +132,16 @@ class InPlace:
         return [places[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
 
     def _descend(self) -> torch.Tensor:
+        norms = [self._clip(part) for part in self._clipped if any(p.grad is not None for p in part)]
+        self.optimizer.step()
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return norm
+
+    def _clip(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
         if self.divided:
             assert isinstance(self.network, InPieces)
-            norm = clip_gradients(self.parameters, self.max_grad_norm, self.network.processes)
-            self.optimizer.step()
-            return norm
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
-        self.optimizer.step()
-        return norm.detach()
+            return clip_gradients(parameters, self.max_grad_norm, self.network.processes)
+        return nn.utils.clip_grad_norm_(parameters, self.max_grad_norm).detach()
 
 
 class Differentiable:
@@ -170,12 +181,18 @@ class Differentiable:
         value, record = loss(batch)
         found = torch.autograd.grad(value, list(self.weights.values()), create_graph=True, allow_unused=True)
         gradients = {name: g for name, g in zip(self.weights, found, strict=True) if g is not None}
-        clipped, norm = clip_by_norm(gradients, self.ordinary.max_grad_norm)
-        for name, gradient in clipped.items():
-            self.weights[name], self.moments[name] = adam_step(
-                self.weights[name], gradient, self.moments[name], group["lr"], group["eps"], group["betas"]
-            )
-        return record | {"grad_norm": norm.detach()}
+        norms = []
+        for part in self.ordinary.parts:
+            own = {name: gradients[name] for name in part if name in gradients}
+            if not own:
+                continue
+            clipped, norm = clip_by_norm(own, self.ordinary.max_grad_norm)
+            norms.append(norm.detach())
+            for name, gradient in clipped.items():
+                self.weights[name], self.moments[name] = adam_step(
+                    self.weights[name], gradient, self.moments[name], group["lr"], group["eps"], group["betas"]
+                )
+        return record | {"grad_norm": torch.linalg.vector_norm(torch.stack(norms))}
 
     @torch.no_grad()
     def write_back(self) -> None:

@@ -15,14 +15,17 @@ from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.loops.episodes import (
     Evaluations,
+    Played,
     Plays,
     PlaysControllers,
     curve_summary,
     evaluation_metrics,
     evaluation_seeds,
 )
+from llmrl.run.content import RESULT_EPISODES
 
 if TYPE_CHECKING:
+    from llmrl.run.metrics import Kind
     from llmrl.run.run import Run
 
 EpisodeOver = Callable[[float, int], bool]
@@ -67,6 +70,7 @@ class BaselineLoop:
         seeds: root of the loop's random numbers.
         iterations, candidates, episodes: the budget is their product; a block is `candidates` x `episodes`.
         episode_seeds, warmup, warmup_episodes, warmup_draw, extra_rollout: of searches only.
+        race, race_rounds: nothing, as there is one policy and nothing to choose from.
         evaluate_every: blocks between evaluations; 0: only at the end.
         evaluate_episodes: episodes of an evaluation.
         cores: processes that these are played in, where the game has no batched engine and the policy can go there.
@@ -88,6 +92,8 @@ class BaselineLoop:
         warmup_episodes: PositiveInt | None = None,
         warmup_draw: str = "uniform",
         extra_rollout: bool = False,
+        race: NonNegativeInt = 0,
+        race_rounds: PositiveInt = 1,
         evaluate_every: NonNegativeInt = 0,
         evaluate_episodes: PositiveInt = 100,
         cores: int | None = None,
@@ -139,17 +145,19 @@ class BaselineLoop:
             final = self._measure(plays)
         finally:
             plays.close()
-        run.metrics.log(self.blocks, final, env_steps=self.env_steps)
+        metrics = evaluation_metrics(final)
+        self._row(run, "evaluation", metrics)
         run.summary = {
-            **{name.removeprefix("search/"): value for name, value in final.items()},
-            "best_return": max(self.returns),
+            **{name.removeprefix("search/"): value for name, value in metrics.items()},
+            "highest_return": max(self.returns),
             **curve_summary(self.returns),
             "episodes": self.blocks * self.block,
             "env_steps": self.env_steps,
+            RESULT_EPISODES: final.returns.tolist(),
         }
-        return final["search/incumbent_return"]
+        return metrics["search/incumbent_return"]
 
-    def _train(self, run: Run, measure: Callable[[], dict[str, float]]) -> None:
+    def _train(self, run: Run, measure: Callable[[], Played]) -> None:
         # Where a run that is stopped goes on from: the very beginning.
         beginning = {**self._state(), **run.mark()}
         returns: list[float] = []
@@ -171,24 +179,26 @@ class BaselineLoop:
             assert isinstance(self.env, MadeByGymnasium)
             self.agent.fit(self.env.single, over, self.blocks * self.block)
 
-    def _log(self, run: Run, returns: list[float], lengths: list[int], measure: Callable[[], dict[str, float]]) -> None:
+    def _log(self, run: Run, returns: list[float], lengths: list[int], measure: Callable[[], Played]) -> None:
         self.returns.append(float(np.mean(returns)))
         metrics = {
             "search/return": self.returns[-1],
-            "search/best_return": max(self.returns),
+            "search/highest_return": max(self.returns),
             "search/length": float(np.mean(lengths)),
-            "search/episodes": float(len(self.returns) * self.block),
         }
-        done = len(self.returns)
-        if self.evaluations.due(done):
-            metrics |= measure()
-        run.metrics.log(done, metrics, env_steps=self.env_steps)
+        self._row(run, "episode", metrics)
+        if self.evaluations.due(len(self.returns)):
+            self._row(run, "evaluation", evaluation_metrics(measure()))
         returns.clear()
         lengths.clear()
 
-    def _measure(self, plays: Plays) -> dict[str, float]:
+    def _row(self, run: Run, kind: Kind, metrics: dict[str, float]) -> None:
+        episodes = len(self.returns) * self.block
+        run.metrics.log(kind, "episodes", metrics, episodes=episodes, env_steps=self.env_steps)
+
+    def _measure(self, plays: Plays) -> Played:
         seeds = evaluation_seeds(self.seeds, self.evaluations.episodes)
-        return evaluation_metrics(plays.evaluate(self.agent.controller, np.zeros((1, 0)), seeds))
+        return plays.evaluate(self.agent.controller, np.zeros((1, 0)), seeds)
 
     def _state(self) -> State:
         assert isinstance(self.agent, Agent)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
+from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Agent, VecEnv
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import Objective
 from llmrl.learners.cloning import Cloning
 from llmrl.learners.rollout import Collector, Episode
 from llmrl.loops.outcomes import episode_row, write_results
@@ -19,6 +19,7 @@ from llmrl.loops.welfare import episode_welfare, summarize, summarize_welfare
 from llmrl.run.content import RESULT_EPISODES
 
 if TYPE_CHECKING:
+    from llmrl.run.metrics import Kind
     from llmrl.run.run import Run
 
 
@@ -96,8 +97,7 @@ class CloneLoop:
                 self.recent.append(self.cloning.update(self.updates))
                 self.updates += 1
                 progress.update(self.updates)
-                if metrics := self._due():
-                    run.metrics.log(self.updates, metrics, env_steps=self._samples())
+                self._log(run)
                 run.safe_point(self.updates, self.state_dict)
         run.checkpoint(self.updates, self.state_dict())
         episodes = self.evaluate()
@@ -105,10 +105,10 @@ class CloneLoop:
         rows = [episode_row(episode, self.objective, self.spending_cost) for episode in episodes]
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
         write_results(run.folder, rows, learned=True, about=about)
-        run.metrics.log(self.updates, final, env_steps=self._samples())
+        self._row(run, "evaluation", final)
         run.summary = {
             "updates": self.updates,
-            "env_steps": self._samples(),
+            "samples": self._samples(),
             **final,
             RESULT_EPISODES: [[row["objective"] for row in rows]],
         }
@@ -122,7 +122,7 @@ class CloneLoop:
         """What episodes of an evaluation say, means over them."""
         return {
             **summarize(episodes, "evaluation"),
-            **summarize_welfare(episodes),
+            **summarize_welfare(episodes, self.objective),
             "evaluation/objective": float(episode_welfare(episodes, self.objective, self.spending_cost).mean()),
         }
 
@@ -130,27 +130,31 @@ class CloneLoop:
         """Everything a resumed run needs to go on exactly; the games begin anew for every evaluation."""
         return {"agents": [self.agent.state_dict()], "recent": list(self.recent)}
 
-    def _due(self) -> dict[str, float]:
-        """What is to be logged after the newest update; empty where it is not the time."""
-        metrics: dict[str, float] = {}
+    def _log(self, run: Run) -> None:
+        """What is to be logged after the newest update, where it is the time."""
         if self.updates % self.log_every == 0 or self.updates == self.cloning.updates:
             names = self.recent[0]
             metrics = {f"clone/{name}": sum(r[name] for r in self.recent) / len(self.recent) for name in names}
             metrics["clone/epoch"] = self.updates / self.cloning.updates_per_epoch
             self.recent = []
+            self._row(run, "update", metrics)
+        measured: dict[str, float] = {}
         going_on = self.updates < self.cloning.updates
         if going_on and self.measure_every and self.updates % self.measure_every == 0:
-            metrics |= self._held_out()
+            measured |= self._held_out()
         if going_on and self.evaluate_every and self.updates % self.evaluate_every == 0:
-            metrics |= self.judge(self.evaluate())
-        return metrics
+            measured |= self.judge(self.evaluate())
+        if measured:
+            self._row(run, "evaluation", measured)
+
+    def _row(self, run: Run, kind: Kind, metrics: dict[str, float]) -> None:
+        run.metrics.log(kind, "updates", metrics, updates=self.updates, samples=self._samples())
 
     def _held_out(self) -> dict[str, float]:
         return {f"held_out/{name}": x for name, x in self.cloning.measure().items()}
 
     def _samples(self) -> int:
-        """Steps it was shown so far, each counted as often as it was: what curves have on the axis where other agents
-        have the steps that they played."""
+        """Steps it was shown so far, each counted as often as it was."""
         c = self.cloning
         epochs, updates = divmod(self.updates, c.updates_per_epoch)
         return epochs * c.learnt + min(updates * c.settings.batch_size, c.learnt)

@@ -1,9 +1,9 @@
-"""Mechanism design: propose, let the society adapt, score it, tell."""
+"""Mechanism design: propose, let the society adapt, score it, tell, and measure the best few again."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -11,12 +11,14 @@ import numpy as np
 from llmrl.core.errors import ConfigError
 from llmrl.core.gradients import GradientProposer, MetaLearner
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
+from llmrl.core.objectives import Objective
+from llmrl.core.pooling import Pool
 from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, Teacher, VecEnv
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import Objective
 from llmrl.learners.rollout import Collector, Episode, Rollout
 from llmrl.loops.differentiating import differentiable_agent
+from llmrl.loops.naming import Naming
 from llmrl.loops.scoring import Score, proposal_metrics, score
 from llmrl.loops.societies import Societies
 from llmrl.loops.welfare import summarize
@@ -39,6 +41,10 @@ class DesignLoop:
     Several vectors of a step are compared in parallel: each governs an equal share of the games and a society of its
     own, and all societies start from the same weights and draw the same random numbers. A vector may govern several
     societies that differ in these, and is judged by their mean (`Societies`).
+
+    What is known of a vector in a context is the mean over all its measurements (`Pool`). The best of these is the best
+    by luck as well, so on request the best few of each context are measured again, by societies and in games that no
+    step has seen, before one is named (`Naming`). The agents are then again what the last step made them.
 
     A principal that learns from gradients gets one through the agents' updates of the step. The graph of such a step
     cannot be saved, so a run that is killed within it begins the step anew, with the same numbers.
@@ -63,6 +69,9 @@ class DesignLoop:
         teacher: the agents', whose channels rollouts hold too; None if there is none.
         societies: that each vector governs.
         society_seeds: `own`: each society has a seed tree of its own; `consecutive`: that of the run `s` seeds on.
+        race: the best so many vectors of each context are measured again after the last step; 0: the best by what the
+            steps measured is named.
+        race_rounds: at most so many times; as often the winner is measured then, which is what is reported of it.
 
     Raises:
         ConfigError: parts that cannot work together.
@@ -86,6 +95,8 @@ class DesignLoop:
         teacher: Teacher | None = None,
         societies: PositiveInt = 1,
         society_seeds: Literal["own", "consecutive"] = "own",
+        race: NonNegativeInt = 0,
+        race_rounds: PositiveInt = 2,
     ) -> None:
         if env.spec.horizon is None:
             raise ConfigError(
@@ -108,6 +119,12 @@ class DesignLoop:
                 f"design.societies={societies}: {type(principal).__name__} (principal=metagrad) differentiates the "
                 "learning of one society; set design.societies=1, or choose another principal"
             )
+        if race and not reset_agents:
+            raise ConfigError(
+                f"design.race={race} measures proposals again on societies that start anew, and with "
+                "design.reset_agents=false none does: what a proposal did depended on those before it; set "
+                "design.reset_agents=true or design.race=0"
+            )
         self.env, self.agents, self.principal, self.seeds = env, agents, principal, seeds
         self.horizon, self.candidates = env.spec.horizon, candidates
         self.steps, self.adapt_rounds, self.reset_agents = steps, adapt_rounds, reset_agents
@@ -125,24 +142,51 @@ class DesignLoop:
         self.vectors: np.ndarray | None = None  # [candidates, d]
         self.adapting: dict[str, float] = {}
         self.history: list[dict[str, Any]] = []
+        self.pool = Pool()  # of what the history says
+        self.contestants, self.race_rounds = race, race_rounds
+        self.naming: Naming | None = None
+        self.agents_before: list[State] = []  # as the last step left them, while others are measured again
         self._anchor: tuple[int, State] | None = None  # where a step with a graph would begin anew
 
     @property
     def env_steps(self) -> int:
-        """Environment steps of the whole run, summed over games."""
-        return self._env_steps_at(self.steps, 0)
+        """Most environment steps of the whole run, summed over games."""
+        return self._env_steps_at(self.steps + self._most_heats, 0)
+
+    @property
+    def _most_heats(self) -> int:
+        """Trials after the last step, each as long as a step, if nobody is dropped."""
+        heats = self.race_rounds * (-(-self.contestants // self.candidates) + 1)
+        return heats * max(len(self.env.spec.contexts), 1) if self.contestants else 0
+
+    @property
+    def _trials(self) -> int:
+        """Steps and heats that are over."""
+        return self.step + (0 if self.naming is None else self.naming.heats)
 
     def plan(self) -> list[tuple[str, str]]:
         several = "" if self.candidates == 1 else f" of {self.candidates:,} proposals each"
         games, n = self.societies.games, self.societies.several
+        cost = f" - {self.spending_cost:g} x spending" if self.spending_cost else ""
         whose, each = ("a proposal", "") if n == 1 else ("a society", f", {n:,} societies a proposal")
         return [
             ("  principal steps", f"{self.steps:,}{several}{each}"),
             ("  adaptation", f"{self.adapt_rounds:,} rounds x {games} games {whose}, one update each"),
             ("  validation", f"{self.validate_rounds * games:,} episodes {whose}"),
-            ("  objective", self.objective + (f" - {self.spending_cost:g} x spending" if self.spending_cost else "")),
-            ("environment steps", f"{self.env_steps:,}"),
+            ("  objective", self.objective.name + cost),
+            ("  best proposal", self._told_of_race()),
+            ("environment steps", f"{'at most ' if self.contestants else ''}{self.env_steps:,}"),
         ]
+
+    def _told_of_race(self) -> str:
+        """How it is named, in words for a plan."""
+        if not self.contestants:
+            return "named by what the steps measured, not measured again (design.race=0)"
+        where = " of each context" if self.env.spec.contexts else ""
+        return (
+            f"the best {self.contestants:,}{where} measured again, at most {self.race_rounds:,} times, then the winner "
+            f"{self.race_rounds:,} times: at most {self._most_heats:,} trials as long as a step"
+        )
 
     def estimate(self) -> CallEstimate | None:
         if not isinstance(self.principal, Estimating):
@@ -152,22 +196,31 @@ class DesignLoop:
     def run(self, run: Run) -> float:
         """Returns the objective averaged over the proposals of the last fifth of the principal steps."""
         self._restore(run)
-        with run.progress(self.env_steps, "steps", "design", self._env_steps_at(self.step, self.round)) as progress:
+        with run.progress(self.env_steps, "steps", "design", self._env_steps_at(self._trials, self.round)) as progress:
             while self.step < self.steps:
                 self._principal_step(run, progress)
+            # Where there was nothing to choose from, luck has helped nobody.
+            if self.contestants and any(len(self.pool.ranked(c)) > 1 for c in self.pool.contexts):
+                self._name(run, progress)
         run.checkpoint(*self._resumable())
         values = [row["objective"] for row in self.history]
         last = max(1, self.steps // 5) * self.candidates
         final = float(np.mean(values[-last:]))
         played = [np.array_split(row["values"], self.societies.several) for row in self.history[-last:]]
-        best = self.history[int(np.argmax(values))]
+        best = self._best()
         run.summary = {
             "final_objective": final,
-            "best_objective": best["objective"],
+            "best_objective": best[0]["objective"],
+            "best_standard_error": best[0]["standard_error"],
+            "best_measured_again": self.naming is not None and self.naming.over,
+            "highest_objective": max(values),
             "principal_steps": self.step,
             "proposals": len(self.history),
-            "env_steps": self.env_steps,
-            "best": best,
+            "env_steps": self._env_steps_at(self._trials, 0),
+            "race_env_steps": self._env_steps_at(self._trials - self.step, 0),
+            "best": best[0],
+            "best_of_contexts": best if self.env.spec.contexts else [],
+            "race": [] if self.naming is None else self.naming.rows(self._row),
             "history": self.history,
             RESULT_EPISODES: [np.concatenate(society).tolist() for society in zip(*played, strict=True)],
         }
@@ -183,30 +236,62 @@ class DesignLoop:
                 self.societies.reset()
         if self.differentiable:
             self._anchor = (self._iteration(), copy.deepcopy({**self.state_dict(), **run.mark()}))
+        scores = self._try(run, progress, context)
+        self._tell(run, scores)
+        self.step, self.round, self.vectors, self._anchor = self.step + 1, 0, None, None
+        run.safe_point(*self._resumable_later())
+
+    def _name(self, run: Run, progress: Progress) -> None:
+        """Measure the best few of each context again, and the winners once more."""
+        if self.naming is None:
+            first = {c: [e.vector for e in self.pool.ranked(c)[: self.contestants]] for c in self.pool.contexts}
+            self.naming = Naming(first, self.candidates, self.race_rounds)
+            self.agents_before = [copy.deepcopy(agent.state_dict()) for agent in self.agents]
+        while (heat := self.naming.next) is not None:
+            if self.vectors is None:
+                self.vectors = heat.vectors
+                self.societies.reset()
+            index = None if heat.context is None else self.env.spec.contexts.index(str(heat.context))
+            scores = self._try(run, progress, index)
+            metrics = self.naming.tell(scores)
+            self.round, self.vectors = 0, None
+            if metrics:
+                steps = self._env_steps_at(self._trials, 0)
+                run.metrics.log("race", "env_steps", metrics, principal_steps=self.step, env_steps=steps)
+            run.safe_point(*self._resumable_later())
+        for agent, state in zip(self.agents, self.agents_before, strict=True):
+            agent.load_state_dict(state)
+
+    def _try(self, run: Run, progress: Progress, context: int | None) -> list[Score]:
+        """Let societies adapt to the vectors, and score these."""
+        assert self.vectors is not None
         self.env.set_mechanism(self.societies.imposed(self.vectors))
         if context is not None:
             self.env.set_context(context)
         learner: MetaLearner | None = None
-        if self.differentiable:
-            assert isinstance(self.principal, GradientProposer)
+        if self._graph:
+            assert self.differentiable and isinstance(self.principal, GradientProposer)
             learner = self.differentiable.meta_learner(self.vectors[0], self.principal.meta_settings)
         while self.round < self.adapt_rounds:
             learns = self.agents[0].learns
             rollout = self._play(run, "adapt", self.round, learns, progress)
             losses = self._update(learner, rollout)
-            self._log_round(run, rollout, losses if learns else [])
+            if self.naming is None:
+                self._log_round(run, rollout, losses if learns else [])
             self.round += 1
             run.safe_point(*self._resumable_later())
-        keep = self.differentiable is not None
-        rollouts = [self._play(run, "validate", i, keep, progress) for i in range(self.validate_rounds)]
+        rollouts = [self._play(run, "validate", i, self._graph, progress) for i in range(self.validate_rounds)]
         scores = self._score(context, rollouts)
         if learner is not None:
             scores[0].outcome.gradient = learner.gradient(
                 rollouts, self.objective, self.spending_cost, scores[0].outcome
             )
-        self._tell(run, scores)
-        self.step, self.round, self.vectors, self._anchor = self.step + 1, 0, None, None
-        run.safe_point(*self._resumable_later())
+        return scores
+
+    @property
+    def _graph(self) -> bool:
+        """Whether the graph of a trial is kept, for a gradient that the principal is told."""
+        return self.differentiable is not None and self.naming is None
 
     def _play(self, run: Run, phase: str, index: int, learn: bool, progress: Progress) -> Rollout:
         """One episode in every game; changes nothing that a checkpoint holds."""
@@ -217,9 +302,8 @@ class DesignLoop:
 
         seeds = self._seeds(phase, index)
         games = self.env.spec.n_envs
-        self.societies.about_to_play()
         self.collector.reset(self.societies.game_seeds(seeds))
-        exposed = self.differentiable is not None
+        exposed = self._graph
         generators = self.societies.generators(seeds)
         rollout = self.collector.collect(self.horizon, generators, learn, on_step, keep_exposure=exposed)
         # A gradient looks at all validation rounds together.
@@ -236,7 +320,7 @@ class DesignLoop:
         assert self.vectors is not None
         n = self.societies.several
         return [
-            score(vector, own, self.env.spec, context, self.objective, self.spending_cost, n)
+            score(vector, own, self.env.spec, context, self.objective, self.spending_cost, n, f"step {self.step}")
             for vector, own in zip(self.vectors, self.societies.under(rollouts), strict=True)
         ]
 
@@ -252,21 +336,55 @@ class DesignLoop:
         metrics |= {f"adapt/{name}": x for name, x in self.adapting.items()}
         for i, each in enumerate(scores):
             outcome = each.outcome
-            self.history.append(
-                {
-                    "step": self.step + 1,
-                    "candidate": i,
-                    "objective": outcome.value,
-                    "standard_error": outcome.standard_error,
-                    "values": outcome.values.tolist(),
-                    **({"societies": each.societies} if len(each.societies) > 1 else {}),
-                    "mechanism": dict(zip(mechanism.names, outcome.vector.tolist(), strict=True)),
-                    "context": None if outcome.context is None else spec.contexts[outcome.context],
-                }
-            )
-        metrics["principal/best_objective"] = max(row["objective"] for row in self.history)
-        metrics["principal/proposals"] = float(len(self.history))
-        run.metrics.log(self.step + 1, metrics, env_steps=self._env_steps_at(self.step + 1, 0))
+            row = {
+                "step": self.step + 1,
+                "candidate": i,
+                "objective": outcome.value,
+                "standard_error": outcome.standard_error,
+                "values": outcome.values.tolist(),
+                **({"societies": each.societies} if len(each.societies) > 1 else {}),
+                "mechanism": self._mechanism(outcome.vector),
+                "context": None if outcome.context is None else spec.contexts[outcome.context],
+            }
+            self.history.append(row)
+            self._note(row)
+        metrics["principal/best_objective"] = self._best()[0]["objective"]
+        run.metrics.log(
+            "proposal",
+            "proposals",
+            metrics,
+            proposals=len(self.history),
+            principal_steps=self.step + 1,
+            env_steps=self._env_steps_at(self.step + 1, 0),
+        )
+
+    def _note(self, row: Mapping[str, Any]) -> None:
+        """Take in a row of the history."""
+        units, vector = len(row.get("societies", [0])), list(row["mechanism"].values())
+        episodes = units * self.validate_rounds * self.societies.games
+        told = (row["objective"], row["standard_error"], units, episodes)
+        self.pool.add(vector, *told, row["context"], f"step {row['step']}")
+
+    def _best(self) -> list[dict[str, Any]]:
+        """The best proposal of each context, highest objective first: by what the steps measured or, once that is done,
+        the winners of what was measured again, by what was measured after they had won."""
+        if self.naming is not None and self.naming.over:
+            rows = self.naming.winners(self._row)
+        else:
+            found = [best for context in self.pool.contexts if (best := self.pool.best(context)) is not None]
+            rows = [
+                self._row(each.vector, each.context)
+                | {"objective": each.value, "standard_error": each.standard_error, "measurements": each.measurements}
+                for each in found
+            ]
+        return sorted(rows, key=lambda row: -float(row["objective"]))
+
+    def _row(self, vector: Sequence[float] | np.ndarray, context: int | str | None) -> dict[str, Any]:
+        return {"mechanism": self._mechanism(np.asarray(vector)), "context": context}
+
+    def _mechanism(self, vector: np.ndarray) -> dict[str, float]:
+        assert self.env.spec.mechanism is not None
+        return dict(zip(self.env.spec.mechanism.names, vector.tolist(), strict=True))
 
     def _log_round(self, run: Run, rollout: Rollout, losses: Sequence[dict[str, float]]) -> None:
         summary = summarize(rollout.episodes, "train")
@@ -275,9 +393,15 @@ class DesignLoop:
         self.adapting["last_return"] = summary["train/return"]
         every = -(-self.adapt_rounds // ROWS_PER_STEP)
         if self.round % every == 0:
-            row = self.step * self.adapt_rounds + self.round + 1
             mean = {name: float(np.mean([x[name] for x in losses])) for name in (losses[0] if losses else {})}
-            run.metrics.log(row, {**summary, **mean}, env_steps=self._env_steps_at(self.step, self.round + 1))
+            run.metrics.log(
+                "adaptation",
+                "rounds",
+                {**summary, **mean},
+                rounds=self.step * self.adapt_rounds + self.round + 1,
+                principal_steps=self.step,
+                env_steps=self._env_steps_at(self.step, self.round + 1),
+            )
 
     def _context(self) -> int | None:
         """The context of this principal step: drawn once, the same for all its episodes."""
@@ -285,16 +409,17 @@ class DesignLoop:
         return int(self.seeds.child("context").numpy(self.step).integers(n)) if n else None
 
     def _seeds(self, phase: str, index: int) -> Seeds:
-        return self.seeds.child("step").child(self.step).child(phase).child(index)
+        trial = self.seeds.child("step").child(self.step) if self.naming is None else self.naming.seeds(self.seeds)
+        return trial.child(phase).child(index)
 
-    def _env_steps_at(self, step: int, round_: int) -> int:
-        """Environment steps taken, summed over games, when `round_` rounds of principal step `step` are over."""
-        rounds = step * (self.adapt_rounds + self.validate_rounds) + round_
+    def _env_steps_at(self, trials: int, round_: int) -> int:
+        """Environment steps taken, summed over games, when so many trials and `round_` rounds of the next are over."""
+        rounds = trials * (self.adapt_rounds + self.validate_rounds) + round_
         return rounds * self.horizon * self.env.spec.n_envs
 
     def _iteration(self) -> int:
         """Places a run can be resumed from, counted: after a proposal's round, and between proposals."""
-        return self.step * (self.adapt_rounds + 1) + self.round
+        return self._trials * (self.adapt_rounds + 1) + self.round
 
     def _resumable(self) -> tuple[int, State]:
         """The place to go on from after an interruption now, and everything needed for it."""
@@ -315,6 +440,9 @@ class DesignLoop:
             "vectors": self.vectors,
             "adapting": self.adapting,
             "history": self.history,
+            "best": self._best() if self.history else [],
+            "naming": None if self.naming is None else self.naming.state_dict(),
+            "agents_before": self.agents_before,
             "agents": [agent.state_dict() for agent in self.agents],
             "principal": self.principal.state_dict(),
             "meter": None if self.meter is None else self.meter.state_dict(),
@@ -326,6 +454,11 @@ class DesignLoop:
         state = run.restored
         self.step, self.round, self.vectors = state["step"], state["round"], state["vectors"]
         self.adapting, self.history = state["adapting"], state["history"]
+        for row in self.history:
+            self._note(row)
+        if state["naming"] is not None:
+            self.naming = Naming.from_state(state["naming"], self.candidates, self.race_rounds)
+            self.agents_before = state["agents_before"]
         for agent, saved in zip(self.agents, state["agents"], strict=True):
             agent.load_state_dict(saved)
         self.principal.load_state_dict(state["principal"])

@@ -76,8 +76,8 @@ def curve_summary(returns: Sequence[float]) -> dict[str, float]:
     return {"final_return": float(np.mean(returns[-late:])), "area": float(np.mean(returns))}
 
 
-def outcome_of(vector: np.ndarray, found: Played, i: int) -> Outcome:
-    """What a proposer is told of `vector` [d], which is number `i` of those that were played."""
+def outcome_of(vector: np.ndarray, found: Played, i: int, draw: str) -> Outcome:
+    """What a proposer is told of `vector` [d], which is number `i` of those that were played, with the seeds `draw`."""
     values = np.asarray(found.returns[i], dtype=np.float64)
     summaries = {"length": float(found.lengths[i].mean())}
     if found.successes is not None:
@@ -89,6 +89,7 @@ def outcome_of(vector: np.ndarray, found: Played, i: int) -> Outcome:
         standard_error=standard_error_of_mean(values),
         returns=np.array([values.mean()]),
         summaries=summaries,
+        draw=draw,
     )
 
 

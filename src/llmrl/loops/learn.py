@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from llmrl.analysis.probes import draw_probes
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
+from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Agent, Meter, Teacher, VecEnv
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import Objective
 from llmrl.learners.rollout import Collector, Episode
 from llmrl.loops.imposed import Imposed, Phase
 from llmrl.loops.outcomes import episode_row, write_results
@@ -20,8 +20,10 @@ from llmrl.loops.probing import Probes
 from llmrl.loops.recording import RolloutRecorder
 from llmrl.loops.welfare import episode_welfare, summarize, summarize_welfare
 from llmrl.run.content import RESULT_EPISODES
+from llmrl.run.training_episodes import TrainingEpisodes
 
 if TYPE_CHECKING:
+    from llmrl.run.metrics import Kind
     from llmrl.run.progress import Progress
     from llmrl.run.run import Run
 
@@ -84,6 +86,7 @@ class LearnLoop:
         self.spending_cost = spending_cost
         self.meter = meter
         self.iteration = 0
+        self._begun = 0  # step of every game at which all were last begun anew
 
     def plan(self) -> list[tuple[str, str]]:
         steps = self.updates * self.rollout_steps * self.env.spec.n_envs
@@ -104,7 +107,7 @@ class LearnLoop:
         if self.probes is not None:
             self.probes.write(run.folder)
             if self.iteration == 0:
-                run.metrics.log(0, self.probes.metrics(), env_steps=0)
+                self._row(run, "probe", self.probes.metrics())
         with run.progress(self.updates * per_update, "steps", "learn", self.iteration * per_update) as progress:
             while self.iteration < self.updates:
                 seeds = self.seeds.child("iteration").child(self.iteration)
@@ -118,21 +121,25 @@ class LearnLoop:
                         self.recorder.show(rollout)
                     metrics = self.agent.update(rollout, seeds.torch("minibatches"))
                 self.iteration += 1
-                metrics |= summarize(rollout.episodes, "train")
+                self._write(rollout.episodes)
+                # Which episodes end in a rollout depends on their lengths: curves are made of those written down.
+                metrics |= summarize(rollout.episodes, "ended")
                 metrics |= {} if self.meter is None else self.meter.metrics()
+                self._row(run, "update", metrics)
                 if self.probes is not None and self.iteration % self.probe_every == 0:
-                    metrics |= self.probes.metrics()
-                if self.evaluate_every and self.iteration % self.evaluate_every == 0:
-                    metrics |= self.judge(self.evaluate())
-                run.metrics.log(self.iteration, metrics, env_steps=self.iteration * per_update)
+                    self._row(run, "probe", self.probes.metrics())
+                if self.evaluate_every and self.iteration % self.evaluate_every == 0 and self.iteration < self.updates:
+                    self._row(run, "evaluation", self.judge(self.evaluate()))
+                    self._begin_anew()
                 run.safe_point(self.iteration, self.state_dict)
         run.checkpoint(self.iteration, self.state_dict())
+        self.episodes.close()
         episodes = self.evaluate()
         final = self.judge(episodes)
         rows = [episode_row(episode, self.objective, self.spending_cost) for episode in episodes]
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
         write_results(run.folder, rows, learned=True, about=about)
-        run.metrics.log(self.iteration, final, env_steps=self.iteration * per_update)
+        self._row(run, "evaluation", final)
         if self.probes is not None:
             draw_probes(run.folder)
         run.summary = {
@@ -157,9 +164,25 @@ class LearnLoop:
         """What episodes of an evaluation say, means over them."""
         return {
             **summarize(episodes, "evaluation"),
-            **summarize_welfare(episodes),
+            **summarize_welfare(episodes, self.objective),
             "evaluation/objective": float(episode_welfare(episodes, self.objective, self.spending_cost).mean()),
         }
+
+    def _begin_anew(self) -> None:
+        """Write down that the training episodes in progress are given up."""
+        self._begun = self.iteration * self.rollout_steps
+        self.episodes.begin_anew(self._begun)
+
+    def _write(self, episodes: Sequence[Episode]) -> None:
+        """Write down training episodes that are over."""
+        self.episodes.write(
+            [(e.game, self._begun + e.start, e.length) for e in episodes],
+            [(e.returns.mean(), e.base_returns.mean(), *e.summaries.values()) for e in episodes],
+        )
+
+    def _row(self, run: Run, kind: Kind, metrics: dict[str, float]) -> None:
+        env_steps = self.iteration * self.rollout_steps * self.env.spec.n_envs
+        run.metrics.log(kind, "env_steps", metrics, env_steps=env_steps, updates=self.iteration)
 
     def state_dict(self) -> State:
         """Everything a resumed run needs to go on exactly (on engines that can be restored)."""
@@ -167,6 +190,7 @@ class LearnLoop:
             "agents": [self.agent.state_dict()],
             "collector": self.collector.state_dict(),
             "meter": None if self.meter is None else self.meter.state_dict(),
+            "episodes": {"lines": self.episodes.position(), "begun": self._begun},
             **({} if self.recorder is None else {"trajectories": self.recorder.state_dict()}),
             **({} if self.imposed is None else {"mechanism": self.imposed.state_dict()}),
         }
@@ -182,11 +206,17 @@ class LearnLoop:
 
     def _restore(self, run: Run) -> None:
         self.iteration = run.iteration
-        saved = {} if run.restored is None else run.restored
-        if self.imposed is not None and "mechanism" in saved:
-            # Games that can be restored are; of others new episodes begin below.
-            self.imposed.load_state_dict(saved["mechanism"])
+        if self.imposed is not None and run.restored is not None:
+            # Before new episodes begin, for games that cannot be restored; once more below for those that are.
+            self.imposed.load_state_dict(run.restored["mechanism"])
         self.collector.reset(self.seeds.child("start").integer(run.iteration))
+        saved = {"lines": 0, "begun": 0} if run.restored is None else run.restored["episodes"]
+        spec = self.env.spec
+        told = ("return", "base_return", *spec.metrics)
+        self.episodes = TrainingEpisodes(run.folder, spec.n_envs, spec.horizon, told, saved["lines"])
+        self._begun = saved["begun"]
+        if run.restored is not None and not spec.deterministic:
+            self._begin_anew()  # such games cannot be restored
         if self.recorder is not None:
             before = None if run.restored is None else run.restored.get("trajectories")
             self.recorder.open(run.folder, run.iteration, before)

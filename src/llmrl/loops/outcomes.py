@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.analysis.statistics import describe
-from llmrl.core.spaces import Objective
+from llmrl.core.objectives import Objective
 from llmrl.learners.rollout import Episode
 from llmrl.loops.welfare import judged, measures
 from llmrl.run.content import RESULTS_NAME
@@ -23,7 +23,7 @@ def episode_row(episode: Episode, objective: Objective, spending_cost: float) ->
     """An episode as plain numbers, by name: return and base_return (mean over agents), length, the environment's
     metrics, objective; where there are several agents returns, each agent's own, and every measure of welfare as
     `welfare/...`."""
-    found = measures([episode])
+    found = measures([episode], objective)
     society: dict[str, Any] = {}
     if len(episode.returns) > 1:
         society = {"returns": episode.returns.tolist(), **{f"welfare/{name}": float(x[0]) for name, x in found.items()}}
@@ -64,23 +64,32 @@ def _known(measured: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 _NO_RESULTS = ("episode", "seed", "game")
 
 
-def write_results(folder: Path, rows: Sequence[Mapping[str, Any]], learned: bool, about: Mapping[str, Any]) -> None:
+def write_results(
+    folder: Path,
+    rows: Sequence[Mapping[str, Any]],
+    learned: bool,
+    about: Mapping[str, Any],
+    carried: Sequence[str] = (),
+) -> None:
     """Write `results.json`: mean, standard error and 95% interval of everything measured, and the episodes' values.
 
     Args:
         folder: the run folder.
         rows: one an episode.
         learned: whether the run's episodes share something that was learned and might have come out otherwise: an agent
-            trained in this run or loaded with its weights, or lessons of earlier episodes. Those of one run are alike
-            then, and reports take the run, not the episode, for the unit of a standard error.
+            trained in this run or loaded with its weights. Those of one run are alike then, and reports take the run,
+            not the episode, for the unit of a standard error.
         about: further entries, e.g. the model's label.
+        carried: what went from episode to episode (lessons, how the last one ended). Episodes depend on one another
+            then: they have no standard error and no interval, and the run is the unit of reports here, too.
     """
     measured = columns(rows)
     content = {
         **about,
         "episodes": len(rows),
         "learned": learned,
-        "table": {name: describe(values) for name, values in _known(measured).items()},
+        "carried": list(carried),
+        "table": {name: describe(values, independent=not carried) for name, values in _known(measured).items()},
         "per_episode": {name: values.tolist() for name, values in measured.items()},
     }
     write_json(folder / RESULTS_NAME, content)

@@ -10,10 +10,10 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Agent, Estimating, Meter, VecEnv
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import Objective
 from llmrl.learners.rollout import Collector, Episode
 from llmrl.loops.journal import Journal
 from llmrl.loops.outcomes import episode_row, evaluation_metrics, write_results
@@ -129,7 +129,7 @@ class PlayLoop:
                         run.safe_point(self.steps, self.state_dict)
                     else:
                         run.within_grace(*self._resumable_later())
-                run.metrics.log(self._done, self._metrics(), env_steps=self.env_steps)
+                run.metrics.log("episode", "episodes", self._metrics(), episodes=self._done, env_steps=self.env_steps)
                 self._anchor = None
                 run.safe_point(self.steps, self.state_dict)
         run.checkpoint(self.steps, self.state_dict())
@@ -210,9 +210,15 @@ class PlayLoop:
         }
 
     @property
-    def _dependent(self) -> bool:
-        """Whether the run's episodes share what was learned: trained weights, or lessons of earlier ones."""
+    def _learned(self) -> bool:
+        """Whether the run's episodes share what was learned: trained weights, or plans that were drawn once."""
         return bool(getattr(self.agent, "shares_learning", False))
+
+    @property
+    def _carried(self) -> tuple[str, ...]:
+        """What goes from episode to episode."""
+        carried: tuple[str, ...] = getattr(self.agent, "carried", ())
+        return carried
 
     def _counted(self) -> dict[str, float]:
         """What the player itself counts; most count nothing."""
@@ -223,7 +229,7 @@ class PlayLoop:
         rows = sorted(self.journal.rows, key=lambda row: int(row["episode"]))
         found = evaluation_metrics(rows)
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
-        write_results(run.folder, rows, learned=self._dependent, about=about)
+        write_results(run.folder, rows, learned=self._learned, about=about, carried=self._carried)
         run.summary = {"episodes": len(rows), "env_steps": self.env_steps, **found, **self._counted()}
         run.summary[RESULT_EPISODES] = [[row["objective"] for row in rows]]
         return found["evaluation/objective"]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from llmrl.core.protocols import unchanged
 from llmrl.core.seeding import Seeds
 from llmrl.learners.rollout import Collector, Episode
 
@@ -48,9 +49,10 @@ def play_episodes(
         collector.reset(seeds.integer(f"env {i}"), games)
         generator = seeds.torch(f"actions {i}")
         first: dict[int, Episode] = {}
-        while len(first) < games.sum():
-            played = collector.collect(piece, generator, learn=False, greedy=greedy, restart=False).episodes
-            first |= {episode.game: episode for episode in played}
+        with unchanged(collector.policy):  # what is read in one piece need not be read again in the next
+            while len(first) < games.sum():
+                played = collector.collect(piece, generator, learn=False, greedy=greedy, restart=False).episodes
+                first |= {episode.game: episode for episode in played}
         episodes += [first[game] for game in sorted(first)]
         i += 1
     return episodes

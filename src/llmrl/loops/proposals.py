@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.errors import RunFolderError
 from llmrl.run.files import read_lines
+from llmrl.run.lines import LineFile
 
 FILE_NAME = "proposals.jsonl"
 
@@ -26,31 +25,15 @@ class ProposalLog:
     """
 
     def __init__(self, folder: Path, lines: int = 0) -> None:
-        path = folder / FILE_NAME
-        try:
-            self._file = path.open("ab")
-            whole = path.read_bytes().split(b"\n")[:-1]
-            if len(whole) < lines:
-                raise RunFolderError(
-                    f"{path} has {len(whole)} lines but the checkpoint was written at {lines}: the file has been cut "
-                    "or replaced. Start this run anew with rerun=true, which moves the old content aside."
-                )
-            self._file.truncate(sum(len(line) + 1 for line in whole[:lines]))
-        except OSError as error:
-            raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from error
-        self._lines = lines
+        self._file = LineFile(folder / FILE_NAME, lines)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """One line of JSON."""
-        self._file.write((json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
-        self._file.flush()
-        self._lines += 1
+        self._file.write([json.dumps(line, allow_nan=False, ensure_ascii=False)])
 
     def position(self) -> int:
         """Lines written so far, synced to disk: what a checkpoint stores as the place to resume from."""
-        if not self._file.closed:
-            os.fsync(self._file.fileno())
-        return self._lines
+        return self._file.position()
 
     def close(self) -> None:
         self._file.close()

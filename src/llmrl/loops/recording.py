@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from llmrl.core.protocols import Policy, VecEnv, Witness
+from llmrl.core.protocols import Policy, VecEnv, Witness, unchanged
 from llmrl.core.records import Act, State, Step, on_host
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.texts import Texts
@@ -188,6 +188,9 @@ class Recorded:
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         return self.policy.values(self._own(observation), state)
+
+    def unchanged(self) -> AbstractContextManager[None]:
+        return unchanged(self.policy)
 
     def started(self, games: np.ndarray) -> None:
         if isinstance(self.policy, Witness):

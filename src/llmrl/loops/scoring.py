@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmrl.analysis.statistics import standard_error_of_mean
+from llmrl.core.objectives import Objective
 from llmrl.core.records import Outcome
-from llmrl.core.spaces import EnvSpec, Objective, ParameterSpace
+from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.learners.rollout import Episode, Rollout
 from llmrl.loops.welfare import judged, measures
 
@@ -31,8 +32,9 @@ def score(
     objective: Objective,
     spending_cost: float,
     societies: int = 1,
+    draw: str | None = None,
 ) -> Score:
-    """Score `vector` by the episodes that ended in `rollouts`, all played under it.
+    """Score `vector` by the episodes that ended in `rollouts`, all played under it; `draw` names their random numbers.
 
     Rollouts of several societies come society by society, as many of each. Then the value is the mean over societies,
     each weighing the same, and its standard error is that of a mean of as many numbers: societies that learn under one
@@ -42,7 +44,7 @@ def score(
     starts = range(0, len(rollouts), each_of)
     played = [[episode for r in rollouts[i : i + each_of] for episode in r.episodes] for i in starts]
     episodes = [episode for each in played for episode in each]
-    found = measures(episodes)
+    found = measures(episodes, objective)
     values = judged(found, objective, spending_cost)
     ends = np.cumsum([len(each) for each in played])
     means = np.array([part.mean() for part in np.split(values, ends[:-1])])
@@ -56,6 +58,8 @@ def score(
         trajectories={n: np.mean([r.info[n].mean(1) for r in rollouts], axis=0) for n in spec.metrics},
         summaries={n: float(np.mean([e.summaries[n] for e in episodes])) for n in spec.metrics},
         welfare={name: float(x.mean()) for name, x in found.items()},
+        units=societies,
+        draw=draw,
     )
     return Score(outcome, episodes, means.tolist())
 

@@ -1,8 +1,8 @@
-"""Policy search: propose parameters of a policy, play episodes with them, tell."""
+"""Policy search: propose parameters of a policy, play episodes with them, tell, and measure the best few again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveInt
+from llmrl.core.pooling import Estimate, Pool
 from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, SearchableAgent, VecEnv
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.seeding import Seeds
@@ -24,10 +25,13 @@ from llmrl.loops.episodes import (
     evaluation_seeds,
     outcome_of,
 )
-from llmrl.loops.proposals import ProposalLog
+from llmrl.loops.proposals import ProposalLog, read_proposals
+from llmrl.loops.race import Race
 from llmrl.loops.warmup import Draw, warmup_vectors
+from llmrl.run.content import RESULT_EPISODES
 
 if TYPE_CHECKING:
+    from llmrl.run.metrics import Counter, Kind
     from llmrl.run.progress import Progress
     from llmrl.run.run import Run
 
@@ -52,9 +56,10 @@ class Fallible(Protocol):
 class SearchLoop:
     """Ask for some vectors, play `episodes` with each, all of them at once, tell what they returned.
 
-    The best proposal so far is the one with the highest mean return, which luck has helped: the more are compared, the
-    more. It is therefore played again, on seeds that no search ever sees, and both numbers are reported. The agent
-    keeps it, to be played and filmed.
+    What is known of a vector is the mean over all its episodes, however often it was proposed (`Pool`). The best
+    proposal so far is the one of which that is highest, and luck has helped it: the more are compared, the more. So in
+    the end the best few are measured again, in a `Race` on fresh seeds, whose winner is what the search has found. What
+    that is worth is measured once more, on seeds that decide nothing. The agent keeps it, to be played and filmed.
 
     An iteration draws random numbers only from the seed sub-tree of its index, so a run that was killed continues bit
     for bit.
@@ -72,6 +77,9 @@ class SearchLoop:
         warmup_draw: see `warmup_vectors`.
         extra_rollout: play one more episode of the last vector in each iteration, which is counted and used for nothing
             (as one of the published codes does).
+        race: the best so many proposals are measured again after the last iteration, before one of them is named; 0:
+            the best by what was measured in the search is named.
+        race_rounds: at most so many times, `episodes` each.
         evaluate_every: iterations between evaluations of the best proposal so far on unseen seeds; 0: only at the end.
         evaluate_episodes: episodes of such an evaluation.
         meter: totals of a language model's calls, logged with every iteration; None if none is used.
@@ -94,6 +102,8 @@ class SearchLoop:
         warmup_episodes: PositiveInt | None = None,
         warmup_draw: Draw = "uniform",
         extra_rollout: bool = False,
+        race: NonNegativeInt = 5,
+        race_rounds: PositiveInt = 3,
         evaluate_every: NonNegativeInt = 0,
         evaluate_episodes: PositiveInt = 100,
         cores: int | None = None,
@@ -121,6 +131,7 @@ class SearchLoop:
         self.cores, self.meter = cores, meter
         self.iterations, self.candidates, self.episodes = iterations, candidates, episodes
         self.episode_seeds, self.extra_rollout = episode_seeds, extra_rollout
+        self.contestants, self.race_rounds = race, race_rounds
         self.warmup, self.warmup_episodes = warmup, warmup_episodes or episodes
         # Drawn at once, so that a draw that cannot be is refused before anything is played.
         self.warmup_vectors = warmup_vectors(self.space, warmup_draw, warmup, seeds.numpy("warmup"))
@@ -131,15 +142,28 @@ class SearchLoop:
         self.iteration = 0
         self.warm = warmup == 0
         self.returns: list[float] = []  # mean return of the vectors of each iteration
-        self.best: dict[str, Any] | None = None
-        self.best_returns: list[float] = []  # of the best vector after each iteration
+        self.best_returns: list[float] = []  # estimate of the best vector after each iteration
         self.played = {"episodes": 0, "env_steps": 0}
+        self.race: Race | None = None
+        # What `proposals.jsonl` says; read back from there.
+        self.pool = Pool(episodes)
+        self.highest = -np.inf
+
+    @property
+    def race_episodes(self) -> int:
+        """Of the race, if nobody is dropped before its end."""
+        return self.contestants * self.race_rounds * self.episodes
 
     @property
     def total_episodes(self) -> int:
-        """Episodes of the whole search; those that evaluate the best proposal are not among them."""
+        """Most episodes of the whole search, race included; those that evaluate what it found are not among them."""
         each = self.candidates * self.episodes + self.extra_rollout
-        return self.warmup * self.warmup_episodes + self.iterations * each
+        return self.warmup * self.warmup_episodes + self.iterations * each + self.race_episodes
+
+    @property
+    def proposals(self) -> int:
+        """Vectors tried so far, the random ones at the start included."""
+        return (self.warmup if self.warm else 0) + self.iteration * self.candidates
 
     def plan(self) -> list[tuple[str, str]]:
         several = "" if self.candidates == 1 else f" of {self.candidates:,} proposals each"
@@ -149,8 +173,9 @@ class SearchLoop:
             ("  iterations", f"{self.iterations:,}{several}"),
             ("  parameters", f"{self.space.dim:,} of a {self.space.name}"),
             ("  episodes", f"{self.episodes:,} a proposal, {self.episode_seeds} seeds{warm}"),
+            ("  race", self._told_of_race()),
             ("  best so far", self.evaluations.told),
-            ("episodes", f"{self.total_episodes:,}{longest}"),
+            ("episodes", f"{'at most ' if self.contestants else ''}{self.total_episodes:,}{longest}"),
         ]
 
     def estimate(self) -> CallEstimate | None:
@@ -170,25 +195,25 @@ class SearchLoop:
                     self._warm_up(run, plays, log, progress)
                 while self.iteration < self.iterations:
                     self._iterate(run, plays, log, progress)
-            run.checkpoint(self.iteration, self._state(log))
+                if self.contestants:
+                    self._race(run, plays, log, progress)
+            run.checkpoint(self._place, self._state(log))
             final = self._evaluate_best(plays)
         finally:
             plays.close()
             log.close()
-        run.metrics.log(self.iteration, final, env_steps=self.played["env_steps"])
-        run.summary = self._summary(final)
-        return final["search/incumbent_return"]
+        metrics = evaluation_metrics(final)
+        self._row(run, "evaluation", metrics)
+        run.summary = {**self._summary(metrics), RESULT_EPISODES: final.returns.tolist()}
+        return metrics["search/incumbent_return"]
 
     def _warm_up(self, run: Run, plays: Plays, log: ProposalLog, progress: Progress) -> None:
-        found = self._play(plays, self.warmup_vectors, self._seeds_of("warmup episodes", self.warmup_episodes))
+        found = self._play(plays, self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
         self._check(self.warmup_vectors, found)
         self._count(found)
         metrics = self._tell(run, log, self.warmup_vectors, found, [""] * self.warmup)
-        # The mean of fewer episodes would be the best by luck, and stay it.
-        if self.warmup_episodes == self.episodes:
-            self._compare(self.warmup_vectors, found.returns.mean(1))
         self.warm = True
-        run.metrics.log(0, metrics, env_steps=self.played["env_steps"])
+        self._row(run, "proposal", metrics)
         progress.update(self.played["episodes"])
         run.safe_point(0, lambda: self._state(log))
 
@@ -196,23 +221,50 @@ class SearchLoop:
         keep = nullcontext() if self.meter is None else run.saved_if_refused(self.iteration, lambda: self._state(log))
         with keep:
             asked = self.principal.ask(None, self.candidates)
-        name = "common" if self.episode_seeds == "common" else f"iteration {self.iteration}"
-        vectors, found = self._try(plays, self.space.rounded(asked, clip=False), self._seeds_of(name, self.episodes))
+        seeds = self._seeds_of(self._draw(self.iteration + 1), self.episodes)
+        vectors, found = self._try(plays, self.space.rounded(asked, clip=False), seeds)
         if self.extra_rollout:
             self._count(self._play(plays, vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1)))
         self.iteration += 1
         metrics = self._tell(run, log, vectors, found, list(getattr(self.principal, "reasons", [])))
-        means = found.returns.mean(1)
-        self._compare(vectors, means)
-        self.returns.append(float(means.mean()))
-        assert self.best is not None
-        self.best_returns.append(self.best["return"])
-        metrics["search/best_return"] = self.best["return"]
+        self.returns.append(float(found.returns.mean()))
+        best = self._best()
+        self.agent.adopt(np.array(best.vector))
+        self.best_returns.append(best.value)
+        metrics["search/best_return"] = best.value
+        self._row(run, "proposal", metrics)
         if self.evaluations.due(self.iteration):
-            metrics |= self._evaluate_best(plays)
-        run.metrics.log(self.iteration, metrics, env_steps=self.played["env_steps"])
+            self._row(run, "evaluation", evaluation_metrics(self._evaluate_best(plays)))
         progress.update(self.played["episodes"])
         run.safe_point(self.iteration, lambda: self._state(log))
+
+    def _race(self, run: Run, plays: Plays, log: ProposalLog, progress: Progress) -> None:
+        """Measure the best few again on seeds of their own, and let the agent keep the winner."""
+        if self.race is None:
+            first = self.pool.ranked()[: self.contestants]
+            self.race = Race(np.array([each.vector for each in first]), self.race_rounds)
+        while not self.race.over:
+            vectors = self.race.vectors[self.race.left]
+            found = self._play(plays, vectors, self._seeds_of(f"race {self.race.round}", self.episodes))
+            self._check(vectors, found)
+            self._count(found)
+            self.race.tell(list(found.returns))
+            self._row(run, "race", self.race.metrics("return"))
+            progress.update(self.played["episodes"])
+            run.safe_point(self._place, lambda: self._state(log))
+        self.agent.adopt(np.array(self._best().vector))
+
+    @property
+    def _place(self) -> int:
+        """Iterations and rounds of the race that are over."""
+        return self.iteration + (0 if self.race is None else self.race.round)
+
+    def _told_of_race(self) -> str:
+        """What it comes to, in words for a plan."""
+        if not self.contestants:
+            return "none: the best proposal is named by what the search measured"
+        each = f"{self.race_rounds:,} x {self.episodes:,} episodes each on fresh seeds"
+        return f"of the best {self.contestants:,}, at most {each}"
 
     def _try(self, plays: Plays, vectors: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, Played]:
         """Episodes of `vectors`, and which vectors these are in the end: a principal that can err may have others in
@@ -251,11 +303,12 @@ class SearchLoop:
         self, run: Run, log: ProposalLog, vectors: np.ndarray, found: Played, reasons: Sequence[str]
     ) -> dict[str, float]:
         """Tell the principal, write the proposals down; metrics of this iteration."""
-        outcomes = [outcome_of(vector, found, i) for i, vector in enumerate(vectors)]
+        iteration = self.iteration if self.warm else 0
+        outcomes = [outcome_of(vector, found, i, self._draw(iteration)) for i, vector in enumerate(vectors)]
         metrics = self.principal.tell(outcomes) | ({} if self.meter is None else self.meter.metrics())
         for i, outcome in enumerate(outcomes):
             line = {
-                "iteration": self.iteration if self.warm else 0,
+                "iteration": iteration,
                 "candidate": i,
                 "return": outcome.value,
                 "standard_error": outcome.standard_error,
@@ -264,44 +317,70 @@ class SearchLoop:
                 "returns": outcome.values.tolist(),
             }
             log.write(line | ({"reasoning": reasons[i]} if i < len(reasons) and reasons[i] else {}))
+            self._note(line)
         values = [outcome.value for outcome in outcomes]
         metrics["search/return"] = float(np.mean(values))
         if len(values) > 1:
             metrics["search/best_of_iteration"] = max(values)
         for name in outcomes[0].summaries:
             metrics[f"search/{name}"] = float(np.mean([outcome.summaries[name] for outcome in outcomes]))
-        metrics["search/episodes"] = float(self.played["episodes"])
-        metrics["principal/proposals"] = float(self.warmup + self.iteration * self.candidates)
         return metrics
 
-    def _compare(self, vectors: np.ndarray, means: np.ndarray) -> None:
-        """Let the agent keep the best proposal so far; the earlier one of equals."""
-        i = int(np.argmax(means))
-        if self.best is None or means[i] > self.best["return"]:
-            self.best = {"return": float(means[i]), "iteration": self.iteration, "vector": vectors[i].tolist()}
-            self.agent.adopt(vectors[i])
+    def _note(self, line: Mapping[str, Any]) -> None:
+        """Take in a line of `proposals.jsonl`."""
+        n, draw = len(line["returns"]), self._draw(line["iteration"])
+        self.pool.add(line["vector"], line["return"], line["standard_error"], n, n, draw=draw)
+        if n >= self.episodes:
+            self.highest = max(self.highest, line["return"])
 
-    def _evaluate_best(self, plays: Plays) -> dict[str, float]:
+    def _draw(self, iteration: int) -> str:
+        """Name of the seeds of an iteration's episodes; number 0 is the warm-up."""
+        if not iteration:
+            return "warmup episodes"
+        return "common" if self.episode_seeds == "common" else f"iteration {iteration - 1}"
+
+    def _best(self) -> Estimate:
+        """What the search says of the best proposal so far: the race's winner, once that is over."""
+        if self.race is not None and self.race.over:
+            return self.pool.of(self.race.vectors[self.race.leader])
+        best = self.pool.best()
+        assert best is not None
+        return best
+
+    def _row(self, run: Run, kind: Kind, metrics: dict[str, float]) -> None:
+        x: Counter = "episodes" if kind == "race" else "proposals"
+        run.metrics.log(kind, x, metrics, proposals=self.proposals, iterations=self.iteration, **self.played)
+
+    def _evaluate_best(self, plays: Plays) -> Played:
         """The best proposal so far on seeds that are used for nothing else, the same ones every time."""
-        assert self.best is not None
-        vector = np.array([self.best["vector"]])
+        vector = np.array([self._best().vector])
         seeds = evaluation_seeds(self.seeds, self.evaluations.episodes)
-        return evaluation_metrics(self._play(plays, vector, seeds))
+        return self._play(plays, vector, seeds)
 
     def _seeds_of(self, name: str, n: int) -> np.ndarray:
         return drawn(self.seeds.child(name), n)
 
     def _summary(self, final: dict[str, float]) -> dict[str, Any]:
-        assert self.best is not None
+        best, measured = self._best(), [] if self.race is None else self.race.rows("return")
         return {
             **{name.removeprefix("search/"): value for name, value in final.items()},
-            "best_return": self.best["return"],
+            "best_return": self.best_returns[-1],
+            "highest_return": self.highest,
             **curve_summary(self.returns),
             "area_of_best": float(np.mean(self.best_returns)),
             "iterations": self.iteration,
-            "proposals": self.warmup + self.iteration * self.candidates,
+            "proposals": self.proposals,
             **self.played,
-            "best": self.best,
+            "race_episodes": sum(row["measured"] for row in measured),
+            "best": {
+                "return": best.value,
+                "standard_error": best.standard_error,
+                "measurements": best.measurements,
+                "episodes": best.episodes,
+                "iteration": max(0, best.first - self.warmup) // self.candidates + (best.first >= self.warmup),
+                "vector": list(best.vector),
+            },
+            "race": measured,
         }
 
     def _state(self, log: ProposalLog) -> State:
@@ -311,9 +390,9 @@ class SearchLoop:
             "iteration": self.iteration,
             "warm": self.warm,
             "returns": list(self.returns),
-            "best": None if self.best is None else dict(self.best),
             "best_returns": list(self.best_returns),
             "played": dict(self.played),
+            "race": None if self.race is None else self.race.state_dict(),
             "lines": log.position(),
             "agents": [self.agent.state_dict()],
             "principal": self.principal.state_dict(),
@@ -326,11 +405,16 @@ class SearchLoop:
         if state is None:
             return 0
         assert isinstance(self.agent, Agent)
-        self.iteration, self.warm, self.best = state["iteration"], state["warm"], state["best"]
+        self.iteration, self.warm = state["iteration"], state["warm"]
         self.returns, self.best_returns = list(state["returns"]), list(state["best_returns"])
         self.played = dict(state["played"])
+        if state["race"] is not None:
+            self.race = Race.from_state(state["race"], self.race_rounds)
         self.agent.load_state_dict(state["agents"][0])
         self.principal.load_state_dict(state["principal"])
         if self.meter is not None:
             self.meter.load_state_dict(state["meter"])
-        return int(state["lines"])
+        lines = int(state["lines"])
+        for line in read_proposals(run.folder)[:lines]:
+            self._note(line)
+        return lines

@@ -49,8 +49,8 @@ class Societies:
         self.games = env.spec.games_per_group(len(agents))
         if several == 1:  # else the seeds of a reset say which games are alike
             env.pair_games(candidates)
-        self._side_by_side = SideBySide([agent.policy for agent in agents], self.games) if len(agents) > 1 else None
-        self.policy: Policy = self._side_by_side or agents[0].policy
+        policies = [agent.policy for agent in agents]
+        self.policy: Policy = SideBySide(policies, self.games) if len(agents) > 1 else policies[0]
         self._together = Together(agents)
 
     def reset(self) -> None:
@@ -60,11 +60,6 @@ class Societies:
             agent.reset()
         for i in range(self.several, len(self.agents)):
             self.agents[i].load_state_dict(copy.deepcopy(self.agents[i % self.several].state_dict()))
-
-    def about_to_play(self) -> None:
-        """Let the policy take over the weights that agents have now."""
-        if self._side_by_side is not None:
-            self._side_by_side.restack()
 
     def imposed(self, vectors: np.ndarray) -> np.ndarray:
         """Proposals [candidates, d] as the mechanism of each game, [n_envs, d]."""

@@ -22,13 +22,11 @@ from llmrl.envs.gym.success import Criterion, Success
 from llmrl.envs.texts import describer_of
 from llmrl.llms.by_name import chat_model
 from llmrl.players.answers import AnswerWith
-from llmrl.players.conversation import Show
+from llmrl.players.conversation import SHOWN, Show
 from llmrl.players.llm_policy import LLMPolicy
 
 if TYPE_CHECKING:
     import gymnasium
-
-SHOW: tuple[Show, ...] = ("step", "reward", "return", "legal_actions", "last_episode")
 
 
 class Player:
@@ -109,7 +107,7 @@ def make_player(
     action_every: PositiveInt = 1,
     reflection: bool = True,
     require_reflection: bool = True,
-    show: Sequence[Show] = SHOW,
+    show: Sequence[Show] = SHOWN,
     lessons: NonNegativeInt = 0,
     answer_with: AnswerWith = "name",
     legal_only: bool = True,

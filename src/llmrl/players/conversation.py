@@ -13,6 +13,8 @@ from llmrl.players.answers import Action
 
 Show = Literal["step", "reward", "return", "legal_actions", "last_episode"]
 """What an observation is accompanied by."""
+SHOWN: tuple[Show, ...] = ("step", "reward", "return", "legal_actions")
+"""Of these, what is about the present episode alone: the default."""
 
 Message = dict[str, str]
 

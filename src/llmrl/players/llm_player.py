@@ -14,7 +14,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 from llmrl.players.answers import AnswerWith
-from llmrl.players.conversation import Conversation, Show
+from llmrl.players.conversation import SHOWN, Conversation, Show
 from llmrl.players.lessons import LESSON_TURNS
 from llmrl.players.llm_policy import LLMPolicy
 
@@ -37,12 +37,16 @@ class LLMPlayer(OnlyPlays):
         action_every: steps an action is taken for.
         reflection: whether replies begin with a reflection.
         require_reflection: whether a reply without the reflection that was asked for is invalid.
-        show: what an observation is accompanied by.
+        show: what an observation is accompanied by; None: `SHOWN`.
         lessons: lessons of earlier episodes that are kept; 0: none is drawn.
         answer_with: whether choices are answered by name or by number.
         legal_only: whether an answer must be legal, where the environment tells which actions are.
         decimals: digits after the point of the numbers of an action.
         repair_turns: chances to correct an invalid reply.
+
+    Attributes:
+        carried: what goes from an episode to the next one of the same game: "last_episode", "lessons", or nothing. If
+            anything does, the episodes depend on one another, and on how many games there are at once.
 
     Raises:
         ConfigError: the environment has not been put into words, a prompt is wrong, or an episode might never end and
@@ -72,8 +76,9 @@ class LLMPlayer(OnlyPlays):
                 "ever: set env.horizon (steps an episode), or a budget (llm.budget.usd, llm.budget.calls or "
                 "llm.budget.tokens)"
             )
-        self.shares_learning = lessons > 0
-        shown: list[Show] = ["step", "reward", "return", "legal_actions", "last_episode"] if show is None else show
+        shown: list[Show] = list(SHOWN) if show is None else show
+        told = ("last_episode",) if "last_episode" in shown else ()
+        self.carried: tuple[str, ...] = (*told, *(("lessons",) if lessons else ()))
         self.policy = LLMPolicy(
             spec,
             llm,
@@ -133,6 +138,7 @@ class LLMPlayer(OnlyPlays):
             "history": f"{policy.history} turns",
             "action every": f"{policy.action_every} steps",
             "lessons": policy.lessons or "none",
+            "from episode to episode": ", ".join(self.carried) or "nothing",
             "system prompt": f"about {estimate_tokens(policy.system[0].text):,} tokens",
         }
 

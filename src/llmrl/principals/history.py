@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from llmrl.core.objectives import MEASURES
+from llmrl.core.pooling import Key, Pool, key_of
 from llmrl.core.records import Outcome, State
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 
@@ -24,20 +26,23 @@ PAYOFF_SHOWN = 123.456
 MEANINGS = {"sum": "as the total of an episode", "mean": "as the mean over its steps", "last": "as a level"}
 """How `EnvSpec.metrics` sums up an episode, in words for the prompt."""
 
-WELFARE = {
-    "equality": "1 if all agents collect the same, 0 if one collects everything",
-    "sustainability": "mean number of the step in which agents are rewarded, counted from 1; 0 if nobody is",
-}
+WELFARE = {each.name: each.shown for each in MEASURES if each.shown and each.name != "spending"}
 """Measures of welfare that are shown beside a payoff, with their meaning in words for the prompt."""
-SPENDING = {"spending": "what your numbers paid out beyond what they took, all agents together"}
+SPENDING = {each.name: each.shown for each in MEASURES if each.name == "spending"}
 """Shown too where the principal is charged for it."""
 
 
 class History:
-    """Outcomes in the order they were told, each as a plain record (see `_record`) that a checkpoint can hold."""
+    """Outcomes in the order they were told, each as a plain record (see `_record`) that a checkpoint can hold.
 
-    def __init__(self, spec: EnvSpec) -> None:
-        self.spec = spec
+    Args:
+        spec: of the environment.
+        pooled: a vector that was measured several times in a context is one row, with the means over all its
+            measurements, in the place of the newest of them; else each measurement is a row.
+    """
+
+    def __init__(self, spec: EnvSpec, pooled: bool = True) -> None:
+        self.spec, self.pooled = spec, pooled
         self.records: list[Record] = []
         self.welfare = WELFARE | (SPENDING if spec.spending_cost else {})
 
@@ -53,6 +58,16 @@ class History:
             identity = {"index": len(self.records), "generation": generation, "proposal": proposal, "of": len(outcomes)}
             self.records.append(identity | self._record(outcome))
 
+    def rows(self, context: str | None) -> list[Record]:
+        """What can be shown of a context: its records, with `measured`, the indices of those that each stands for."""
+        own = self.in_context(context)
+        if not self.pooled:
+            return [record | {"measured": [record["index"]]} for record in own]
+        groups: dict[Key, list[Record]] = {}
+        for record in own:
+            groups.setdefault(key_of(record["vector"]), []).append(record)
+        return sorted((_merged(group) for group in groups.values()), key=_index)
+
     def select(
         self,
         policy: Policy,
@@ -67,7 +82,7 @@ class History:
         `newest` last ones (`best_and_last`), or the `chain` of the best so far: what beat every proposal of the
         generations before it, and the whole newest generation.
         """
-        named = [present] if contexts == "own" else list({record["context"] for record in self.records})
+        named = [present] if contexts == "own" else self.contexts
         shown = [record for context in named for record in self._of_context(policy, window, newest, context)]
         return sorted(shown, key=_index)
 
@@ -84,18 +99,22 @@ class History:
         kept |= set(rest[len(rest) - (n - len(kept)) :])
         return [record for record in records if record["index"] in kept]
 
+    @property
+    def contexts(self) -> list[str | None]:
+        """Those that something was proposed in."""
+        return list(dict.fromkeys(record["context"] for record in self.records))
+
     def in_context(self, context: str | None) -> list[Record]:
         return [record for record in self.records if record["context"] == context]
 
     def best(self, context: str | None) -> np.ndarray | None:
-        """The vector with the highest payoff in a context, of those that were judged by the most episodes.
+        """The vector with the highest payoff in a context, mean over its measurements; None if there is none yet.
 
-        None if there is none yet.
+        Of those that were judged by at least as many episodes as any single measurement has.
         """
         own = self.in_context(context)
-        most = max((record["episodes"] for record in own), default=0)
-        own = [record for record in own if record["episodes"] == most]
-        return np.array(min(own, key=_falling)["vector"], dtype=np.float64) if own else None
+        best = _pool(own, max((record["episodes"] for record in own), default=1)).best(context)
+        return None if best is None else np.array(best.vector)
 
     def measures(self) -> list[tuple[str, list[str]]]:
         """What the numbers beside a payoff are: (meaning, names), meanings without names left out."""
@@ -131,7 +150,7 @@ class History:
         self.records = [dict(record) for record in state["records"]]
 
     def _of_context(self, policy: Policy, window: int, newest: int, context: str | None) -> list[Record]:
-        own = self.in_context(context)
+        own = self.rows(context)
         if policy == "best":
             return sorted(own, key=_falling)[:window]
         if policy == "best_and_last":
@@ -158,10 +177,49 @@ class History:
             "payoff": float(outcome.value),
             "standard_error": outcome.standard_error,
             "episodes": len(outcome.values),
+            "units": outcome.units or len(outcome.values),
+            "draw": outcome.draw,
             "curves": curves,
             "summaries": summaries | welfare,
             "returns": [float(value) for value in outcome.returns],
         }
+
+
+def _pool(records: Sequence[Record], fewest: int = 1) -> Pool:
+    pool = Pool(fewest)
+    for each in records:
+        told = (each["vector"], each["payoff"], each["standard_error"], each["units"], each["episodes"])
+        pool.add(*told, each["context"], each["draw"])
+    return pool
+
+
+def _merged(group: Sequence[Record]) -> Record:
+    """The records of one vector as one: the newest, with means over all measurements, weighted by episodes."""
+    last = group[-1]
+    # Of equal proposals that met the same random numbers one counts.
+    of_draw = {record["draw"] or f"record {record['index']}": record for record in reversed(group)}
+    counted = sorted(of_draw.values(), key=_index)
+    row = last | {"measured": [record["index"] for record in counted]}
+    if len(counted) == 1:
+        return row
+    found = _pool(counted).of(last["vector"], last["context"])
+    weights = [record["episodes"] for record in counted]
+
+    def mean(values: Sequence[Any]) -> Any:
+        averaged = np.average(np.array(values, dtype=np.float64), axis=0, weights=weights)
+        return averaged.tolist()
+
+    return row | {
+        "payoff": found.value,
+        "standard_error": found.standard_error,
+        "episodes": found.episodes,
+        "generations": [record["generation"] for record in counted],
+        "returns": mean([record["returns"] for record in counted]),
+        **{
+            each: {name: mean([record[each][name] for record in counted]) for name in last[each]}
+            for each in ("curves", "summaries")
+        },
+    }
 
 
 def _index(record: Record) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
+from llmrl.core.pooling import key_of
 from llmrl.core.protocols import ChatModel, Controller
 from llmrl.core.records import CallEstimate, Outcome, State
 from llmrl.core.spaces import EnvSpec
@@ -66,10 +67,13 @@ class LLMPrincipal:
         window: how many, for `last`, `best` and the best of `best_and_last`.
         newest: how many of the last ones, for `best_and_last`.
         contexts: show the proposals of `all` contexts, or only those of the present one (`own`).
+        measurements: a vector that was measured several times in a context is one row of the history, with the means
+            over all measurements (`pooled`), or each of them is a row (`separate`, published).
         observations: show what happened in the game beside each payoff; None: of a mechanism, yes, of a policy, no.
         repair_turns: chances to correct an invalid reply.
         fallback: where none is valid, propose the `best` vector of this context so far (of those that were judged by
-            the most episodes) or the `last` one again (the middle of the bounds if there is none), or `stop` the run.
+            as many episodes as any one proposal) or the `last` one again (the middle of the bounds if there is none),
+            or `stop` the run.
         out_of_range: a number out of bounds makes a reply invalid (`reask`), is put inside them (`clamp`), or is tried
             as it is (`accept`; of a policy only, and published). Of choices, as an action is one, there are none out of
             bounds: there `accept` is `reask`.
@@ -104,6 +108,7 @@ class LLMPrincipal:
         window: PositiveInt = 50,
         newest: NonNegativeInt = 10,
         contexts: Contexts = "all",
+        measurements: Literal["pooled", "separate"] = "pooled",
         observations: bool | None = None,
         repair_turns: NonNegativeInt = 1,
         fallback: Literal["best", "last", "stop"] = "best",
@@ -153,7 +158,7 @@ class LLMPrincipal:
         self.policy, self.window, self.newest, self.contexts = history, window, newest, contexts
         self.repair_turns, self.fallback, self.out_of_range = repair_turns, fallback, out_of_range
         self.together = together
-        self.history = History(spec)
+        self.history = History(spec, measurements == "pooled")
         self.tried: set[tuple[float, ...]] = set()
         self.iteration = 0  # questions answered
         self.counters = dict.fromkeys(COUNTED[: 2 if controller is None else 3], 0)
@@ -178,8 +183,8 @@ class LLMPrincipal:
         self.counters["moved_numbers"] += sum(answer.moved for answer in answers)
         seen = set(self.tried)
         for vector in vectors:
-            self.counters["repeated_proposals"] += _key(vector) in seen
-            seen.add(_key(vector))
+            self.counters["repeated_proposals"] += key_of(vector) in seen
+            seen.add(key_of(vector))
         self.iteration += 1
         return vectors
 
@@ -222,14 +227,15 @@ class LLMPrincipal:
         policies; see `instead`).
         """
         self.history.add(outcomes)
-        self.tried |= {_key(outcome.vector) for outcome in outcomes}
+        self.tried |= {key_of(outcome.vector) for outcome in outcomes}
         return self.asker.metrics() | {f"llm/{name}": float(count) for name, count in self.counters.items()}
 
     def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
         """What `steps` steps of `n` proposals may take, from the prompts they would be asked with; `known` outcomes are
         told before the first."""
         future = copy.copy(self)
-        future.history, future.tried, future.iteration = History(self.spec), set(), 0
+        # What is going to be proposed is not known, only that it differs.
+        future.history, future.tried, future.iteration = History(self.spec, pooled=False), set(), 0
         future.asker = self._new_asker()
         if known:
             future.history.add([future.history.typical(self.space, 0)] * known)
@@ -259,7 +265,7 @@ class LLMPrincipal:
         self.history.load_state_dict(state["history"])
         self.asker.load_state_dict(state["asker"])
         self.iteration, self.counters = state["iteration"], self.counters | state["counters"]
-        self.tried = {_key(record["vector"]) for record in self.history.records}
+        self.tried = {key_of(record["vector"]) for record in self.history.records}
 
     def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt:
         """The question for one of the next step's proposals, number `proposal` from 1."""
@@ -278,7 +284,7 @@ class LLMPrincipal:
         """What is left out of the history that shows `n` of the `selected` records, in words; None: nothing is."""
         own = self.contexts == "own" and bool(self.spec.contexts)
         made = len(self.history.records)
-        available = len(self.history.in_context(context)) if own else made
+        available = sum(len(self.history.rows(name)) for name in ([context] if own else self.history.contexts))
         here = " of this context" if own else ""
         if n < len(selected):
             which = {"best": "the best", "last": "the newest"}.get(self.policy, "the best and the newest")
@@ -292,7 +298,8 @@ class LLMPrincipal:
             return f"Shown are the {self.window} {'newest' if self.policy == 'last' else 'best'} proposals{each}."
         if not available and made:
             return "None of them was made in this context, so none is shown."
-        return f"Shown are the proposals{here}." if available < made else None
+        elsewhere = own and len(self.history.in_context(context)) < made
+        return f"Shown are the proposals{here}." if elsewhere else None
 
     def parse(self, text: str) -> np.ndarray:
         """The vector in a reply, [d], inside the bounds.
@@ -329,10 +336,10 @@ class LLMPrincipal:
     def _check_fresh(self, vectors: np.ndarray) -> None:
         seen = set(self.tried)
         for i, vector in enumerate(vectors):
-            if _key(vector) in seen:
+            if key_of(vector) in seen:
                 which = "these numbers were" if len(vectors) == 1 else f"list {i + 1} was"
                 raise InvalidReply(f"{which} proposed already: propose something that was not tried")
-            seen.add(_key(vector))
+            seen.add(key_of(vector))
 
     def _repair(self, fault: str) -> Prompt:
         return self.questions.repair(fault, self.in_reply)
@@ -341,7 +348,3 @@ class LLMPrincipal:
         return Asker(
             self.llm, self.questions.purpose, self.read, self._repair, self.questions.schema(1), self.repair_turns
         )
-
-
-def _key(vector: Sequence[float] | np.ndarray) -> tuple[float, ...]:
-    return tuple(float(x) for x in vector)

@@ -142,11 +142,11 @@ class PolicyQuestions:
         return "; ".join([*(f"params[{i}]: {x}" for i, x in enumerate(numbers)), f"f(params): {told}"])
 
     def _beside(self, record: Record) -> str:
-        if not self.observations:
-            return ""
-        error = record["standard_error"]
-        measured = [] if error is None else [f"standard error {error:.2f}"]
-        measured += [f"{name} {value:.4g}" for name, value in record["summaries"].items()]
+        times, error = len(record["measured"]), record["standard_error"]
+        measured = [f"mean of {times} measurements"] if times > 1 else []
+        if self.observations:
+            measured += [] if error is None else [f"standard error {error:.2f}"]
+            measured += [f"{name} {value:.4g}" for name, value in record["summaries"].items()]
         return f" ({', '.join(measured)})" if measured else ""
 
     def _actions(self) -> list[tuple[str, str]]:

@@ -44,7 +44,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def saved_state(folder: Path) -> tuple[int, State]:
-    """The newest whole checkpoint of any run folder: iterations done, and the loop's state.
+    """The newest whole checkpoint of any run folder: iterations done, and the loop's state with the entry `RUN_KEY`.
 
     Raises:
         CheckpointError: `folder` is no run folder, or has no checkpoint that can be read.
@@ -56,9 +56,7 @@ def saved_state(folder: Path) -> tuple[int, State]:
     newest = CheckpointStore(folder / "checkpoints").load_newest()
     if newest is None:
         raise CheckpointError(f"{folder} has no checkpoint yet; let that run get to its first one")
-    iteration, state = newest
-    state.pop(RUN_KEY, None)
-    return iteration, state
+    return newest
 
 
 def set_aside(folder: Path) -> None:

@@ -16,12 +16,12 @@ GIF_BYTES = 5_000_000
 _FEW_FRAMES = 40
 
 
-def write_evaluation(folder: Path, step: int, scalars: Mapping[str, float], gif: Path | None = None) -> None:
+def write_evaluation(folder: Path, x: int, scalars: Mapping[str, float], gif: Path | None = None) -> None:
     """Write the event file of an evaluation, in place of an earlier one's.
 
     Args:
         folder: of the evaluation, inside the run folder: TensorBoard shows it as one more run, `<run>/evaluation`.
-        step: where the run was, on the axis of its curves.
+        x: where the run was, as TensorBoard places its evaluations and proposals (`metrics.place_of`).
         scalars: by tag; a tag of the run's own curves puts the point into their chart.
         gif: animation of an episode.
 
@@ -34,11 +34,11 @@ def write_evaluation(folder: Path, step: int, scalars: Mapping[str, float], gif:
         )
     now = time.time()
     events = EventFile(folder, started=now)
-    events.scalars(step, now, scalars)
+    events.scalars(x, now, scalars)
     if gif is not None:
         animation, still, size = _pictures(gif)
-        events.image(step, now, EPISODE, animation, size)
-        events.image(step, now, FIRST_FRAME, still, size)
+        events.image(x, now, EPISODE, animation, size)
+        events.image(x, now, FIRST_FRAME, still, size)
     events.publish()
     events.close()
 

@@ -1,9 +1,12 @@
 """`metrics.jsonl`, the one true record of what a run measured, and the TensorBoard curves drawn from it.
 
-One JSON object a line: `step`, further axes such as `env_steps`, the metrics by name, and `time/unix` (seconds) and
-`time/elapsed_s` (seconds the run has been running, over all attempts). Wall-clock numbers live only under `time/`, so
-all else of two runs of the same config and seed can be compared bit for bit. A number that is not finite is `null` in
-the file and NaN when read: JSON has neither NaN nor infinity.
+One JSON object a line, a row: `kind`, what the row is about (`KINDS`); `x`, the name of the counter that it is placed
+at; the counters by name, whole numbers such as `env_steps`; the metrics by name; and `time/unix` (seconds) and
+`time/elapsed_s` (seconds the run has been running, over all attempts). In one run all rows of a kind are placed at the
+same counter, and a metric is in rows of one kind only, so what has one name counts and measures one thing.
+
+Wall-clock numbers live only under `time/`, so all else of two runs of the same config and seed can be compared bit for
+bit. A number that is not finite is `null` in the file and NaN when read: JSON has neither NaN nor infinity.
 """
 
 from __future__ import annotations
@@ -11,14 +14,17 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
+
+import numpy as np
 
 from llmrl.core.errors import RunFolderError
+from llmrl.run.lines import LineFile
 from llmrl.run.tensorboard import EventFile, HyperParameters
 
 log = logging.getLogger(__name__)
@@ -29,8 +35,34 @@ SPENT = "spent/"
 FINAL = "Final/"
 """Of the tags of final numbers. Capital, because TensorBoard's HParams tab shows the five metrics that sort first, and
 leaves out of its plots the runs that lack one of them: so only what all runs have in common should be there."""
-_NO_CURVES = ("step", "env_steps")
-"""Axes. A chart of `env_steps` would mix rows that count different things in `step`."""
+Kind = Literal["update", "adaptation", "proposal", "episode", "race", "evaluation", "probe"]
+"""What a row is about.
+
+- update: one or several updates of an agent's weights, and what it saw meanwhile.
+- adaptation: a round in which a society plays under a mechanism and is updated.
+- proposal: what was proposed last, how it did, and what the proposer learned from it.
+- episode: episodes of agents that only play, all so far; or of a library that learns, those since the row before.
+- race: a round in which the best few proposals were measured again, or the winner was.
+- evaluation: agents, or what a search has found, measured without learning.
+- probe: how likely actions are in situations that stay the same.
+"""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Counter = Literal["env_steps", "updates", "rounds", "proposals", "principal_steps", "iterations", "episodes", "samples"]
+"""What rows count, from the beginning of the run.
+
+- env_steps: environment steps, summed over games, that were played to learn or to judge proposals.
+- updates: of an agent's weights.
+- rounds: of adaptation, over all principal steps.
+- proposals: vectors tried, random ones before a search included.
+- principal_steps, iterations: times that a principal was asked, in mechanism design and in policy search.
+- episodes: that are over.
+- samples: recorded steps that an imitator was shown, each as often as it was.
+"""
+COUNTERS: tuple[Counter, ...] = get_args(Counter)
+KIND, X = "kind", "x"
+_NO_METRICS = frozenset({KIND, X, *COUNTERS})
+_ANYWHERE = (TIME, SPENT)
+"""Of metrics that rows of every kind may have."""
 
 TextOf = Callable[[Mapping[str, Any]], str | None]
 """From a line of metrics to the Markdown to show beside it, if any. Asked once for each line, in their order."""
@@ -55,15 +87,21 @@ class MetricLog:
     def __init__(self, folder: Path, hyperparameters: HyperParameters | None = None, lines: int = 0) -> None:
         self._path = folder / FILE_NAME
         self._not_finite: set[str] = set()
-        try:
-            self._file = self._path.open("ab")
-            self._truncate(lines)
-        except OSError as error:
-            raise RunFolderError(f"cannot write {self._path}: {error.strerror or error}") from error
+        self._file = LineFile(self._path, lines)
         kept = read_metrics(self._path)
         self._elapsed = float(kept[-1].get(TIME + "elapsed_s", 0.0)) if kept else 0.0
         self._started = time.monotonic()
-        self._step = int(kept[-1]["step"]) if kept else 0
+        self._placed: dict[str, str] = {}  # the counter of the rows of each kind
+        self._kinds: dict[str, str] = {}  # the kind of row that each metric is in
+        try:
+            for row in kept:
+                self._check(row)
+        except ValueError as error:
+            raise RunFolderError(
+                f"{self._path} cannot be gone on with: {error}. Start this run anew with rerun=true, which moves the "
+                "old content aside."
+            ) from error
+        self._x = _x(kept[-1]) if kept else 0
         self.digest = 0
         self._texts: dict[str, TextOf] = {}
         self._events = _rewrite_events(folder, kept, hyperparameters or {})
@@ -74,24 +112,31 @@ class MetricLog:
         for line in read_metrics(self._path):
             self._show(tag, text_of, line)
 
-    def log(self, step: int, metrics: Mapping[str, Any], **axes: int) -> None:
-        """Record `metrics` (anything `float()` takes) at `step`; `axes` are further counters, e.g. `env_steps=800`.
+    def log(self, kind: Kind, x: Counter, metrics: Mapping[str, Any], **counters: int) -> None:
+        """Record `metrics` (anything `float()` takes).
+
+        Args:
+            kind: what the row is about.
+            x: the counter that the row is placed at, one of `counters`.
+            metrics: by name.
+            counters: whole numbers by their names in `COUNTERS`, such as `env_steps=800`.
 
         Raises:
-            ValueError: a metric has the name of an axis.
+            ValueError: an unknown kind or counter; `x` is not among the counters; rows of this kind were placed at
+                another one; a metric has the name of a counter, or is in rows of another kind.
         """
-        line: dict[str, Any] = {"step": int(step)} | {name: int(value) for name, value in axes.items()}
-        taken = line.keys() & metrics.keys()
-        if taken:
-            raise ValueError(f"metric names taken by axes: {', '.join(sorted(taken))}")
-        line |= {name: self._finite(step, name, float(value)) for name, value in metrics.items()}
+        line: dict[str, Any] = {KIND: kind, X: x} | {name: int(value) for name, value in counters.items()}
+        if unknown := counters.keys() - set(COUNTERS):
+            raise ValueError(f"rows count {', '.join(COUNTERS)}, not {', '.join(sorted(unknown))}")
+        if taken := {KIND, X, *COUNTERS} & metrics.keys():
+            raise ValueError(f"no names for metrics, but of what a row counts: {', '.join(sorted(taken))}")
+        self._check(line | dict(metrics))
+        line |= {name: self._finite(line[x], name, float(value)) for name, value in metrics.items()}
         self.digest = _digest(line, self.digest)
         line[TIME + "elapsed_s"] = round(self.elapsed_s, 3)
         line[TIME + "unix"] = round(time.time(), 6)  # fine enough to tell what came before the line and what after
-        self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
-        self._file.flush()
-        self._lines += 1
-        self._step = line["step"]
+        self._file.write([json.dumps(line, allow_nan=False)])
+        self._x = line[x]
         _to_events(self._events, line)
         for tag, text_of in self._texts.items():
             self._show(tag, text_of, line)
@@ -106,16 +151,16 @@ class MetricLog:
 
         Lines rather than bytes, because how long the clock's numbers are differs from run to run.
         """
-        os.fsync(self._file.fileno())
-        return self._lines
+        return self._file.position()
 
     def close(self, succeeded: bool = True, final: Mapping[str, Any] | None = None) -> None:
         """Close both files.
 
         Args:
             succeeded: what TensorBoard's HParams table shows as the run's state.
-            final: what the run found; its floats become metrics of that table, as `Final/<name>` at the last step. Not
-                counts, and not what has a curve, whose last value the table has anyway: names with a slash or `llm_`.
+            final: what the run found; its floats become metrics of that table, as `Final/<name>` where the last row is.
+                Not counts, and not what has a curve, whose last value the table has anyway: names with a slash or
+                `llm_`.
         """
         if not self._file.closed:
             self._file.close()
@@ -125,39 +170,57 @@ class MetricLog:
                 if isinstance(value, float) and "/" not in name and not name.startswith("llm_")
             }
             if numbers:
-                self._events.scalars(self._step, time.time(), numbers)
+                self._events.scalars(self._x, time.time(), numbers)
             self._events.end(succeeded)
             self._events.close()
 
     def _show(self, tag: str, text_of: TextOf, line: Mapping[str, Any]) -> None:
         text = text_of(line)
         if text is not None:
-            self._events.text(int(line["step"]), float(line[TIME + "unix"]), tag, text)
+            self._events.text(_x(line), float(line[TIME + "unix"]), tag, text)
 
-    def _truncate(self, lines: int) -> None:
-        whole = [line for line in self._path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-        if len(whole) < lines:
-            raise RunFolderError(
-                f"{self._path} has {len(whole)} lines but the checkpoint was written at {lines}: the file has been cut "
-                "or replaced. Start this run anew with rerun=true, which moves the old content aside."
-            )
-        if len(whole) > lines:
-            log.info("%s: dropping %d lines written after the checkpoint", self._path, len(whole) - lines)
-        self._file.truncate(sum(len(line) for line in whole[:lines]))
-        self._file.seek(0, os.SEEK_END)
-        self._lines = lines
+    def _check(self, row: Mapping[str, Any]) -> None:
+        """Hold a row to what the file promises, and remember it."""
+        kind, x = row.get(KIND), row.get(X)
+        if kind not in KINDS:
+            raise ValueError(f"rows of metrics are of kind {', '.join(KINDS)}, not {kind!r}")
+        if x not in COUNTERS or x not in row:
+            raise ValueError(f"a row of kind {kind} is to be placed at {x!r}, which it does not count")
+        if self._placed.setdefault(kind, x) != x:
+            raise ValueError(f"rows of kind {kind} are placed at {self._placed[kind]}, and now one at {x}")
+        for name in metrics_of(row):
+            if not name.startswith(_ANYWHERE) and self._kinds.setdefault(name, kind) != kind:
+                raise ValueError(f"metric {name} is in rows of kind {self._kinds[name]}, and now in one of kind {kind}")
 
-    def _finite(self, step: int, name: str, value: float) -> float | None:
+    def _finite(self, x: int, name: str, value: float) -> float | None:
         if math.isfinite(value):
             return value
         if name not in self._not_finite:
             self._not_finite.add(name)
-            log.warning("metric %s is %s at step %d (told once for each metric)", name, value, step)
+            log.warning("metric %s is %s at %d (told once for each metric)", name, value, x)
         return None
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`, `null` as NaN; a last line that is still being written is left out.
+@dataclass(frozen=True)
+class MetricTable:
+    """The rows of one kind, in their order.
+
+    Attributes:
+        kind: of the rows.
+        x: the counter they are placed at.
+        columns: numbers by name, each [n_rows]: the counter `x` first, the other counters, then the metrics in the
+            order in which they appeared; NaN where a row has none, or one that was not finite.
+    """
+
+    kind: Kind
+    x: Counter
+    columns: dict[str, np.ndarray]
+
+
+def read_metrics(path: Path, kind: Kind | None = None) -> list[dict[str, Any]]:
+    """The rows of a `metrics.jsonl`, those of one kind if it is given; `null` as NaN.
+
+    A last line that is still being written is left out.
 
     Raises:
         RunFolderError: a whole line is not a JSON object.
@@ -171,7 +234,45 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             lines.append({name: math.nan if value is None else value for name, value in line.items()})
         except (ValueError, AttributeError) as error:
             raise RunFolderError(f"{path}, line {number} is not a JSON object: {error}") from error
-    return lines
+    return lines if kind is None else [line for line in lines if line.get(KIND) == kind]
+
+
+def metric_tables(path: Path) -> dict[Kind, MetricTable]:
+    """A `metrics.jsonl` as one tidy table for each kind of row that it has.
+
+    Raises:
+        RunFolderError: a whole line is not a JSON object, or has no `kind` and `x`.
+    """
+    rows: dict[Kind, list[dict[str, Any]]] = {}
+    for number, row in enumerate(read_metrics(path), start=1):
+        if row.get(KIND) not in KINDS or row.get(X) not in row:
+            raise RunFolderError(f"{path}, line {number} does not say what it is about: it has no {KIND} or {X}")
+        rows.setdefault(row[KIND], []).append(row)
+    tables = {}
+    for kind, of_kind in rows.items():
+        x = of_kind[0][X]
+        counters = [name for name in COUNTERS if name != x and any(name in row for row in of_kind)]
+        metrics = dict.fromkeys(name for row in of_kind for name in metrics_of(row))
+        columns = {n: np.array([row.get(n, math.nan) for row in of_kind]) for n in (x, *counters, *metrics)}
+        tables[kind] = MetricTable(kind, x, columns)
+    return tables
+
+
+def place_of(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Where a run was after `rows`, on the counter that its evaluations, or its proposals, are placed at; 0 after none.
+
+    Rounds of adaptation are counted in between, by a counter of their own.
+    """
+    return next((_x(row) for row in reversed(rows) if row[KIND] != "adaptation"), 0)
+
+
+def metrics_of(row: Mapping[str, Any]) -> list[str]:
+    """Names of the metrics of a row, the clock's numbers among them."""
+    return [name for name in row if name not in _NO_METRICS]
+
+
+def _x(row: Mapping[str, Any]) -> int:
+    return int(row[row[X]])
 
 
 def _digest(line: Mapping[str, Any], before: int) -> int:
@@ -192,8 +293,8 @@ def _rewrite_events(folder: Path, lines: list[dict[str, Any]], hyperparameters: 
 
 def _to_events(events: EventFile, line: Mapping[str, Any]) -> None:
     values = {
-        key: math.nan if value is None else float(value)
-        for key, value in line.items()
-        if key not in _NO_CURVES and not key.startswith(TIME)
+        name: math.nan if line[name] is None else float(line[name])
+        for name in metrics_of(line)
+        if not name.startswith(TIME)
     }
-    events.scalars(int(line["step"]), float(line[TIME + "unix"]), values)
+    events.scalars(_x(line), float(line[TIME + "unix"]), values)

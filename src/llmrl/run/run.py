@@ -6,7 +6,7 @@ with Run.open(root, name, config, overrides, seed) as run:
     if run.restored is not None:
         self.load_state_dict(run.restored)
     for iteration in range(run.iteration, total):
-        run.metrics.log(iteration, self.iterate())
+        run.metrics.log("update", "updates", self.iterate(), updates=iteration + 1)
         run.safe_point(iteration + 1, self.state_dict)
     run.result = self.score()
 """

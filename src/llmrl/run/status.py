@@ -15,7 +15,7 @@ from llmrl.run.files import write_json
 from llmrl.run.owner import job_id
 
 FILE_NAME = "status.json"
-FORMAT = 1
+FORMAT = 2
 """Version of the run folder's layout; raised when an older llmrl could misread a newer folder."""
 STATES = ("running", "finished", "failed", "stopped", "preempted", "budget_exhausted")
 RunState = Literal["running", "finished", "failed", "stopped", "preempted", "budget_exhausted"]

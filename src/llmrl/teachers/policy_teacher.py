@@ -9,7 +9,9 @@ import torch
 
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
+from llmrl.teachers.debate import Debate
 from llmrl.teachers.guide import Guide
+from llmrl.teachers.llm_planner import LLMPlanner
 from llmrl.teachers.schedules import Schedule
 from llmrl.teachers.teacher_policy import TeacherPolicy
 
@@ -36,6 +38,7 @@ class PolicyTeacher:
     Attributes:
         channels: what the domain reads.
         policy: the guide as a player.
+        keeps_draws: plans are drawn, and kept for all states that read the same: so all episodes share them.
         updates: rollouts advised on so far.
         weight: of the loss in the present update.
     """
@@ -44,6 +47,8 @@ class PolicyTeacher:
         self.guide, self.schedule = guide, schedule
         self.channels = guide.domain.channels
         self.policy = TeacherPolicy(guide)
+        planner = guide.planner.planner if isinstance(guide.planner, Debate) else guide.planner
+        self.keeps_draws = isinstance(planner, LLMPlanner)
         self._seeds = seeds.child("plans")
         self.updates, self.queries, self.weight = 0, 0, 0.0
         self._memory: np.ndarray | None = None

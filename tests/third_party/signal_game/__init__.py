@@ -1,1 +1,1 @@
-"""A package outside llmrl that brings an environment, an agent, a principal and a teacher of its own."""
+"""A package outside llmrl that brings an environment, an agent, a principal, a teacher and an objective of its own."""

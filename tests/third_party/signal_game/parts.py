@@ -47,7 +47,7 @@ class Reader:
         signal = observation["vector"].argmax(-1)
         prompts = [f"The signal is {self.names[i]}. The signal is" for i in signal.flatten().tolist()]
         with torch.no_grad():
-            scores = self.scorer.score(prompts, self.names)
+            scores = self.scorer.score(prompts, [f" {name}" for name in self.names])
         return Act(torch.multinomial(scores.softmax(-1), 1, generator=generator).reshape(signal.shape))
 
     def values(self, observation: dict[str, torch.Tensor], state: Any = None) -> torch.Tensor:

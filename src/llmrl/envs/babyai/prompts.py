@@ -38,6 +38,8 @@ class Prompts:
         replace: Mapping[str, str],
     ) -> None:
         self._words, self._glam, self._actions = LANGUAGES[language], template == "glam", tuple(actions)
+        # The space between a prompt and the action that follows it is the prompt's end, as published, or the action's.
+        self._follow = [name if self._glam else f" {name}" for name in actions]
         self._replace = tuple(replace.items())
         self._heads = [""] * n
         self._seen: list[deque[str]] = [deque(maxlen=history) for _ in range(n)]
@@ -49,6 +51,11 @@ class Prompts:
             self._before = [f"\n{self._words.observation}: "] * history
             self._after = [f"\n{self._words.action}:"] * history
 
+    @property
+    def continuations(self) -> tuple[str, ...]:
+        """How a prompt goes on when each action is taken, as the next prompts show it."""
+        return tuple(self.replaced(text) for text in self._follow)
+
     def start(self, game: int, mission: str, seen: Sequence[str]) -> None:
         """An episode begins with what is seen; nothing of the one before is remembered."""
         possible = f"{self._words.possible}{', '.join(self._actions)} \n " if self._glam else ""
@@ -59,7 +66,7 @@ class Prompts:
 
     def go_on(self, game: int, action: int, seen: Sequence[str]) -> None:
         """An action was taken, and then this is seen."""
-        self._done[game].append(self._actions[action] if self._glam else f" {self._actions[action]}")
+        self._done[game].append(self._follow[action])
         self._see(game, seen)
 
     def _see(self, game: int, seen: Sequence[str]) -> None:

@@ -136,7 +136,7 @@ class BabyAIEnv(Replayed):
         )
         length, n_words = self._mission_ids.shape[1], FIRST_WORD + len(self._words)
         channels = {
-            "prompt": Channel((), "object"),
+            "prompt": Channel((), "object", continuations=self._prompts.continuations),
             "text": Channel((), "object"),
             "view": Channel((size, size, 3), "uint8", 0, max(_CODES) - 1, codes=_CODES),
             "mission": Channel((length,), "int64", 0, n_words - 1, codes=(n_words,)),

@@ -8,7 +8,16 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
 from llmrl.envs.mechanisms import Mechanism
 from llmrl.envs.melting_pot.layout import CELLS, PIXELS, VECTOR
-from llmrl.envs.melting_pot.rules import MAX_AGENTS, SUBSTRATES, Rules, SubstrateName, action_names
+from llmrl.envs.melting_pot.rules import (
+    FIRST_END,
+    MAX_AGENTS,
+    SUBSTRATES,
+    Rules,
+    Sites,
+    SubstrateName,
+    action_names,
+    changes,
+)
 from llmrl.envs.melting_pot.seen import game_text, grid_codes, grid_planes
 
 CHANNELS = ("pixels", "grid", "vector", "text")
@@ -65,8 +74,12 @@ def describe(
     horizon: int | None,
     deterministic: bool,
     device: str | None = None,
+    sites: Sites | None = None,
 ) -> EnvSpec:
-    """The spec of a batch of games; `show_mechanism`: players see its values, where there is one."""
+    """The spec of a batch of games.
+
+    `show_mechanism`: players see its values, where there is one. `sites`: of the map; None: Melting Pot's own.
+    """
     grid = grid_codes(n_agents)
     offered = {
         "pixels": Channel(PIXELS, "uint8", 0, 255),
@@ -82,7 +95,7 @@ def describe(
         "players_present": "mean",
     }
     if SUBSTRATES[substrate].dirt:
-        metrics |= {"apples_regrown": "sum", "cells_cleaned": "sum", "cleaners": "sum", "dirt": "last"}
+        metrics |= {"apples_regrown": "sum", "cells_cleaned": "sum", "cleaning_shots": "sum", "dirt": "last"}
     if mechanism is not None:
         metrics |= mechanism.metrics
         if show_mechanism:
@@ -102,5 +115,26 @@ def describe(
         exposure=mechanism is not None,
         deterministic=deterministic,
         text=game_text(substrate, rules, n_agents) if "text" in channels else None,
+        facts=_facts(substrate, rules, mechanism, horizon, sites or SUBSTRATES[substrate].sites),
         device=device,
     )
+
+
+def _facts(
+    substrate: SubstrateName, rules: Rules, mechanism: Mechanism | None, horizon: int | None, sites: Sites
+) -> dict[str, float | bool]:
+    """What is true of the game under these rules, on this map, with this mechanism."""
+    made = {change.name for change in changes(substrate, rules)}
+    facts: dict[str, float | bool] = {"apple_sites": sites.apples, "away": SUBSTRATES[substrate].away}
+    if sites.dirt:
+        facts |= {
+            "apples_at_start": "apples_at_start" in made,
+            "river_cells": sites.dirt,
+            "dirty_at_start": sites.dirty,
+            "pays_cleaning": False,
+            "exactly_one": False,
+            "pay_removed": False,
+        }
+    if "no_random_end" not in made and (horizon is None or horizon > FIRST_END):
+        facts["may_end_from"] = FIRST_END
+    return facts if mechanism is None else {**facts, **mechanism.facts}

@@ -18,10 +18,22 @@ SubstrateName = Literal["cleanup", "harvest"]
 Definition = dict[str, Any]
 """What a substrate's `build` returns: level name, number of players, map, prefabs, game objects."""
 
+FIRST_END = 1099
+"""Step at which an episode may end by chance for the first time, unless `no_random_end`."""
 MAX_AGENTS = 15
 """Players who can be told apart by colour in both substrates."""
 
 _MOVES = ("noop", "forward", "backward", "step_left", "step_right", "turn_left", "turn_right")
+
+
+@dataclass(frozen=True)
+class Sites:
+    """How many cells of a map do what: on `apples` apples grow, `dirt` can be dirty, and of these `dirty` are at the
+    start."""
+
+    apples: int
+    dirt: int = 0
+    dirty: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,10 +45,10 @@ class Substrate:
         actions: names of the upstream actions, in their order.
         world_shape: [height, width, 3] of a picture of the whole world.
         groups: what is counted in the world at each step: metric name -> group of piece states.
-        dirt: river cells that can be dirty; 0 where there is no river.
+        sites: cells of Melting Pot's map.
         zap_cooldown, clean_cooldown: steps after a shot in which none is possible.
         away: steps that a zapped player is out of the game.
-        end_probability: that an episode ends, at step 1099 and every 100 later.
+        end_probability: that an episode ends, at step `FIRST_END` and every 100 later.
         floor: the prefab under a spawn cell; `spawn_cells`: (x, y) of each player's own cell under `legislative` rules.
     """
 
@@ -44,13 +56,18 @@ class Substrate:
     actions: tuple[str, ...]
     world_shape: tuple[int, int, int]
     groups: Mapping[str, str]
-    dirt: int
+    sites: Sites
     zap_cooldown: int
     clean_cooldown: int
     away: int
     end_probability: float
     floor: str
     spawn_cells: tuple[tuple[int, int], ...]
+
+    @property
+    def dirt(self) -> bool:
+        """Whether there is a river that gets dirty."""
+        return self.sites.dirt > 0
 
 
 SUBSTRATES: Mapping[SubstrateName, Substrate] = {
@@ -59,7 +76,7 @@ SUBSTRATES: Mapping[SubstrateName, Substrate] = {
         actions=(*_MOVES, "zap", "clean"),
         world_shape=(168, 240, 3),
         groups={"apples_live": "apples", "dirt": "dirt"},
-        dirt=147,
+        sites=Sites(apples=122, dirt=147, dirty=79),
         zap_cooldown=10,
         clean_cooldown=2,
         away=50,
@@ -72,7 +89,7 @@ SUBSTRATES: Mapping[SubstrateName, Substrate] = {
         actions=(*_MOVES, "zap"),
         world_shape=(144, 192, 3),
         groups={"apples_live": "apples"},
-        dirt=0,
+        sites=Sites(apples=64),
         zap_cooldown=2,
         clean_cooldown=0,
         away=4,

@@ -99,7 +99,16 @@ class MeltingPotEnv:
         self.settlement: Settlement | None = None
         """How the mechanism settled the last step, with each player's exposure to its values; None without one."""
         self.spec = describe(
-            substrate, rules, n_envs, n_agents, channels, mechanism, show_mechanism, horizon, deterministic=False
+            substrate,
+            rules,
+            n_envs,
+            n_agents,
+            channels,
+            mechanism,
+            show_mechanism,
+            horizon,
+            deterministic=False,
+            sites=None if drawn is None else drawn.sites,
         )
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
@@ -160,7 +169,7 @@ class MeltingPotEnv:
         if self._facts.dirt:
             info["apples_regrown"] = counts["apples_live"] - self._apples + eaten
             info["cells_cleaned"] = cleaned.sum(axis=1)
-            info["cleaners"] = (cleaned > 0).sum(axis=1, dtype=np.float32)
+            info["cleaning_shots"] = (cleaned > 0).sum(axis=1, dtype=np.float32)
         base = reward = raw
         exposure = None
         if self._mechanism is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.melting_pot.rules import SUBSTRATES
+from llmrl.envs.melting_pot.rules import FIRST_END, SUBSTRATES
 from llmrl.envs.native.draws import game_keys
 from llmrl.envs.native.engine import Setup
 
-FIRST_END, INTERVAL, LAST_END = 1099, 100, 5000
-"""Steps after which an episode may end at random, from the first on, and after which it is over in any case."""
+INTERVAL, LAST_END = 100, 5000
+"""Steps between the chances of an end at random, from `FIRST_END` on, and steps after which it is over in any case."""
 
 
 def over(steps: NDArray[np.int64], horizon: int | None, keys: NDArray[np.int32], setup: Setup) -> NDArray[np.bool_]:

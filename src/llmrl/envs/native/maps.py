@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.melting_pot import install
-from llmrl.envs.melting_pot.rules import SUBSTRATES, SubstrateName
+from llmrl.envs.melting_pot.rules import SUBSTRATES, Sites, SubstrateName
 from llmrl.envs.native.own_maps import OWN_MAPS
 
 logger = logging.getLogger(__name__)
@@ -91,6 +91,10 @@ class GameMap:
     @property
     def n_cells(self) -> int:
         return self.stride * (self.height + 2 * MARGIN)
+
+    @property
+    def sites(self) -> Sites:
+        return Sites(len(self.apples), len(self.dirt), int(self.dirty.sum()))
 
     def cell(self, x: int, y: int) -> int:
         """The number of column `x` and row `y` of the map, both from 0."""

@@ -85,7 +85,17 @@ class NativeEnv:
         ] = []  # of the keys, one for each equal group of games; none: the stream it was built with
         self._group = n_envs  # games that draw numbers of their own; the next ones draw the same again
         self.spec = describe(
-            substrate, rules, n_envs, n_agents, channels, mechanism, show_mechanism, horizon, True, device
+            substrate,
+            rules,
+            n_envs,
+            n_agents,
+            channels,
+            mechanism,
+            show_mechanism,
+            horizon,
+            deterministic=True,
+            device=device,
+            sites=game_map.sites,
         )
         self.observer = Observer(self.engine, channels, tiles)
         room = self.observer.bytes_per_game
@@ -168,7 +178,7 @@ class NativeEnv:
             info |= {
                 "apples_regrown": info["apples_live"] - counted(before.apple) + info["apples_eaten"],
                 "cells_cleaned": cleaned.sum(1),
-                "cleaners": (cleaned > 0).sum(1),
+                "cleaning_shots": (cleaned > 0).sum(1),
                 "dirt": counted(state.dirt),
             }
         base = reward = raw

@@ -62,7 +62,6 @@ class ParticlesEnv:
             n_actions=n_actions,
             action_names=scenario.action_names,
             horizon=horizon,
-            objective="mean",
             metrics=scenario.metrics,
             agent_names=bodies.agents,
         )

@@ -19,9 +19,10 @@ class CausalScorer(LocalScorer):
     A node attends to the prompt and to its ancestors, and has the position it has in its own candidate.
 
     Tokens: a prompt gets the special tokens the model's own tokenizer puts before it (a BOS where there is one) and
-    none of those it would put after it; a candidate gets none, but the end-of-sequence token with `add_eos`. Prompt and
-    candidate are tokenised apart and no space is put between them: where words should be apart, the prompt ends or the
-    candidate begins with one. The arguments are those of `LocalScorer`.
+    none of those it would put after it; a candidate gets none, but the end-of-sequence token with `add_eos`. The two
+    are tokenised as the one text that they make, so that a model scores what it would read there: spaces at the end of
+    a prompt belong to the first token of what follows. Where a token would be part of both, they are tokenised apart.
+    The arguments are those of `LocalScorer`.
     """
 
     kind: Kind = "causal"
@@ -38,6 +39,22 @@ class CausalScorer(LocalScorer):
         while end > 0 and special[end - 1] and not all(special[:end]):
             end -= 1
         return ids[:end]
+
+    def _parted(self, prompt: str) -> tuple[str, str]:
+        read = prompt if self.parity else prompt.rstrip(" ")
+        return (read, prompt[len(read) :]) if read else (prompt, "")
+
+    def _context(self, read: str) -> str:
+        # Tokens do not go on beyond the line, but an empty line does not say what the text would begin with.
+        return "" if self.parity else read[read.rfind("\n", 0, len(read.rstrip())) + 1 :]
+
+    def _continued(self, context: str, texts: Sequence[str]) -> list[list[int]]:
+        if not context:
+            return self._plain_tokens(texts)
+        [before, *whole] = self._plain_tokens([context, *(context + text for text in texts)])
+        apart = self._plain_tokens(texts)
+        n = len(before)
+        return [ids[n:] if ids[:n] == before else alone for ids, alone in zip(whole, apart, strict=True)]
 
     def _longest_text(self) -> int | None:
         # A model with a sliding window is read up to that window only: the mask here is the same in all its layers.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from llmrl.core.errors import LLMError
+from llmrl.llms.local.four_bits import keep_gradients
 
 if TYPE_CHECKING:
     import torch
@@ -110,12 +111,13 @@ def load_model(
         model: folder or hub name.
         revision: branch, tag or commit on the hub; None is its default branch.
         device: torch device, e.g. `cpu` or `cuda`.
-        dtype: type of the weights, and so of the computation.
+        dtype: type of the weights, and so of the computation; products with weights in four bits are computed in
+            bfloat16, or float16 if it is that.
         weights: `pretrained`; `random`: drawn as the architecture's own initialisation has it, with nothing read but
             `config.json`; `embeddings`: drawn, but for the vectors of the words it reads.
         seed: of weights that are drawn.
         four_bit: keep the weights of linear layers in four bits (nf4 with double quantisation, arXiv 2305.14314); they
-            cannot be trained then, but adapters over them can.
+            cannot be trained then, but adapters over them can (`four_bits`).
 
     Raises:
         LLMError: it cannot be loaded, is not of this kind, or does not fit on the device.
@@ -143,9 +145,11 @@ def load_model(
         if weights == "embeddings":
             whole = _load(auto.from_pretrained, f"{kind} language model", model, revision, **options)
             _copy_words(whole, module)
+    if four_bit:  # they are on their device already, and cannot be moved
+        keep_gradients(module)
+        return module.eval()
     try:
-        # Weights in four bits are on their device already, and cannot be moved.
-        return module.eval() if four_bit else module.to(device).eval()
+        return module.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # no such device, a torch without CUDA, out of memory
         raise LLMError(f"{model} cannot be moved to device {device}: {_one_line(error)}") from error
 
@@ -191,9 +195,8 @@ def _four_bits(model: str, device: str, dtype: Dtype, weights: Weights) -> dict[
         raise LLMError("llm.four_bit=true keeps pretrained weights small, and llm.weights draws them: choose one")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise LLMError(
-            f"{model}: llm.four_bit=true needs the package bitsandbytes, on a device that it supports (CUDA GPUs, and "
-            "some processors): pip install bitsandbytes; or use llm.four_bit=false, with llm.dtype=bfloat16 to save "
-            "half of the memory"
+            f"{model}: llm.four_bit=true needs the optional package bitsandbytes: pip install 'llmrl[four-bit]'; or "
+            "use llm.four_bit=false, with llm.dtype=bfloat16 to save half of the memory"
         )
     import torch
     from transformers import BitsAndBytesConfig
@@ -203,7 +206,7 @@ def _four_bits(model: str, device: str, dtype: Dtype, weights: Weights) -> dict[
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=getattr(torch, dtype),
+        bnb_4bit_compute_dtype=torch.float16 if dtype == "float16" else torch.bfloat16,
     )
     return {"quantization_config": quantization, "device_map": {"": device}}
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import PositiveFloat, PositiveInt, UnitInterval
+from llmrl.llms.local.four_bits import check_gradients
 
 if TYPE_CHECKING:
     import torch
@@ -50,10 +51,12 @@ class Lora:
 
         Raises:
             ConfigError: peft is not installed, or the model has no such layers.
+            LLMError: no gradient passes through the model's weights, which are in four bits, or a wrong one.
         """
         if importlib.util.find_spec("peft") is None:
             raise ConfigError("adapters need the optional package peft: pip install 'llmrl[finetune]'")
         self.check(module)
+        check_gradients(module)
         import torch
         from peft import LoraConfig, inject_adapter_in_model
 

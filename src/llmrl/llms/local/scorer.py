@@ -66,15 +66,18 @@ class LocalScorer(ABC):
         dtype: type of the weights; the softmax over the vocabulary is computed in float32 whatever it is.
         length_normalization: `none` sums a candidate's token log-probabilities, `tokens` takes their mean, `words`
             divides their sum by the number of words (Tan et al. 2024, arXiv 2401.14151).
-        parity: score by sums of logits that are not normalised to probabilities, and with a bonus of 1 for each token
-            that a candidate has less than the longest, as the published code of online grounding does.
+        parity: score as the published code of online grounding does: by sums of logits that are not normalised to
+            probabilities, with a bonus of 1 for each token that a candidate has less than the longest, prompt and
+            candidate tokenised apart, and no special tokens around the prompt.
+        prompt_special_tokens: put those special tokens around a prompt that its tokenizer has for it (T5: `</s>` after
+            it; others: a BOS before it); None: unless `parity`.
         add_eos: the end-of-sequence token after a candidate counts, so that log p is that of the whole text and not
             of a text that begins so.
         max_prompt_tokens: longest prompt, special tokens included; None sets no limit but the model's own.
         truncate: what happens to longer prompts: `error`, or `left`, which cuts their beginning off, e.g. the goal.
         batch_tokens: budget of one pass of the model, in positions. A prompt that is larger alone still runs, alone.
         weights: which weights are loaded, and which are drawn; see `load_model`.
-        four_bit: keep loaded weights in four bits, frozen.
+        four_bit: keep loaded weights in four bits, frozen, and compute their products in half precision.
         seeds: weights are drawn from its stream `weights`; None: from seed 0.
         device: torch device, e.g. `cpu` or `cuda`.
     """
@@ -94,6 +97,7 @@ class LocalScorer(ABC):
         weights: Weights = "pretrained",
         four_bit: bool = False,
         parity: bool = False,
+        prompt_special_tokens: bool | None = None,
         *,
         device: str = "cpu",
         seeds: Seeds | None = None,
@@ -104,6 +108,7 @@ class LocalScorer(ABC):
         self.length_normalization, self.add_eos = length_normalization, add_eos
         self.max_prompt_tokens, self.truncate, self.batch_tokens = max_prompt_tokens, truncate, batch_tokens
         self.weights, self.four_bit, self.parity = weights, four_bit, parity
+        self.prompt_special_tokens = not parity if prompt_special_tokens is None else prompt_special_tokens
         self._seed = 0 if seeds is None else seeds.integer("weights")
         drawn = {"pretrained": "", "embeddings": ", drawn weights but for its words", "random": ", drawn weights"}
         self.label = f"{model} (local scorer{drawn[weights]})"
@@ -114,6 +119,7 @@ class LocalScorer(ABC):
             None  # those that hold parts of the weights, and so compute as often as each other
         )
         self._read: dict[str, TokenIds] = {}
+        self._spelt: dict[tuple[str, tuple[str, ...]], tuple[TokenIds, ...]] = {}
 
     @property
     def module(self) -> torch.nn.Module:
@@ -179,8 +185,9 @@ class LocalScorer(ABC):
     def lengths(self, prompts: Sequence[str]) -> list[int]:
         """Tokens of each prompt."""
         self.load()
-        tokens = self._tokenize_prompts(list(dict.fromkeys(prompts)))
-        return [len(tokens[prompt]) for prompt in prompts]
+        read = {prompt: self._parted(prompt)[0] for prompt in prompts}
+        tokens = self._tokenize_prompts(list(dict.fromkeys(read.values())))
+        return [len(tokens[read[prompt]]) for prompt in prompts]
 
     def score(self, prompts: Sequence[str], candidates: Sequence[str] | Sequence[Sequence[str]]) -> torch.Tensor:
         """log p(candidate | prompt), [n_prompts, n_candidates] float32 on the device.
@@ -230,6 +237,18 @@ class LocalScorer(ABC):
     def _prompt_tokens(self, ids: list[int], special: list[int]) -> list[int]:
         """The prompt as the model reads it, from all its tokens; `special` is 1 where the tokenizer added one."""
 
+    def _parted(self, prompt: str) -> tuple[str, str]:
+        """What of a prompt is read before its candidates, and what is read as the beginning of each of them."""
+        return prompt, ""
+
+    def _context(self, read: str) -> str:
+        """The end of what is read before candidates, as far as it has a say in their tokens."""
+        return ""
+
+    def _continued(self, context: str, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of texts that follow `context`."""
+        return self._plain_tokens(texts)
+
     @abstractmethod
     def _longest_text(self) -> int | None:
         """Most tokens of a prompt and a candidate together that the model can read; None for no limit."""
@@ -258,10 +277,13 @@ class LocalScorer(ABC):
         """The distinct queries, and for each prompt the index of its own."""
         pairs = list(zip(prompts, lists, strict=True))
         distinct = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
-        tokens = self._tokenize_prompts(list(dict.fromkeys(prompts)))
-        trees = {texts: token_tree(self._tokenize_candidates(texts)) for texts in dict.fromkeys(lists)}
-        words = {texts: tuple(max(len(text.split()), 1) for text in texts) for texts in trees}
-        queries = [Query(tokens[prompt], trees[texts], words[texts]) for prompt, texts in distinct]
+        read = {prompt: self._parted(prompt) for prompt in prompts}
+        tokens = self._tokenize_prompts(list(dict.fromkeys(before for before, _ in read.values())))
+        words = {texts: tuple(max(len(text.split()), 1) for text in texts) for texts in dict.fromkeys(lists)}
+        queries = [
+            Query(tokens[read[prompt][0]], token_tree(self._tokenize_candidates(prompt, texts)), words[texts])
+            for prompt, texts in distinct
+        ]
         rows = [distinct[pair] for pair in pairs]
         limit = self._longest_text()
         for (prompt, _), query in zip(distinct, queries, strict=True):
@@ -278,7 +300,8 @@ class LocalScorer(ABC):
         if new := [prompt for prompt in prompts if prompt not in self._read]:
             if len(self._read) + len(new) > _KEPT:
                 self._read = {prompt: self._read[prompt] for prompt in prompts if prompt in self._read}
-            encoded = self._tokenizer(new, return_special_tokens_mask=True)
+            added = self.prompt_special_tokens
+            encoded = self._tokenizer(new, add_special_tokens=added, return_special_tokens_mask=True)
             masks = encoded["special_tokens_mask"]
             for prompt, ids, special in zip(new, encoded["input_ids"], masks, strict=True):
                 self._read[prompt] = self._cut(prompt, self._prompt_tokens(ids, special), special)
@@ -299,15 +322,26 @@ class LocalScorer(ABC):
             tokens = tokens[:start] + tokens[start + excess :]
         return tuple(tokens)
 
-    def _tokenize_candidates(self, texts: tuple[str, ...]) -> tuple[TokenIds, ...]:
+    def _tokenize_candidates(self, prompt: str, texts: tuple[str, ...]) -> tuple[TokenIds, ...]:
         if not texts:
             return ()
-        encoded = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        for i, (text, ids) in enumerate(zip(texts, encoded, strict=True)):
-            if not ids:
-                raise ConfigError(f"candidate {i} ({text!r}) is empty: it has no tokens to score")
-        end = (self._tokenizer.eos_token_id,) if self.add_eos else ()
-        return tuple((*ids, *end) for ids in encoded)
+        read, moved = self._parted(prompt)
+        key = self._context(read), tuple(f"{moved}{text}" for text in texts)
+        if key not in self._spelt:
+            encoded = self._continued(*key)
+            for i, (text, ids) in enumerate(zip(texts, encoded, strict=True)):
+                if not text or not ids:
+                    raise ConfigError(f"candidate {i} ({text!r}) is empty: it has no tokens to score")
+            if len(self._spelt) >= _KEPT:
+                self._spelt = {}
+            end = (self._tokenizer.eos_token_id,) if self.add_eos else ()
+            self._spelt[key] = tuple((*ids, *end) for ids in encoded)
+        return self._spelt[key]
+
+    def _plain_tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        """Without special tokens."""
+        encoded: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        return encoded
 
     @torch.no_grad()
     def _verify(self) -> None:
@@ -325,7 +359,8 @@ class LocalScorer(ABC):
                 logits = self._plain_logits(torch.tensor(prompt, device=fast.device), target)
                 rows.append(logits.float().log_softmax(-1).gather(1, target[:, None]).sum())
         plain = torch.stack(rows).view_as(fast)
-        relative, absolute = (1e-3, 1e-2) if self.dtype == "float32" else (0.05, 0.5)
+        exact = self.dtype == "float32" and not self.four_bit
+        relative, absolute = (1e-3, 1e-2) if exact else (0.05, 0.5)
         if not torch.allclose(fast, plain, rtol=relative, atol=absolute):
             raise self._unsupported(
                 self._module,

@@ -18,8 +18,9 @@ class Seq2SeqScorer(LocalScorer):
     So cross-attention keys and values are computed once per prompt, and no copy of them is made for a candidate.
 
     Tokens: a prompt gets the special tokens the model's own tokenizer adds (T5: `</s>` at the end, as its encoder was
-    trained); a candidate gets none, but `</s>` at the end with `add_eos`. The decoder starts from the model's
-    `decoder_start_token_id`. The arguments are those of `LocalScorer`.
+    trained); a candidate gets none, but `</s>` at the end with `add_eos`. It is a text of its own, which the decoder
+    begins after the model's `decoder_start_token_id`: spaces before it, which part it from the prompt, are left out.
+    The arguments are those of `LocalScorer`.
     """
 
     kind: Kind = "seq2seq"
@@ -38,6 +39,9 @@ class Seq2SeqScorer(LocalScorer):
 
     def _prompt_tokens(self, ids: list[int], special: list[int]) -> list[int]:
         return ids
+
+    def _continued(self, context: str, texts: Sequence[str]) -> list[list[int]]:
+        return self._plain_tokens(texts if self.parity else [text.lstrip(" ") for text in texts])
 
     def _longest_text(self) -> int | None:
         return None  # positions are relative

@@ -1,4 +1,8 @@
-"""Shortest paths over poses (cell and direction), one for every turn and every step forward."""
+"""Shortest paths over poses (cell and direction), one for every turn and every step forward.
+
+Ties between equally short paths are broken by the first action in which they differ: forward, then left, then right.
+So the choice is a function of the map alone.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,10 @@ class PathsTo:
         return found.get(pose)
 
     def action(self, pose: int) -> int | None:
-        """The first action of a shortest path, forward before turns; None if there is no path or it has no steps."""
+        """The first action of a shortest path, of several forward before left before right.
+
+        None if there is no path, or if it has no steps.
+        """
         distance = self.distance(pose)
         if not distance:
             return None

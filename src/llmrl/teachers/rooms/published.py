@@ -2,6 +2,9 @@
 
 They walk into lava, go to where an object once was, act where it has no effect, explore along the walls, and take what
 they cannot read for waiting. What a comparison with published numbers needs, and nothing else does.
+
+Not as released: which of several shortest paths is gone. There it is the order in which Python's hash table of poses
+happens to be gone through; here steps forward come before turns (`llmrl.teachers.rooms.paths`). Both are as long.
 """
 
 from __future__ import annotations
@@ -137,15 +140,16 @@ def _unseen(world: World, bounds: tuple[int, int, int, int], x: int, y: int, dir
 
 
 def _bounds(world: World) -> tuple[int, int, int, int]:
-    """Of the room, (x, y) of two corners: where walls were seen in a run, else those of the array."""
+    """Of the room, (x, y) of two corners: those of the array, but for walls that were seen in a run.
+
+    A run is two cells of wall or door side by side. The released code looks for the first cell of a run neither in the
+    outermost columns nor in the outermost rows, so an eastern wall of which only the cells in rows 0 and 1 were seen
+    counts as unseen, and so does a southern wall seen in columns 0 and 1 alone. For the west and the north it takes the
+    array's own bounds: rooms stand in its corner.
+    """
     width, height = world.geometry.width, world.geometry.height
-    x, y = divmod(world.cell, height)
     solid = bytes(kind in (WALL, DOOR) for kind in world.ids)
-    upright = {i for i in range(width) if b"\1\1" in solid[i * height : (i + 1) * height]}
-    level = {j for j in range(height) if b"\1\1" in solid[j::height]}
-    return (
-        max((i for i in upright if i < x), default=0),
-        max((j for j in level if j < y), default=0),
-        min((i for i in upright if i > x), default=width - 1),
-        min((j for j in level if j > y), default=height - 1),
-    )
+    inner_x, inner_y = range(1, width - 1), range(1, height - 1)
+    upright = (i for i in inner_x if b"\1\1" in solid[i * height + 1 : (i + 1) * height])
+    level = (j for j in inner_y if b"\1\1" in solid[height + j :: height])
+    return 0, 0, next(upright, width - 1), next(level, height - 1)
