@@ -119,10 +119,10 @@ class PPOAgent:
         if freeze == "core" and init_from is None:
             logger.info("the agents' core is frozen at random weights; agent.init_from=<run> would load trained ones")
         self.shares_learning = init_from is not None
+        self._ppo = PPO(self.policy, ppo, teacher) if self.learns else None
         if init_from is not None:
             self._start_from(Path(init_from), init_parts)
         self._original = copy.deepcopy(self.policy.state_dict())
-        self._ppo = PPO(self.policy, ppo, teacher) if self.learns else None
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         return {} if self._ppo is None else self._ppo.update(rollout, generator)
@@ -171,7 +171,8 @@ class PPOAgent:
             self._ppo.load_state_dict(state["learner"])
 
     def _start_from(self, run: Path, parts: str) -> None:
-        saved = saved_state(run)[1].get("agents", [{}])[-1].get("policy")
+        agent = saved_state(run)[1].get("agents", [{}])[-1]
+        saved = agent.get("policy")
         if saved is None:
             raise ConfigError(f"agent.init_from={run}: that run's agent has no weights to start from")
         if parts == "core":
@@ -187,6 +188,9 @@ class PPOAgent:
                 f"agent.share_parameters{', or agent.init_parts=core for the core alone' if core_fits else ''}"
             )
         self.policy.load_state_dict({**mine, **saved})
+        learner = agent.get("learner") or {}
+        if self._ppo is not None and parts == "all" and "scale" in learner:
+            self._ppo.begin_with(learner["scale"])  # the units in which the loaded values are
 
 
 def _pieces(network: ActorCritic) -> list[str]:
