@@ -178,10 +178,11 @@ def test_target_kl_stops_epochs(signal_game):
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_advantages_normalised_over_the_rollout(signal_game, share):
+@pytest.mark.parametrize("whole", ["rollout", "game"])
+def test_advantages_normalised_over_the_rollout(signal_game, share, whole):
     """The update is the one of given normalised advantages, whatever the minibatches; each network has its own."""
     updated = []
-    for over in ("rollout", None):
+    for over in (whole, None):
         changes = {"normalize_over": over} if over else {"normalize_advantage": False}
         policy, ppo, collector = make(
             signal_game(n_envs=4), share=share, advantage_eps=0.1, minibatch_size=7, **changes
@@ -189,7 +190,7 @@ def test_advantages_normalised_over_the_rollout(signal_game, share):
         rollout = collector.collect(16, Seeds(1).torch("actions"))
         advantage, target = ppo.estimate(rollout)
         if over is None:
-            axes = (0, 1, 2) if share else (0, 1)
+            axes = (0,) + (() if whole == "game" else (1,)) + ((2,) if share else ())
             spread = advantage.std(axes, keepdim=True) + 0.1
             advantage = (advantage - advantage.mean(axes, keepdim=True)) / spread
         ppo.fit(rollout, advantage, target, Seeds(0).torch("minibatches"), ppo.updaters)

@@ -157,6 +157,7 @@ CHANGES = {
     "gradients scaled down apart": {"clip_apart": True},
     "gradients scaled down apart, no critic": {"clip_apart": True, "baseline": "none"},
     "advantages normalised over the rollout": {"normalize_over": "rollout", "advantage_eps": 0.1},
+    "advantages normalised in each game": {"normalize_over": "game", "advantage_eps": 0.1},
 }
 
 

@@ -36,7 +36,8 @@ def builder(spec):
 @pytest.mark.parametrize("spec", [CLEANUP, ESCAPE_ROOM], ids=lambda spec: spec.name)
 @pytest.mark.parametrize("name", sorted(set(PRINCIPALS) - {"none"}))
 def test_principals(name, spec):
-    principal = builder(spec).build(PRINCIPALS[name], "principal")
+    given = {"vectors": [spec.mechanism.high.tolist()]} if name == "listed" else {}
+    principal = builder(spec).build({**PRINCIPALS[name], **given}, "principal")
     assert isinstance(principal, Proposer)
     context = 0 if spec.contexts else None
     vector = spec.mechanism.check(principal.ask(context)[0])

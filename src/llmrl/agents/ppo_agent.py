@@ -19,7 +19,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.learners.meta_gradient import MetaGradient
 from llmrl.learners.ppo import PPO, PPOSettings
 from llmrl.learners.rollout import Rollout
-from llmrl.networks.actor_critic import ActorCritic, Core, Critic, Encoding
+from llmrl.networks.actor_critic import ActorCritic, Core, Critic, Encoding, Join
 from llmrl.networks.cnn import MAP_CHANNELS
 from llmrl.networks.film import FilmSettings
 from llmrl.networks.society import SocietyPolicy
@@ -42,7 +42,7 @@ class PPOAgent:
         reads: observation channels its networks take in; None: all numeric ones.
         features: width of the core's output; None gives 512 for pixels, the whole map for a map, 64 otherwise.
         core: `auto`: convolutions for pixels and maps, else an MLP; `mlp`: always an MLP; `film`: convolutions that the
-            words of a mission modulate.
+            words of a mission modulate; `planes`: one linear layer on facts about the cells of a map.
         encoding: of maps of codes: `onehot`, or `codes`, the numbers they are (as published for students).
         core_hidden: hidden widths of an MLP core (unused for pixels and maps), and of a central critic.
         head_hidden: hidden widths of actor and critic heads; empty means linear heads.
@@ -58,6 +58,8 @@ class PPOAgent:
         teacher: extra loss, or None.
         film: shape of a `film` core; None: its defaults.
         map_channels: output channels of the convolutions over a map; None: those of `GridCore`.
+        planes: names of the facts that a `planes` core looks at; None: all that the map has.
+        join: where numbers beside a picture or a map come in: at the `heads`, or before the last layer of the `core`.
 
     Raises:
         ConfigError: the weights to start from do not fit this agent, or it does not learn and is to be taught.
@@ -88,6 +90,8 @@ class PPOAgent:
         teacher: Teacher | None = None,
         film: FilmSettings | None = None,
         map_channels: list[PositiveInt] | None = None,
+        planes: list[str] | None = None,
+        join: Join = "heads",
     ) -> None:
         if freeze == "auto":
             freeze = "core" if governed and "pixels" in spec.observation else "none"
@@ -105,17 +109,20 @@ class PPOAgent:
         if teacher is not None and freeze == "all":
             raise ConfigError("agent.freeze=all: agents that do not learn cannot be taught; use teacher=none")
         n_networks = 1 if share_parameters else spec.n_agents
-        networks = [ActorCritic(spec, generator, *shape, map_channels=channels) for _ in range(n_networks)]
+        networks = [
+            ActorCritic(spec, generator, *shape, map_channels=channels, planes=planes, join=join)
+            for _ in range(n_networks)
+        ]
         self.policy = SocietyPolicy(spec, networks, core_frozen=freeze == "core").to(device)
         self.learns = freeze != "all"
         self._keep_optimizer = keep_optimizer
         if freeze == "core" and init_from is None:
             logger.info("the agents' core is frozen at random weights; agent.init_from=<run> would load trained ones")
         self.shares_learning = init_from is not None
+        self._ppo = PPO(self.policy, ppo, teacher) if self.learns else None
         if init_from is not None:
             self._start_from(Path(init_from), init_parts)
         self._original = copy.deepcopy(self.policy.state_dict())
-        self._ppo = PPO(self.policy, ppo, teacher) if self.learns else None
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         return {} if self._ppo is None else self._ppo.update(rollout, generator)
@@ -164,7 +171,8 @@ class PPOAgent:
             self._ppo.load_state_dict(state["learner"])
 
     def _start_from(self, run: Path, parts: str) -> None:
-        saved = saved_state(run)[1].get("agents", [{}])[-1].get("policy")
+        agent = saved_state(run)[1].get("agents", [{}])[-1]
+        saved = agent.get("policy")
         if saved is None:
             raise ConfigError(f"agent.init_from={run}: that run's agent has no weights to start from")
         if parts == "core":
@@ -180,6 +188,9 @@ class PPOAgent:
                 f"agent.share_parameters{', or agent.init_parts=core for the core alone' if core_fits else ''}"
             )
         self.policy.load_state_dict({**mine, **saved})
+        learner = agent.get("learner") or {}
+        if self._ppo is not None and parts == "all" and "scale" in learner:
+            self._ppo.begin_with(learner["scale"])  # the units in which the loaded values are
 
 
 def _pieces(network: ActorCritic) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from llmrl.cli.build import Builder
 from llmrl.cli.offers import can_search, needs_mechanism, no_mechanism, options
+from llmrl.cli.pretraining import located
 from llmrl.cli.together import check_together, processes_here
 from llmrl.core.errors import ConfigError
 from llmrl.core.objectives import Objective
@@ -157,6 +158,7 @@ def build_parts(
         play_only: leave out the principal, whose language model might cost money; the agents stay as they were built.
         folder: of the run, for parts that keep something readable there; None: nothing is kept.
     """
+    config = located(config)
     seeds = Seeds(config["seed"])
     device = _device(config)
     trusted = config["trusted_modules"]

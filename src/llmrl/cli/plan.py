@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmrl.cli.compose import Parts
+from llmrl.cli.pretraining import told
 from llmrl.core.errors import LLMError
 from llmrl.core.protocols import Loop
 from llmrl.core.records import CallEstimate
@@ -33,6 +34,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
         rows += [(f"  {p.name}", f"[{p.low:g}, {p.high:g}] {p.unit}") for p in spec.mechanism.parameters]
     agent = parts.agents[0].describe()
     rows.append(("agent", ", ".join(f"{k}: {v:,}" if isinstance(v, int) else f"{k}: {v}" for k, v in agent.items())))
+    rows += told(config)
     rows.append(("principal", "none" if parts.principal is None else type(parts.principal).__name__))
     rows += _teacher(parts, loop)
     rows += _llm(parts)

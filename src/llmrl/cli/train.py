@@ -60,6 +60,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
     """
     from llmrl.cli.compose import build_llm, build_loop, build_parts
     from llmrl.cli.outside import with_digests
+    from llmrl.cli.pretraining import ensure
     from llmrl.cli.report import llm_summary, print_plan, print_skipped, print_summary
     from llmrl.cli.together import check_alike
     from llmrl.core.processes import Processes
@@ -99,6 +100,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
         run.status.llm = "" if llm is None else llm.label
         run.status.shared = shared_of(config, asks=llm is not None)
         run.metrics.attach(Transcript.TAG, Transcript(run.folder))
+        ensure(config, run)
         parts = build_parts(config, llm, folder=run.folder)
         run.status.env = parts.env.spec.name
         try:

@@ -27,6 +27,8 @@ class Channel:
             later texts of the episode show it, where they show what was done. Empty: a space and the action's name.
         codes: of a map [width, height, k] of integer codes, how many codes (0, 1, ...) each of the k numbers of a cell
             can be; empty where numbers are amounts.
+        planes: of such a map, yes-or-no facts about a cell: name -> (which of the k numbers, lowest code, highest
+            code). Empty where the environment names none.
     """
 
     shape: tuple[int, ...]
@@ -35,6 +37,7 @@ class Channel:
     high: float = np.inf
     parts: tuple[Mapping[str, slice], ...] = field(default=(), hash=False)
     codes: tuple[int, ...] = ()
+    planes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict, hash=False)
     continuations: tuple[str, ...] = ()
 
 
@@ -143,6 +146,17 @@ class ParameterSpace:
         if bad:
             raise ConfigError(f"{self.name}: " + "; ".join(bad))
         return array
+
+    def exact(self, vectors: np.ndarray, where: str) -> np.ndarray:
+        """`vectors` [n, d], or a ConfigError for a number with more decimals than it may have; `where` it was given."""
+        off = np.argwhere(np.abs(self.rounded(vectors) - vectors) > 1e-9)
+        if len(off):
+            row, i = off[0].tolist()
+            raise ConfigError(
+                f"{where}: {self.names[i]}={vectors[row, i]:g} has more decimals than {self.parameters[i].decimals}; "
+                "round it, or let numbers have more (agent.decimals=null)"
+            )
+        return vectors
 
 
 @dataclass(frozen=True)

@@ -69,11 +69,12 @@ class MetaGradient:
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """`PPO.update`, with the same numbers, remembering how they depend on tau."""
         assert rollout.exposure is not None
+        advice = self.ppo.begin(rollout)
         reward = rollout.reward + rollout.exposure.to(self._shift.dtype) @ self._shift
         advantage, target = self.ppo.estimate(replace(rollout, reward=reward))
         if not self.settings.differentiate_targets:
             target = target.detach()
-        metrics = self.ppo.fit(rollout, advantage, target, generator, self._updaters, self.ppo.begin(rollout))
+        metrics = self.ppo.fit(rollout, advantage, target, generator, self._updaters, advice)
         for updater in self._updaters:
             updater.write_back()
         return metrics

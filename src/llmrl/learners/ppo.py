@@ -21,6 +21,7 @@ from llmrl.learners.advantages import generalized_advantages, normalized
 from llmrl.learners.losses import surrogate, value_error
 from llmrl.learners.minibatches import Batch, Samples, Sequences
 from llmrl.learners.rollout import Rollout
+from llmrl.learners.scaling import RewardScale
 from llmrl.learners.updaters import InPlace, Record, Updater
 from llmrl.networks import categorical
 
@@ -68,10 +69,11 @@ class PPOSettings:
     baseline: Literal["value", "none"] = "value"
     final_learning_rate: PositiveFloat | None = None
     decay_updates: PositiveInt = 1
-    normalize_over: Literal["minibatch", "rollout"] = "minibatch"
+    normalize_over: Literal["minibatch", "rollout", "game"] = "minibatch"
     advantage_eps: PositiveFloat = 1e-8
     drop_last: bool = False
     clip_apart: bool = False
+    scale_rewards: bool = False
 
 
 class PPO:
@@ -89,12 +91,20 @@ class PPO:
         self.policy, self.settings, self.teacher = policy, settings, teacher
         self.updaters = self._new_updaters()
         self.updates = 0
+        self.scale = RewardScale(settings.gamma)
+        self._first_scale = self.scale.state_dict()
+
+    def begin_with(self, scale: State) -> None:
+        """Take over the units that loaded weights give values in; `reset` goes back to them."""
+        self._first_scale = scale
+        self.scale.load_state_dict(scale)
 
     def reset(self, keep_moments: bool = False) -> None:
         """Begin anew: the step size's decay, the teacher's schedule and, unless they are kept, Adam's moments."""
         if not keep_moments:
             self.updaters = self._new_updaters()
         self.updates = 0
+        self.scale.load_state_dict(self._first_scale)
         if self.teacher is not None:
             self.teacher.reset()
 
@@ -105,32 +115,37 @@ class PPO:
             ConfigError: `drop_last` with fewer samples than a minibatch holds.
             Diverged: a loss or a gradient is no number any more.
         """
+        advice = self.begin(rollout)
         advantage, target = self.estimate(rollout)
-        return self.fit(rollout, advantage, target, generator, self.updaters, self.begin(rollout))
+        return self.fit(rollout, advantage, target, generator, self.updaters, advice)
 
     def begin(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """Start one more update, whoever makes it: ask the teacher, whose advice is returned, and set the step size."""
+        if self.settings.scale_rewards:
+            self.scale.see(rollout.reward.detach(), rollout.terminated | rollout.truncated)
         advice = {} if self.teacher is None else self.teacher.advise(rollout)
         self._set_learning_rate()
         self.updates += 1
         return advice
 
     def estimate(self, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advantages and value targets, each [T, n_envs, n_agents]; a graph behind the rewards is kept.
+        """Advantages and value targets, each [T, n_envs, n_agents], in units of `RewardScale` if rewards are scaled; a
+        graph behind the rewards is kept.
 
         With `baseline: none` both are the discounted reward to go, up to the end of the episode or of the rollout.
         """
         s = self.settings
+        reward = rollout.reward / self.scale.deviation if s.scale_rewards else rollout.reward
         ended = rollout.terminated | rollout.truncated
         done = ended[..., None].expand_as(rollout.reward)
         if s.baseline == "none":
-            nothing = torch.zeros_like(rollout.reward)
-            to_go = generalized_advantages(rollout.reward, nothing, nothing, done, s.gamma, 1.0)
+            nothing = torch.zeros_like(reward)
+            to_go = generalized_advantages(reward, nothing, nothing, done, s.gamma, 1.0)
             return to_go, to_go
         next_value = rollout.next_value
         if not s.bootstrap_truncation:
             next_value = torch.where(ended[..., None], 0.0, next_value)
-        advantage = generalized_advantages(rollout.reward, rollout.value, next_value, done, s.gamma, s.gae_lambda)
+        advantage = generalized_advantages(reward, rollout.value, next_value, done, s.gamma, s.gae_lambda)
         return advantage, advantage + rollout.value
 
     def fit(
@@ -150,7 +165,7 @@ class PPO:
         for (_, agents), updater in zip(self.policy.groups(), updaters, strict=True):
             data = self.samples(rollout, agents)
             data |= {
-                "advantage": self.over_rollout(advantage[:, :, agents].reshape(-1)),
+                "advantage": self.over_rollout(advantage[:, :, agents].reshape(-1), *advantage.shape[:2]),
                 "target": target[:, :, agents].reshape(-1),
             }
             data |= {name: x[:, :, agents].flatten(0, 2) for name, x in (advice or {}).items()}
@@ -164,11 +179,17 @@ class PPO:
             metrics[name] = float(torch.stack([record[name] for record in records]).double().mean())
         return metrics if self.teacher is None else metrics | self.teacher.metrics()
 
-    def over_rollout(self, advantage: torch.Tensor) -> torch.Tensor:
-        """All advantages [..., n] that a network learns from in an update, normalised if that is done over all."""
+    def over_rollout(self, advantage: torch.Tensor, steps: int, games: int) -> torch.Tensor:
+        """Normalise all advantages [..., n] that a network learns from in an update, if that is done over all of them,
+        or over those of each game. The n samples are those of `steps` steps of `games` games, steps slowest."""
         s = self.settings
-        whole = s.normalize_advantage and s.normalize_over == "rollout"
-        return normalized(advantage, s.advantage_eps) if whole else advantage
+        if not s.normalize_advantage or s.normalize_over == "minibatch":
+            return advantage
+        if s.normalize_over == "rollout":
+            return normalized(advantage, s.advantage_eps)
+        shape = (*advantage.shape[:-1], steps, games, -1)
+        by_game = advantage.reshape(shape).transpose(-3, -2)
+        return normalized(by_game.flatten(-2), s.advantage_eps).view_as(by_game).transpose(-3, -2).reshape_as(advantage)
 
     def report(self, means: Sequence[float], steps: int, unexplained: float) -> dict[str, float]:
         """An update's metrics.
@@ -263,10 +284,12 @@ class PPO:
     def state_dict(self) -> State:
         teacher = None if self.teacher is None else self.teacher.state_dict()
         optimizers = [updater.state_dict() for updater in self.updaters]
-        return {"optimizers": optimizers, "updates": self.updates, "teacher": teacher}
+        scale = self.scale.state_dict()
+        return {"optimizers": optimizers, "updates": self.updates, "teacher": teacher, "scale": scale}
 
     def load_state_dict(self, state: State) -> None:
         self.updates = state["updates"]
+        self.scale.load_state_dict(state["scale"])
         if self.teacher is not None:
             self.teacher.load_state_dict(state["teacher"])
         for updater, saved in zip(self.updaters, state["optimizers"], strict=True):

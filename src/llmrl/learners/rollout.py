@@ -85,6 +85,8 @@ class Collector:
         env, policy: what plays.
         device: of the policy.
         keep: channels that rollouts for learning hold beside those the policy reads.
+        before_reset: called with the games [n_envs] that are about to be reset, e.g. to set their mechanism; None:
+            nobody wants to know.
 
     Attributes:
         last: what was seen, what was done and what it led to in the newest step; None before the first.
@@ -93,7 +95,15 @@ class Collector:
         ConfigError: the environment has no such channel; later: there is no memory for what is to be kept.
     """
 
-    def __init__(self, env: VecEnv, policy: Policy, device: str, keep: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        env: VecEnv,
+        policy: Policy,
+        device: str,
+        keep: Sequence[str] = (),
+        before_reset: Callable[[np.ndarray], None] | None = None,
+    ) -> None:
+        self._before_reset = before_reset or (lambda games: None)
         self.env, self.policy, self.device = env, policy, torch.device(device)
         self.spec = env.spec
         self._env_device = None if self.spec.device is None else torch.device(self.spec.device)
@@ -124,6 +134,7 @@ class Collector:
         built ahead, which another seed would throw away.
         """
         reseed = self.spec.deterministic or self._observation is None
+        self._before_reset(np.ones(self.spec.n_envs, dtype=bool))
         self._observation = self.env.reset(seed=seed if reseed else None)
         self._state = None
         self._fresh = np.ones(self.spec.n_envs, dtype=bool) if games is None else games.copy()
@@ -179,6 +190,7 @@ class Collector:
             for t in range(n_steps):
                 waiting = self._ended
                 if restart and waiting.any():
+                    self._before_reset(waiting)
                     self._observation = self.env.reset(mask=waiting)
                     self._fresh |= waiting
                     if self._witness is not None:

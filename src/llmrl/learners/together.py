@@ -83,7 +83,7 @@ class Together:
         data = first.samples(rollout, slice(None))
         where = owned(rollout.reward.shape, k, len(first.updaters)).to(advantage.device)
         weight = torch.empty_like(advantage).flatten()
-        weight[where] = first.over_rollout(advantage.flatten()[where])
+        weight[where] = first.over_rollout(advantage.flatten()[where], len(advantage), advantage.shape[1] // k)
         data |= {"advantage": weight, "target": target.flatten()}
         orders = torch.stack([self._orders(first, generator, where.shape[1]) for generator in generators])
         orders = orders.flatten(0, 1).to(where.device)
@@ -139,7 +139,7 @@ def _stackable_learners(agents: Sequence[Agent]) -> list[PPO] | None:
         and [agents for _, agents in ppo.policy.groups()] == [agents for _, agents in first.policy.groups()]
         for ppo in found
     )
-    if not agree or first.settings.target_kl is not None or first.policy.recurrent:
+    if not agree or first.settings.target_kl is not None or first.settings.scale_rewards or first.policy.recurrent:
         return None
     return found if stackable([network for ppo in found for network, _ in ppo.policy.groups()]) else None
 

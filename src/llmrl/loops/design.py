@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError
 from llmrl.core.gradients import GradientProposer, MetaLearner
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.objectives import Objective
@@ -17,6 +16,7 @@ from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, Teacher, Ve
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.seeding import Seeds
 from llmrl.learners.rollout import Collector, Episode, Rollout
+from llmrl.loops.design_checks import checked_horizon
 from llmrl.loops.differentiating import differentiable_agent
 from llmrl.loops.naming import Naming
 from llmrl.loops.scoring import Score, proposal_metrics, score
@@ -25,6 +25,8 @@ from llmrl.loops.welfare import summarize
 from llmrl.run.content import RESULT_EPISODES
 
 if TYPE_CHECKING:
+    import torch
+
     from llmrl.run.progress import Progress
     from llmrl.run.run import Run
 
@@ -68,6 +70,7 @@ class DesignLoop:
         meter: totals of the language model's calls, logged with every principal step; None if none is used.
         teacher: the agents', whose channels rollouts hold too; None if there is none.
         societies: that each vector governs.
+        rollout_steps: steps of every game before each update, which divide an episode; None: a whole episode.
         society_seeds: `own`: each society has a seed tree of its own; `consecutive`: that of the run `s` seeds on.
         race: the best so many vectors of each context are measured again after the last step; 0: the best by what the
             steps measured is named.
@@ -95,38 +98,13 @@ class DesignLoop:
         teacher: Teacher | None = None,
         societies: PositiveInt = 1,
         society_seeds: Literal["own", "consecutive"] = "own",
+        rollout_steps: PositiveInt | None = None,
         race: NonNegativeInt = 0,
         race_rounds: PositiveInt = 2,
     ) -> None:
-        if env.spec.horizon is None:
-            raise ConfigError(
-                f"a principal needs episodes of one length: set env.horizon (e.g. 1000), which is null for "
-                f"env={env.spec.name}"
-            )
-        if candidates > 1 and not principal.parallel:
-            raise ConfigError(
-                f"design.candidates={candidates}: {type(principal).__name__} proposes one vector at a time; set "
-                "design.candidates=1, or choose a principal that can propose several (random, egreedy, ucb, thompson, "
-                "gp, cem, cmaes, dual_rl, llm)"
-            )
-        if candidates > 1 and not reset_agents:
-            raise ConfigError(
-                f"design.candidates={candidates} compares proposals on societies that start alike, and with "
-                "design.reset_agents=false they would grow apart; set design.reset_agents=true or design.candidates=1"
-            )
-        if societies > 1 and isinstance(principal, GradientProposer):
-            raise ConfigError(
-                f"design.societies={societies}: {type(principal).__name__} (principal=metagrad) differentiates the "
-                "learning of one society; set design.societies=1, or choose another principal"
-            )
-        if race and not reset_agents:
-            raise ConfigError(
-                f"design.race={race} measures proposals again on societies that start anew, and with "
-                "design.reset_agents=false none does: what a proposal did depended on those before it; set "
-                "design.reset_agents=true or design.race=0"
-            )
+        horizon = checked_horizon(env.spec, principal, candidates, societies, reset_agents, race, rollout_steps)
         self.env, self.agents, self.principal, self.seeds = env, agents, principal, seeds
-        self.horizon, self.candidates = env.spec.horizon, candidates
+        self.horizon, self.candidates = horizon, candidates
         self.steps, self.adapt_rounds, self.reset_agents = steps, adapt_rounds, reset_agents
         self.societies = Societies(env, agents, candidates, societies, society_seeds == "consecutive")
         self.validate_rounds = -(-validate_episodes // self.societies.games)
@@ -143,6 +121,8 @@ class DesignLoop:
         self.adapting: dict[str, float] = {}
         self.history: list[dict[str, Any]] = []
         self.pool = Pool()  # of what the history says
+        piece = rollout_steps or self.horizon
+        self.pieces = [piece] * (self.horizon // piece)
         self.contestants, self.race_rounds = race, race_rounds
         self.naming: Naming | None = None
         self.agents_before: list[State] = []  # as the last step left them, while others are measured again
@@ -168,10 +148,11 @@ class DesignLoop:
         several = "" if self.candidates == 1 else f" of {self.candidates:,} proposals each"
         games, n = self.societies.games, self.societies.several
         cost = f" - {self.spending_cost:g} x spending" if self.spending_cost else ""
+        updates = "one update" if len(self.pieces) == 1 else f"{len(self.pieces):,} updates"
         whose, each = ("a proposal", "") if n == 1 else ("a society", f", {n:,} societies a proposal")
         return [
             ("  principal steps", f"{self.steps:,}{several}{each}"),
-            ("  adaptation", f"{self.adapt_rounds:,} rounds x {games} games {whose}, one update each"),
+            ("  adaptation", f"{self.adapt_rounds:,} rounds x {games} games {whose}, {updates} each"),
             ("  validation", f"{self.validate_rounds * games:,} episodes {whose}"),
             ("  objective", self.objective.name + cost),
             ("  best proposal", self._told_of_race()),
@@ -273,14 +254,12 @@ class DesignLoop:
             assert self.differentiable and isinstance(self.principal, GradientProposer)
             learner = self.differentiable.meta_learner(self.vectors[0], self.principal.meta_settings)
         while self.round < self.adapt_rounds:
-            learns = self.agents[0].learns
-            rollout = self._play(run, "adapt", self.round, learns, progress)
-            losses = self._update(learner, rollout)
+            episodes, losses = self._adapt(run, learner, progress)
             if self.naming is None:
-                self._log_round(run, rollout, losses if learns else [])
+                self._log_round(run, episodes, losses)
             self.round += 1
             run.safe_point(*self._resumable_later())
-        rollouts = [self._play(run, "validate", i, self._graph, progress) for i in range(self.validate_rounds)]
+        rollouts = [self._validate(run, i, progress) for i in range(self.validate_rounds)]
         scores = self._score(context, rollouts)
         if learner is not None:
             scores[0].outcome.gradient = learner.gradient(
@@ -293,28 +272,55 @@ class DesignLoop:
         """Whether the graph of a trial is kept, for a gradient that the principal is told."""
         return self.differentiable is not None and self.naming is None
 
-    def _play(self, run: Run, phase: str, index: int, learn: bool, progress: Progress) -> Rollout:
+    def _adapt(
+        self, run: Run, learner: MetaLearner | None, progress: Progress
+    ) -> tuple[list[Episode], list[dict[str, float]]]:
+        """One round: an episode in every game, and an update of every society after each piece of it, by `learner` if
+        its dependence on the mechanism is to be kept. Returns the episodes, and the metrics of all updates."""
+        seeds, learns = self._seeds("adapt", self.round), self.agents[0].learns
+        pieces = self.pieces if learns else [self.horizon]
+        anchored = len(pieces) > 1 and self._anchor is None
+        if anchored:  # games within an episode are not saved: a round that is given up begins anew
+            self._anchor = (self._iteration(), copy.deepcopy({**self.state_dict(), **run.mark()}))
+        self.collector.reset(self.societies.game_seeds(seeds))
+        generators = self.societies.generators(seeds)
+        episodes: list[Episode] = []
+        losses: list[dict[str, float]] = []
+        for i, steps in enumerate(pieces):
+            rollout = self._collect(run, steps, generators, learns, progress)
+            episodes += rollout.episodes
+            draws = seeds if i == 0 else seeds.child("piece").child(i)
+            if learner is not None:
+                losses.append(learner.update(rollout, draws.torch("minibatches")))
+            else:
+                losses += self.societies.update(rollout, draws)
+        if anchored:
+            self._anchor = None
+        return episodes, losses if learns else []
+
+    def _validate(self, run: Run, index: int, progress: Progress) -> Rollout:
         """One episode in every game; changes nothing that a checkpoint holds."""
+        seeds = self._seeds("validate", index)
+        self.collector.reset(self.societies.game_seeds(seeds))
+        rollout = self._collect(run, self.horizon, self.societies.generators(seeds), self._graph, progress)
+        # A gradient looks at all validation rounds together.
+        return rollout.copy() if self._graph else rollout
+
+    def _collect(
+        self,
+        run: Run,
+        steps: int,
+        generators: torch.Generator | list[torch.Generator],
+        learn: bool,
+        progress: Progress,
+    ) -> Rollout:
+        games = self.env.spec.n_envs
 
         def on_step() -> None:
             progress.update(progress.numbers.done + games)
             run.within_grace(*self._resumable_later())
 
-        seeds = self._seeds(phase, index)
-        games = self.env.spec.n_envs
-        self.collector.reset(self.societies.game_seeds(seeds))
-        exposed = self._graph
-        generators = self.societies.generators(seeds)
-        rollout = self.collector.collect(self.horizon, generators, learn, on_step, keep_exposure=exposed)
-        # A gradient looks at all validation rounds together.
-        return rollout.copy() if exposed and phase == "validate" else rollout
-
-    def _update(self, learner: MetaLearner | None, rollout: Rollout) -> list[dict[str, float]]:
-        """One update of every society, by `learner` if its dependence on the mechanism is to be kept."""
-        seeds = self._seeds("adapt", self.round)
-        if learner is not None:
-            return [learner.update(rollout, seeds.torch("minibatches"))]
-        return self.societies.update(rollout, seeds)
+        return self.collector.collect(steps, generators, learn, on_step, keep_exposure=self._graph)
 
     def _score(self, context: int | None, rollouts: Sequence[Rollout]) -> list[Score]:
         assert self.vectors is not None
@@ -386,8 +392,8 @@ class DesignLoop:
         assert self.env.spec.mechanism is not None
         return dict(zip(self.env.spec.mechanism.names, vector.tolist(), strict=True))
 
-    def _log_round(self, run: Run, rollout: Rollout, losses: Sequence[dict[str, float]]) -> None:
-        summary = summarize(rollout.episodes, "train")
+    def _log_round(self, run: Run, episodes: Sequence[Episode], losses: Sequence[dict[str, float]]) -> None:
+        summary = summarize(episodes, "train")
         if self.round == 0:
             self.adapting["first_return"] = summary["train/return"]
         self.adapting["last_return"] = summary["train/return"]

@@ -13,6 +13,7 @@ from llmrl.core.protocols import Agent, Meter, Teacher, VecEnv
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.learners.rollout import Collector, Episode
+from llmrl.loops.imposed import Imposed, Phase
 from llmrl.loops.outcomes import episode_row, write_results
 from llmrl.loops.playing import play_episodes
 from llmrl.loops.probing import Probes
@@ -46,6 +47,8 @@ class LearnLoop:
         objective, spending_cost: what the society is judged on, as in `design`; None is the environment's own.
         meter: totals of a language model's calls, logged with every update; None if none is used.
         teacher: the agents', whose channels rollouts hold too; None if there is none.
+        mechanism: values imposed on the games (`Imposed`): a vector for all, or phases; None leaves the environment's
+            own.
     """
 
     def __init__(
@@ -65,10 +68,14 @@ class LearnLoop:
         spending_cost: NonNegativeFloat = 0.0,
         meter: Meter | None = None,
         teacher: Teacher | None = None,
+        mechanism: list[float] | list[Phase] | None = None,
     ) -> None:
         [self.agent] = agents
         self.env, self.seeds = env, seeds
-        self.collector = Collector(env, self.agent.policy, device, keep=() if teacher is None else teacher.channels)
+        self.imposed = None if mechanism is None else Imposed(env, mechanism, seeds.child("mechanism"))
+        keep = () if teacher is None else teacher.channels
+        begin = None if self.imposed is None else self.imposed.begin
+        self.collector = Collector(env, self.agent.policy, device, keep, begin)
         self.rollout_steps = rollout_steps or env.spec.horizon or 256
         self.updates = -(-env_steps // (self.rollout_steps * env.spec.n_envs))
         self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
@@ -146,7 +153,10 @@ class LearnLoop:
     def evaluate(self) -> list[Episode]:
         """Play without learning in freshly seeded games; training then starts new episodes."""
         seeds = self.seeds.child("evaluation").child(self.iteration)
+        training = None if self.imposed is None else self.imposed.evaluate(seeds.child("mechanism"))
         episodes = play_episodes(self.collector, self.evaluate_episodes, seeds)
+        if self.imposed is not None and training is not None:
+            self.imposed.resume(training)
         self.collector.reset(seeds.integer("after"))
         return episodes
 
@@ -182,6 +192,7 @@ class LearnLoop:
             "meter": None if self.meter is None else self.meter.state_dict(),
             "episodes": {"lines": self.episodes.position(), "begun": self._begun},
             **({} if self.recorder is None else {"trajectories": self.recorder.state_dict()}),
+            **({} if self.imposed is None else {"mechanism": self.imposed.state_dict()}),
         }
 
     def _stepped(self, progress: Progress, games: int) -> None:
@@ -195,6 +206,9 @@ class LearnLoop:
 
     def _restore(self, run: Run) -> None:
         self.iteration = run.iteration
+        if self.imposed is not None and run.restored is not None:
+            # Before new episodes begin, for games that cannot be restored; once more below for those that are.
+            self.imposed.load_state_dict(run.restored["mechanism"])
         self.collector.reset(self.seeds.child("start").integer(run.iteration))
         saved = {"lines": 0, "begun": 0} if run.restored is None else run.restored["episodes"]
         spec = self.env.spec
@@ -209,5 +223,7 @@ class LearnLoop:
         if run.restored is not None:
             self.agent.load_state_dict(run.restored["agents"][0])
             self.collector.load_state_dict(run.restored["collector"])
+            if self.imposed is not None and self.env.spec.deterministic:
+                self.imposed.load_state_dict(run.restored["mechanism"])
             if self.meter is not None:
                 self.meter.load_state_dict(run.restored["meter"])

@@ -15,7 +15,7 @@ from torch import nn
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks import categorical
-from llmrl.networks.cnn import MAP_CHANNELS, GridCore, PixelCore
+from llmrl.networks.cnn import MAP_CHANNELS, GridCore, PixelCore, PlanesCore
 from llmrl.networks.film import FilmCore, FilmSettings
 from llmrl.networks.layers import POLICY_GAIN, VALUE_GAIN, initialise, mlp
 from llmrl.networks.memory import Memory
@@ -32,7 +32,8 @@ UNREAD = ("text", "prompt", "state", "action_mask", MISSION, "expert")
 """Channels that are no input of a network, as numbers."""
 
 Critic = Literal["own", "central"]
-Core = Literal["auto", "mlp", "film"]
+Core = Literal["auto", "mlp", "planes", "film"]
+Join = Literal["heads", "core"]
 Encoding = Literal["onehot", "codes"]
 
 
@@ -67,12 +68,32 @@ def _check_instructed(spec: EnvSpec, reads: Sequence[str] | None) -> None:
         raise ConfigError(f"agent.core=film looks at a map, and agent.reads={list(reads)} names none; add {maps[0]!r}")
 
 
+def _planes(spec: EnvSpec, name: str, wanted: Sequence[str] | None) -> list[tuple[int, int, int]]:
+    """The facts about the cells of the map `name` that a `planes` core looks at: `wanted`, or all.
+
+    Raises:
+        ConfigError: the map has no such fact, or none at all.
+    """
+    offered = spec.observation[name].planes
+    if not offered:
+        having = [other for other, channel in spec.observation.items() if channel.planes]
+        raise ConfigError(
+            f"agent.core=planes: the channel {name!r} of env={spec.name} names no facts about its cells; "
+            + (f"use agent.reads=[{having[0]}]" if having else "use agent.core=auto")
+        )
+    if unknown := [plane for plane in wanted or () if plane not in offered]:
+        raise ConfigError(f"agent.planes: {name!r} has no plane {unknown[0]!r}, but {', '.join(offered)}")
+    if wanted is not None and not wanted:
+        raise ConfigError(f"agent.planes is empty; {name!r} offers {', '.join(offered)}")
+    return [offered[plane] for plane in (offered if wanted is None else wanted)]
+
+
 class ActorCritic(nn.Module):
     """One network: channels [batch, ...] -> features [batch, F] -> logits [batch, n_actions] and value [batch].
 
-    With a picture or a map (a channel of three axes) the core is convolutional, and what else is read joins at the
-    heads (as in the published society agents). Without, every channel, flattened, goes into an MLP core. A memory, if
-    there is one, stands between core and heads.
+    With a picture or a map (a channel of three axes) the core is about that, and what else is read joins at the heads
+    (as in the published society agents) or before the core's last layer. Without, every channel, flattened, goes into
+    an MLP core. A memory, if there is one, stands between core and heads.
 
     Args:
         spec: of the environment.
@@ -83,13 +104,15 @@ class ActorCritic(nn.Module):
         reads: channels taken in; None: all.
         memory: units of an LSTM's layers; None: no memory.
         memory_layers: of the LSTM.
-        core: `auto`; `mlp`: a map or picture is flattened like any other channel; or `film`: a map is looked at as the
-            words of the channel `mission` say.
+        core: `auto`; `mlp`: a map or picture is flattened like any other channel; `planes`: one linear layer on facts
+            about a map's cells; or `film`: a map is looked at as the words of the channel `mission` say.
         encoding: of a map's codes for convolutions: `onehot`, or `codes`: the numbers they are.
         critic: `own`: a head on the actor's features; `central`: a network of its own, with the hidden widths of the
             core, that sees what all agents of the game see (Yu et al. 2022, arXiv 2103.01955).
         film: shape of a `film` core; None: its defaults.
         map_channels: output channels of the convolutions over a map.
+        planes: names of the facts that a `planes` core looks at; None: all that the map has.
+        join: where numbers beside a picture or a map come in: at the `heads`, or before the last layer of the `core`.
 
     Attributes:
         mechanism_columns: where features hold the mechanism's values; None where they do not, as such.
@@ -115,6 +138,8 @@ class ActorCritic(nn.Module):
         encoding: Encoding = "onehot",
         film: FilmSettings | None = None,
         map_channels: Sequence[int] = MAP_CHANNELS,
+        planes: Sequence[str] | None = None,
+        join: Join = "heads",
     ) -> None:
         super().__init__()
         n_actions = spec.need_discrete("a network that learns by PPO")
@@ -138,23 +163,34 @@ class ActorCritic(nn.Module):
         self.mechanism_columns: slice | None = None
         self.joint_columns: list[int] = []
         self.core: nn.Module
+        self.join = join
+        joined = width if join == "core" else 0
+        if join == "core" and self.image is not None and core == "film":
+            raise ConfigError("agent.join=core: a film core has no last layer to join at; use agent.join=heads")
+        if core == "planes" and self.image is None:
+            raise ConfigError(f"agent.core=planes looks at a map, and env={spec.name} offers {', '.join(chosen)}")
         if self.image is not None:
             shape = spec.observation[self.image].shape
             codes = spec.observation[self.image].codes if encoding == "onehot" else ()
-            if self.image == "pixels":
+            if core == "planes":
+                features = features or 64
+                self.core = PlanesCore(shape, _planes(spec, self.image, planes), features, generator, joined)
+            elif self.image == "pixels":
                 features = features or 512
-                self.core = PixelCore(shape, features, generator)
+                self.core = PixelCore(shape, features, generator, joined)
             elif core == "film":
                 [n_words] = spec.observation[MISSION].codes
                 self.core = FilmCore(shape, codes, n_words, features or 32, film or FilmSettings(), generator)
                 features = self.core.n_features
             else:
-                self.core = GridCore(shape, features, generator, codes, map_channels)
+                if joined and features is None:
+                    raise ConfigError("agent.join=core needs a last layer of the core: set agent.features, e.g. 64")
+                self.core = GridCore(shape, features, generator, codes, map_channels, joined)
                 features = self.core.n_features
-            if MECHANISM in extras:
+            if MECHANISM in extras and not joined:
                 start = features + sum(widths[name] for name in extras[: extras.index(MECHANISM)])
                 self.mechanism_columns = slice(start, start + widths[MECHANISM])
-            self.n_features = features + width
+            self.n_features = features + (0 if joined else width)
         else:
             features = features or 64
             self.core = mlp([width, *core_hidden, features], generator)
@@ -195,6 +231,8 @@ class ActorCritic(nn.Module):
         flat = self._flat([channels[name] for name in self.vectors])
         if self.image is None:
             return self.core(flat)  # type: ignore[no-any-return]
+        if self.join == "core":
+            return self.core(channels[self.image], flat)  # type: ignore[no-any-return]
         read = (self.image,) if self.words is None else (self.image, self.words)
         features: torch.Tensor = self.core(*(channels[name] for name in read))
         return features if flat is None else torch.cat([features, flat], dim=-1)

@@ -19,13 +19,14 @@ MAP_CHANNELS = (16, 32, 64)
 class PixelCore(nn.Module):
     """[batch, height, width, 3] uint8 -> [batch, features].
 
-    Three convolutions (32 8x8/4, 64 4x4/2, 64 3x3/1) and a linear layer, all ReLU (Mnih et al. 2015).
+    Three convolutions (32 8x8/4, 64 4x4/2, 64 3x3/1) and a linear layer, all ReLU (Mnih et al. 2015). The linear layer
+    also takes in `joined` numbers.
 
     Raises:
         ConfigError: the image is smaller than the 36x36 that three such convolutions need.
     """
 
-    def __init__(self, shape: tuple[int, ...], features: int, generator: torch.Generator) -> None:
+    def __init__(self, shape: tuple[int, ...], features: int, generator: torch.Generator, joined: int = 0) -> None:
         super().__init__()
         height, width, channels = shape
         layers: list[nn.Module] = []
@@ -39,13 +40,17 @@ class PixelCore(nn.Module):
             )
         self.convolutions = nn.Sequential(*layers)
         self.linear = nn.Sequential(
-            initialise(nn.Linear(channels * height * width, features), HIDDEN_GAIN, generator), nn.ReLU()
+            initialise(nn.Linear(channels * height * width + joined, features), HIDDEN_GAIN, generator), nn.ReLU()
         )
 
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+    def forward(self, pixels: torch.Tensor, joined: torch.Tensor | None = None) -> torch.Tensor:
         # NHWC bytes stay NHWC in memory (channels_last), the layout CPU and GPU convolutions are fastest on.
         scaled = pixels.movedim(-1, -3).to(self.linear[0].weight.dtype) / 255.0  # type: ignore[arg-type]
-        return self.linear(self.convolutions(scaled).flatten(-3))  # type: ignore[no-any-return]
+        return self.linear(_beside(self.convolutions(scaled).flatten(-3), joined))  # type: ignore[no-any-return]
+
+
+def _beside(features: torch.Tensor, joined: torch.Tensor | None) -> torch.Tensor:
+    return features if joined is None else torch.cat([features, joined], dim=-1)
 
 
 class OneHots(nn.Module):
@@ -87,6 +92,7 @@ class GridCore(nn.Module):
         codes: how many codes each of the n_codes numbers of a cell can be, which go in as one-hots; empty: codes go
             in as the numbers they are (as published), so that a key, 5, lies between a door, 4, and a ball, 6.
         hidden: output channels of each convolution.
+        joined: further numbers that the linear layer takes in; only with `features`.
 
     Attributes:
         n_features: width of the output.
@@ -99,6 +105,7 @@ class GridCore(nn.Module):
         generator: torch.Generator,
         codes: Sequence[int] = (),
         hidden: Sequence[int] = MAP_CHANNELS,
+        joined: int = 0,
     ) -> None:
         super().__init__()
         width, height, channels = shape
@@ -112,10 +119,52 @@ class GridCore(nn.Module):
         flat = channels * height * width
         self.linear: nn.Module = nn.Identity()
         if features is not None:
-            self.linear = nn.Sequential(initialise(nn.Linear(flat, features), HIDDEN_GAIN, generator), nn.ReLU())
+            layer = initialise(nn.Linear(flat + joined, features), HIDDEN_GAIN, generator)
+            self.linear = nn.Sequential(layer, nn.ReLU())
         self.n_features = features or flat
 
-    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+    def forward(self, codes: torch.Tensor, joined: torch.Tensor | None = None) -> torch.Tensor:
         dtype = self.convolutions[0].weight.dtype
         map_ = self.codes(codes).movedim(-1, -3).to(dtype)
-        return self.linear(self.convolutions(map_).flatten(-3))  # type: ignore[no-any-return]
+        return self.linear(_beside(self.convolutions(map_).flatten(-3), joined))  # type: ignore[no-any-return]
+
+
+class PlanesCore(nn.Module):
+    """[batch, width, height, n_codes] uint8 -> [batch, features]: yes-or-no facts about each cell of a map, and one
+    linear layer with ReLU.
+
+    The cheapest core for a map: no convolution, and no one-hot for codes that do not matter.
+
+    Args:
+        shape: of the map.
+        planes: a fact each: which of the n_codes numbers is between which two codes (`Channel.planes`).
+        features: width of the output.
+        generator: of the initial weights.
+        joined: further numbers that the linear layer takes in.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        planes: Sequence[tuple[int, int, int]],
+        features: int,
+        generator: torch.Generator,
+        joined: int = 0,
+    ) -> None:
+        super().__init__()
+        width, height, _ = shape
+        self.planes = tuple(planes)
+        layer = initialise(nn.Linear(len(planes) * width * height + joined, features), HIDDEN_GAIN, generator)
+        self.linear = nn.Sequential(layer, nn.ReLU())
+
+    def forward(self, codes: torch.Tensor, joined: torch.Tensor | None = None) -> torch.Tensor:
+        numbers = codes.unbind(-1)
+        facts = [
+            numbers[k] == low if low == high else (numbers[k] >= low) & (numbers[k] <= high)
+            for k, low, high in self.planes
+        ]
+        flat = torch.cat([fact.flatten(-2) for fact in facts], dim=-1).to(self.linear[0].weight.dtype)  # type: ignore[arg-type]
+        return self.linear(_beside(flat, joined))  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        return f"planes={self.planes}"

@@ -10,14 +10,17 @@ import torch
 from torch import nn
 
 from llmrl.networks.actor_critic import ActorCritic
-from llmrl.networks.cnn import GridCore, OneHots, PixelCore
+from llmrl.networks.cnn import GridCore, OneHots, PixelCore, PlanesCore
 
 CELLS = 12_000
 """Cells of maps or pictures that a processor convolves at once: with more, one network after the other is faster."""
 SAMPLES = 8192
 """Samples that a processor takes in at once: with more, what is computed of them does not stay in its cache."""
 
-_KNOWN = (ActorCritic, GridCore, PixelCore, OneHots, nn.Sequential, nn.Identity, nn.ReLU, nn.Linear, nn.Conv2d)
+_KNOWN = (
+    *(ActorCritic, GridCore, PixelCore, PlanesCore, OneHots),
+    *(nn.Sequential, nn.Identity, nn.ReLU, nn.Linear, nn.Conv2d),
+)
 """Modules that take samples with two leading axes [k, n, ...] once their layers are stacked."""
 
 
@@ -121,7 +124,7 @@ def stacks(networks: Sequence[ActorCritic], samples: int, cells: int) -> list[sl
 
 def cells_of(network: ActorCritic, observation: dict[str, torch.Tensor]) -> int:
     """Cells of a sample's map or picture, where the network convolves one, among channels [..., height, width, k]."""
-    if network.image is None or network.image not in observation:
+    if network.image is None or network.image not in observation or isinstance(network.core, PlanesCore):
         return 0
     height, width = observation[network.image].shape[-3:-1]
     return int(height * width)
@@ -152,4 +155,4 @@ def _shapes(network: nn.Module) -> Iterator[object]:
     for name, p in network.named_parameters():
         yield name, p.shape, p.dtype, p.device, p.requires_grad
     if isinstance(network, ActorCritic):
-        yield network.image, network.words, network.vectors, network.central
+        yield network.image, network.words, network.vectors, network.central, network.join

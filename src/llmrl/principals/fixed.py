@@ -43,13 +43,7 @@ class FixedPrincipal:
         else:
             vector = space.low if values is None else space.check(values)
             self.table = np.tile(vector, (space.n_rows, 1))
-        off = np.argwhere(np.abs(space.rounded(self.table) - self.table) > 1e-9)
-        if len(off):
-            row, i = off[0].tolist()
-            raise ConfigError(
-                f"principal.values: {space.names[i]}={self.table[row, i]:g} has more decimals than "
-                f"{space.parameters[i].decimals}; round it, or let numbers have more (agent.decimals=null)"
-            )
+        space.exact(self.table, "principal.values")
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         return np.tile(self.table[self.space.row(context)], (n, 1))

@@ -38,7 +38,10 @@ def shared_of(config: Mapping[str, Any], asks: bool) -> Shared:
 
 
 def run_name(folder: str) -> str:
-    """Return the end of a run folder's path that tells it from others, wherever the folder is: `name/run/seed=n`."""
+    """Return the end of a run folder's path that tells it from others, wherever the folder is: `name/run/seed=n`. A
+    preset that stands for its run, `preset:study/seed=n`, is its own name."""
+    if folder.startswith("preset:"):
+        return folder if "/seed=" in folder else f"{folder.rstrip('/')}/seed=0"
     return "/".join(Path(folder).expanduser().absolute().parts[-3:])
 
 

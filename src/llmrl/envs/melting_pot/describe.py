@@ -18,7 +18,7 @@ from llmrl.envs.melting_pot.rules import (
     action_names,
     changes,
 )
-from llmrl.envs.melting_pot.seen import game_text, grid_codes
+from llmrl.envs.melting_pot.seen import game_text, grid_codes, grid_planes
 
 CHANNELS = ("pixels", "grid", "vector", "text")
 LONGEST = 5000
@@ -83,7 +83,7 @@ def describe(
     grid = grid_codes(n_agents)
     offered = {
         "pixels": Channel(PIXELS, "uint8", 0, 255),
-        "grid": Channel(CELLS, "uint8", 0, max(grid) - 1, codes=grid),
+        "grid": Channel(CELLS, "uint8", 0, max(grid) - 1, codes=grid, planes=grid_planes(substrate, n_agents)),
         "vector": Channel((len(VECTOR[substrate]),), "float32", 0, max(1, n_agents - 1)),
         "text": Channel((), "object"),
     }

@@ -33,6 +33,15 @@ def grid_codes(n_agents: int) -> tuple[int, ...]:
     return len(THINGS), 2 + n_agents, len(FACINGS), len(BEAMS)
 
 
+def grid_planes(substrate: SubstrateName, n_agents: int) -> dict[str, tuple[int, int, int]]:
+    """Facts about a cell of the channel `grid` (`Channel.planes`): what lies there, whether another player stands
+    there, and what passes."""
+    dirt = SUBSTRATES[substrate].dirt
+    things = [name for name in THINGS[1:] if dirt or name not in ("river", "dirt")]
+    planes = {name: (0, THINGS.index(name), THINGS.index(name)) for name in things}
+    return planes | {"others": (1, 2, 1 + n_agents), "clean_beam": (3, 1, 1), "zap_beam": (3, 2, 2)}
+
+
 class Codes:
     """From the engine's sprites to the four numbers of each cell.
 

@@ -1,0 +1,107 @@
+"""`agent.init_from=preset:<study>`: the run of a preset is computed once, kept, and begun with."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments import compose, run
+from llmrl.cli.compose import build_parts
+from llmrl.cli.outside import with_digests
+from llmrl.cli.pretraining import composed, digest, ensure, located, reference
+from llmrl.cli.train import run_experiment
+from llmrl.core.errors import ConfigError
+from llmrl.run.content import saved_state
+from llmrl.run.run import Run, Stopped
+
+STUDY = "preset:legislative/escape_room_none_small"
+NEEDS = (
+    *("experiment=legislative/escape_room_small", "principal=fixed", "design.steps=1", "design.adapt_rounds=1"),
+    f"agent.init_from={STUDY}",
+)
+
+
+def folders(root: Path) -> dict[str, Path]:
+    """Of every run under `root`: `name/…/seed=<n>` by what was typed for it."""
+    return {path.parent.name + "/" + path.name: path for path in root.rglob("seed=*")}
+
+
+def test_a_reference_names_a_seed():
+    assert reference({"agent": {"init_from": STUDY}}) == f"{STUDY}/seed=0"
+    assert reference({"agent": {"init_from": f"{STUDY}/seed=3"}}) == f"{STUDY}/seed=3"
+    assert reference({"agent": {"init_from": "outputs/a/b/seed=0"}}) is None
+    assert reference({"agent": {"init_from": None}}) is None and reference({}) is None
+
+
+def test_it_is_computed_once_and_begun_with(tmp_path, capsys):
+    config = compose(*NEEDS, f"output_root={tmp_path}")
+    assert located(config)["agent"]["init_from"] is None
+    run(*NEEDS, "dry_run=true", f"output_root={tmp_path}")
+    plan = capsys.readouterr().out
+    assert "to be computed first, 9,600 environment steps" in " ".join(plan.split())
+    assert not folders(tmp_path)
+    run(*NEEDS, f"output_root={tmp_path}")
+    found = folders(tmp_path)
+    assert len(found) == 2
+    [begun] = [path for name, path in found.items() if "none_small" in name.split("/")[0] and "init_from" not in name]
+    assert located(config)["agent"]["init_from"] == str(begun)
+    status = json.loads((begun / "status.json").read_text())
+    assert status["state"] == "finished" and status["shared"] == {}
+    [needing] = [path for path in found.values() if path != begun]
+    assert json.loads((needing / "status.json").read_text())["shared"] == {"pre-training": [f"{STUDY}/seed=0"]}
+    parts = build_parts(located(config), None)
+    for name, x in saved_state(begun)[1]["agents"][0]["policy"].items():
+        assert torch.equal(parts.agents[0].policy.state_dict()[name], x)
+    parts.close()
+    # Another run of the sweep shares it.
+    before = status["updated"]
+    run(*NEEDS, "seed=1", f"output_root={tmp_path}")
+    assert len(folders(tmp_path)) == 3 and json.loads((begun / "status.json").read_text())["updated"] == before
+    run(*NEEDS, "dry_run=true", f"output_root={tmp_path}")
+    assert "finished:" in capsys.readouterr().out
+
+
+def test_what_the_preset_is_belongs_to_the_experiment(tmp_path):
+    config = with_digests(compose(*NEEDS, f"output_root={tmp_path}"))
+    assert config["pretraining_digest"] == digest(Path(f"{STUDY}/seed=0"))
+    assert "pretraining_digest" not in with_digests(compose("env=escape_room"))
+    with pytest.raises(ConfigError, match="changed since this run was submitted"):
+        with_digests({**config, "pretraining_digest": "0" * 8})
+
+
+def test_several_that_need_it_at_once_wait_for_one(tmp_path):
+    """The second finds the folder taken, and goes on when it is finished."""
+    needed, overrides = composed(f"{STUDY}/seed=0", compose(*NEEDS, f"output_root={tmp_path}"))
+    first = threading.Thread(target=run_experiment, args=(with_digests(needed), overrides))
+    first.start()
+    run(*NEEDS, f"output_root={tmp_path}")
+    first.join()
+    assert len(folders(tmp_path)) == 2
+
+
+def test_who_waits_can_be_stopped(tmp_path, monkeypatch):
+    config = compose(*NEEDS, f"output_root={tmp_path}")
+    needed, overrides = composed(f"{STUDY}/seed=0", config)
+    needed = with_digests(needed)
+    monkeypatch.setattr("llmrl.cli.pretraining._POLL_S", 0.01)
+    with Run.open(tmp_path, needed["name"], needed, overrides, 0), Run.open(tmp_path, "needs", {}, [], 0) as waits:
+        waits.stop.signal = 15
+        with pytest.raises(Stopped):
+            ensure(config, waits)
+        waits.stop.signal = None
+
+
+@pytest.mark.parametrize(
+    ("study", "message"),
+    [
+        ("preset:legislative/nothing", "agent.init_from=preset:legislative/nothing/seed=0: "),
+        ("preset:legislative/escape_room_ucb_small", "this one has a principal"),
+    ],
+)
+def test_what_is_no_pretraining_is_refused(tmp_path, study, message):
+    with pytest.raises(ConfigError, match=message):
+        with_digests(compose(*NEEDS[:-1], f"agent.init_from={study}", f"output_root={tmp_path}"))
