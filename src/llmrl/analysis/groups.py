@@ -1,4 +1,4 @@
-"""What a sweep varied: runs that differ in their seed alone are a group, groups of one environment are a task."""
+"""What a sweep varied: runs that differ in seeds alone are a group, groups of one environment are a task."""
 
 from __future__ import annotations
 

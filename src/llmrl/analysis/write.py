@@ -102,11 +102,13 @@ def method(report: Report) -> list[str]:
     bands = min(settings.resamples, BAND_RESAMPLES)
     lines = [
         f"A run's score is {settings.rule}. Higher is taken to be better. Only finished runs count.",
-        "Runs that differ in their seed alone are a group; there should be one for every seed that any group of the "
-        "task has.",
+        "Runs that differ in their seed alone, or in the seed of the pre-training run that they begin with, are a "
+        "group; there should be one for every seed that any group of the task has.",
         f"Intervals are 95% percentile bootstrap intervals: {settings.resamples:,} resamples of a group's runs (seed "
         f"{settings.seed}). With few runs they cover less than they say, about 75% with 3 runs, 83 to 89% with 5, 90 "
         f"to 93% with 10 (normal scores); below {FEW} runs the table says so. One run has no interval.",
+        "The bootstrap is hierarchical: pre-training runs are resampled, runs within each, and for scores that are the "
+        "runs' own results societies and episodes within each. The remark says which level has too few.",
         "IQM, the interquartile mean, is the mean of the middle half: a quarter of the runs, rounded down, is dropped "
         "at either end. With fewer than four runs it is the mean.",
         "The optimality gap is the mean shortfall below a target; what lies above it does not make up for it.",
