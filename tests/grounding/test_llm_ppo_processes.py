@@ -89,8 +89,8 @@ def test_two_processes_learn_what_one_does(tmp_path, models, kind, own, divided)
     assert rows_alike([a for a, _ in rows], [b for _, b in rows], rel=1e-3)
     agents = [saved_state(folder)[1]["agents"][0] for folder in (two, one)]
     check_alike(*((agent["policy"], *agent["learner"]["optimizers"]) for agent in agents))
-    # What both have computed since the last update, in the evaluation after it.
-    assert agents[0]["tokens"] == pytest.approx(agents[1]["tokens"], rel=0.25) and agents[1]["tokens"] > 0
+    # Nothing was computed between the last update and the checkpoint.
+    assert agents[0]["tokens"] == agents[1]["tokens"] == 0
 
 
 @pytest.mark.slow
