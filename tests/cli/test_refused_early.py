@@ -89,7 +89,7 @@ def test_a_principal_without_a_mechanism_is_told_what_it_can_search():
         ("experiment=zero_shot/taxxi", "Did you mean zero_shot/taxi"),
         ("experiment=zero_shot/foo", "it has: zero_shot/"),
         ("experiment=cartpole_llm", "Did you mean search/cartpole_llm"),
-        ("experiment=xyz", "it has: grounding/..., legislative/..., search/..., teacher/..., zero_shot/..."),
+        ("experiment=xyz", "it has: grounding/..., legislative/..., regimes/..., search/..., teacher/..., zero_shot/"),
     ],
 )
 def test_a_mistyped_option_is_guessed(argument, hint):
