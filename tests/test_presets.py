@@ -17,7 +17,8 @@ FOLDER = Path(llmrl.conf.__file__).parent / "experiment" / "legislative"
 PRESETS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 GAMES = ("harvest", "cleanup", "escape_room")
 STUDY = ("egreedy", "ucb", "thompson", "gp", "dual_rl", "metagrad", "llm")
-PRINCIPALS = sorted(set(options("principal")) - {"none"})
+# `listed` proposes what it is given: it is no method that presets compare.
+PRINCIPALS = sorted(set(options("principal")) - {"none", "listed"})
 ARMS = {
     "egreedy": {"harvest": 21**3, "cleanup": 21**3, "escape_room": 6**5},
     "ucb": {"harvest": 11**3, "cleanup": 11**3, "escape_room": 3**5},

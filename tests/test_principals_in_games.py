@@ -15,7 +15,8 @@ from llmrl.run.metrics import MetricLog, read_metrics
 from llmrl.run.run import Stopped
 
 pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]
-PRINCIPALS = sorted(set(options("principal")) - {"none"})
+# `listed` proposes what it is given: it is no method that presets compare.
+PRINCIPALS = sorted(set(options("principal")) - {"none", "listed"})
 STEPS, STOP = 4, 2
 TINY = (
     *("env.n_envs=1", "env.horizon=12", "checkpoint_seconds=0"),  # starting a game is what an episode costs here
