@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError, RunInUse
+from llmrl.run.shared import PRESET, run_name
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
 
 log = logging.getLogger(__name__)
 
-PREFIX = "preset:"
 _POLL_S = 2.0
 _TAKEN_OVER = ("output_root", "hardware", "trusted_modules", "checkpoint_seconds")
 """What the run of a preset has from the run that needs it: nothing that changes numbers."""
@@ -30,10 +30,9 @@ def reference(config: Config) -> str | None:
     'preset:regimes/cleanup_pretrain/seed=0'
     """
     wanted = (config.get("agent") or {}).get("init_from")
-    if not isinstance(wanted, str) or not wanted.startswith(PREFIX):
+    if not isinstance(wanted, str) or not wanted.startswith(PRESET):
         return None
-    last = wanted.rstrip("/").rpartition("/")[2]
-    return wanted if last.startswith("seed=") else f"{wanted.rstrip('/')}/seed=0"
+    return run_name(wanted)
 
 
 def composed(wanted: str, config: Config) -> tuple[dict[str, Any], list[str]]:
@@ -48,7 +47,7 @@ def composed(wanted: str, config: Config) -> tuple[dict[str, Any], list[str]]:
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
-    study, _, seed = wanted.removeprefix(PREFIX).rpartition("/seed=")
+    study, _, seed = wanted.removeprefix(PRESET).rpartition("/seed=")
     overrides = [f"experiment={study}", f"seed={seed}"]
     shared, hydra_config = GlobalHydra.instance(), HydraConfig.instance()
     before, shared.hydra = (shared.hydra, hydra_config.cfg), None

@@ -14,6 +14,8 @@ from llmrl.core.seeding import Seeds
 PRETRAINING = "pre-training"
 SOCIETY = "society"
 REPLIES = "replies"
+PRESET = "preset:"
+"""What a reference to the run of a preset begins with."""
 
 Shared = dict[str, list[str]]
 """Level -> what a run has there. Two runs that list the same thing at a level share it."""
@@ -40,7 +42,7 @@ def shared_of(config: Mapping[str, Any], asks: bool) -> Shared:
 def run_name(folder: str) -> str:
     """Return the end of a run folder's path that tells it from others, wherever the folder is: `name/run/seed=n`. A
     preset that stands for its run, `preset:study/seed=n`, is its own name."""
-    if folder.startswith("preset:"):
+    if folder.startswith(PRESET):
         return folder if "/seed=" in folder else f"{folder.rstrip('/')}/seed=0"
     return "/".join(Path(folder).expanduser().absolute().parts[-3:])
 
