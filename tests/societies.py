@@ -52,11 +52,11 @@ def outcome(spec, vector, context=None, value=None, n=1):
 
 
 def substrate(name, rules, mechanism):
-    return describe(name, rules, 1, 7, ["pixels"], mechanism, False, 1000, deterministic=False)
+    return describe(name, rules, 1, 7, ["pixels"], mechanism, False, 1000, "meltingpot")
 
 
-CLEANUP = substrate("cleanup", "upstream", Incentives())
-CLEANUP_LEGISLATIVE = substrate("cleanup", "legislative", Incentives(clean_count="exactly_one", pay_removed=True))
+CLEANUP = substrate("cleanup", "upstream", Incentives(eat_reward=0.1))
+CLEANUP_LEGISLATIVE = substrate("cleanup", "legislative", Incentives(0.1, clean_count="exactly_one", pay_removed=True))
 HARVEST = substrate("harvest", "upstream", BracketedTax())
 HARVEST_LEGISLATIVE = substrate("harvest", "legislative", BracketedTax())
 ESCAPE_ROOM = EscapeRoom(Seeds(0), n_envs=1).spec

@@ -127,7 +127,7 @@ INCENTIVE_CASES = [("any", *case) for case in CASES_ANY] + [("exactly_one", *cas
 
 @pytest.mark.parametrize(("count", "raw", "cleaned", "present", "base", "paid"), INCENTIVE_CASES)
 def test_incentives(count, raw, cleaned, present, base, paid):
-    settlement = Incentives(clean_count=count).settle(events([[raw]], [[cleaned]], [[present]]), PAY)
+    settlement = Incentives(0.1, clean_count=count).settle(events([[raw]], [[cleaned]], [[present]]), PAY)
     due = 0 if paid is None else PAY[0, paid]
     assert settlement.base_reward[0, 0] == pytest.approx(base)
     assert settlement.reward(PAY)[0, 0] == pytest.approx(base + due)

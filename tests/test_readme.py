@@ -16,7 +16,7 @@ BIN = Path(sys.executable).parent
 SMALL = {
     "harvest_native": ["env.horizon=6", "design.validate_episodes=1"],
     "escape_room": ["env.n_envs=2", "design.validate_episodes=2"],
-    "cleanup": ["env.n_envs=1", "env.horizon=6", "design.validate_episodes=1"],
+    "cleanup": ["env.n_envs=1", "env.horizon=6", "design.validate_episodes=1", "design.rollout_steps=null"],
     "harvest": ["env.n_envs=1", "env.horizon=6", "design.validate_episodes=1"],
 }
 SMALL["taxi"] = ["env.n_envs=1", "env.horizon=6"]
@@ -26,7 +26,7 @@ SMALL |= {
 SMALL |= {env: ["env.n_envs=2", "learn.rollout_steps=4", "env.horizon=8"] for env in ("goto_local", "goto_red_ball")}
 TAUGHT = {"simple": "simple_doorkey", "spread": "simple_spread"}
 """What the presets of `experiment=teacher/` start with, and the environment it stands for."""
-BUDGET = ["design.steps=2", "design.adapt_rounds=1", "learn.env_steps=6", "learn.evaluate_episodes=1"]
+BUDGET = ["design.steps=2", "design.candidates=1", "design.adapt_rounds=1", "learn.env_steps=6", "learn.evaluate_episodes=1"]
 BUDGET += ["play.episodes=1"]
 
 
@@ -38,7 +38,7 @@ def commands() -> list[str]:
 
 
 def environment(word: str) -> str | None:
-    """The environment that a word of a command line chooses."""
+    """The environment that a word of a command line chooses, if that is cut to seconds."""
     if found := re.match(rf"(?:env=|experiment=legislative/)({'|'.join(SMALL)})", word):
         return found[1]
     if found := re.match(r"experiment=grounding/(goto_\w+)_(?:llm|symbolic)", word):
@@ -89,8 +89,12 @@ def test_commands(tmp_path):
                 ran.append(line)
                 continue
             env = next(filter(None, map(environment, words)), None)
-            if words[0] == "llmrl-train" and env and "--cfg" not in words:
-                words += SMALL[env] + BUDGET
+            if not any(word.startswith(("env=", "experiment=")) for word in words):
+                env = "cleanup"
+            if words[0] == "llmrl-train" and env and not {"--cfg", "--help", "-sc"} & set(words):
+                words[1:1] = SMALL[env] + BUDGET  # what the command says itself has the last word
+                if env in ("cleanup", "harvest") and not any("init_from" in word for word in words):
+                    words += ["agent.init_from=null"]
                 words += [f"env.n_envs={w.partition('=')[2]}" for w in words if w.startswith("design.candidates=")]
             if words[0] == "llmrl-evaluate":
                 words += ["suite.episodes=2"] if "suite=babyai_text" in words else ["--video-steps", "3"]

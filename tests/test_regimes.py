@@ -16,7 +16,7 @@ SHORT = ("env.horizon=20", "agent.init_from=null", "design.steps=2", "design.ada
 
 @pytest.mark.parametrize("game", GAMES)
 def test_a_regime_begins_with_what_its_pretraining_makes(game, tmp_path):
-    governed = compose(f"experiment=regimes/{game}", f"output_root={tmp_path}")
+    governed = compose(f"env={game}", "principal=random", f"output_root={tmp_path}")
     alone, _ = composed(reference(governed), governed)
     weights, kinds = [], []
     for config in (governed, alone):
@@ -34,7 +34,7 @@ def test_a_regime_begins_with_what_its_pretraining_makes(game, tmp_path):
 @pytest.mark.parametrize("game", GAMES)
 def test_a_regime_runs(game, tmp_path):
     pieces = ("design.rollout_steps=10",) if game == "cleanup" else ()
-    run(f"experiment=regimes/{game}", *SHORT, *pieces, f"output_root={tmp_path}")
+    run(f"env={game}", "principal=random", *SHORT, *pieces, f"output_root={tmp_path}")
     summary = json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
     assert summary["proposals"] == 16 and summary["best_measured_again"] is True
 

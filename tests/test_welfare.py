@@ -157,7 +157,7 @@ def test_a_tax_that_is_shared_out_spends_nothing(seed, rates):
 def test_minted_incentives_are_spending():
     """Two apples at 0.5, one cleaning at 3, five times anything else at 0.25; the game pays 0.1, 0.1 and -1."""
     raw, cleaned = [[1, 0], [0, 0], [0, 1], [0, 0]], [[0, 2], [0, 0], [0, 0], [0, 0]]
-    found = measured(raw, mechanism=Incentives(), values=[0.5, 3.0, 0.25], cleaned=cleaned)
+    found = measured(raw, mechanism=Incentives(0.1), values=[0.5, 3.0, 0.25], cleaned=cleaned)
     assert found["spending"] == pytest.approx(2 * 0.5 + 3 + 5 * 0.25)
     assert found["sum"] == pytest.approx(-0.8) and found["minimum"] == pytest.approx(-0.9)
 

@@ -140,10 +140,12 @@ def test_runs_record_what_they_share() -> None:
     config = compose("env=harvest", "principal=llm", weights, "llm.share_replies=true", "seed=3")
     assert shared_of(config, asks=True) == {"pre-training": ["pre/defaults-1/seed=2"], "replies": ["all seeds"]}
     assert shared_of(config, asks=False) == {"pre-training": ["pre/defaults-1/seed=2"]}
-    config = compose("env=harvest", "principal=ucb", "design.societies=3", "design.society_seeds=consecutive", "seed=3")
+    config = compose(
+        "env=escape_room", "principal=ucb", "design.societies=3", "design.society_seeds=consecutive", "seed=3"
+    )
     assert shared_of(config, asks=False) == {"society": ["3", "4", "5"]}
-    assert shared_of(compose("env=harvest", "design.societies=3"), asks=False) == {}
-    replay = compose("principal=llm", "env=harvest", "llm=replay", "llm.calls='outputs/a/b/seed=0'")
+    assert shared_of(compose("env=escape_room", "design.societies=3"), asks=False) == {}
+    replay = compose("principal=llm", "env=escape_room", "llm=replay", "llm.calls='outputs/a/b/seed=0'")
     assert shared_of(replay, asks=True) == {"replies": ["a/b/seed=0"]}
     assert shared_of(replay | {"llm": {**replay["llm"], "calls": "outputs/a/b"}}, asks=True) == {}
 

@@ -83,7 +83,7 @@ def test_a_principal_without_a_mechanism_is_told_what_it_can_search():
     ("argument", "hint"),
     [
         ("env=taxii", "env has no option 'taxii'. Did you mean taxi"),
-        ("agent=foo", "agent has no option 'foo'; it has: bc, bot, drrn"),
+        ("agent=foo", "agent has no option 'foo'; it has: bc, bot, cleanup_society, drrn"),
         ("agent=ppo,linea", "agent has no option 'linea'. Did you mean linear?"),
         ("transfer=[nim,mze]", "transfer has no option 'mze'. Did you mean maze?"),
         ("experiment=zero_shot/taxxi", "Did you mean zero_shot/taxi"),

@@ -16,7 +16,7 @@ from llmrl.networks.stacked import StackedNetwork, stackable
 
 
 def spec(channels=("grid",), substrate="cleanup"):
-    return describe(substrate, "upstream", 2, 3, channels, Incentives(), True, 100, True)
+    return describe(substrate, "upstream", 2, 3, channels, Incentives(), True, 100, "native")
 
 
 def network(seed=0, channels=("grid",), features=16, head_hidden=(8,), **options):

@@ -82,7 +82,7 @@ def test_a_slurm_allocation_bounds_this_machine(monkeypatch):
 def test_a_run_has_a_core_for_each_of_its_games_or_threads():
     assert CPU.cores_for(0) == 1 and CPU.cores_for(4) == 4
     assert replace(CPU, threads=8).cores_for(4) == 8 and replace(CPU, cores=2).cores_for(4) == 2
-    config = compose("env=cleanup", "env.n_envs=3")
+    config = compose("env=cleanup", "env.engine=meltingpot", "env.n_envs=3")
     assert build_hardware(config).cores_for(game_processes(config)) == 3
     assert game_processes(compose("env=escape_room", "env.n_envs=64")) == 0
 

@@ -219,6 +219,7 @@ class EnvSpec:
         text: what a player that reads is told; None where nobody has put the game into words.
         facts: what prompts say of the game as it is played (its rules, its map, what it pays for), by the names they
             use.
+        told: what a plan says is played, rows of (what, value): engine, rules, rewards.
         endless: nothing is known to end an episode: there is no horizon, and it may never reach an end of its own.
         device: where the environment keeps its numbers as torch tensors, e.g. `cuda`: observations, rewards, metrics
             and exposure are there; a step or reset may write over the observation of the last but two, and nothing
@@ -244,6 +245,7 @@ class EnvSpec:
     numbers: ActionNumbers | None = None
     text: GameText | None = None
     facts: Mapping[str, float | bool] = field(default_factory=dict)
+    told: tuple[tuple[str, str], ...] = ()
     endless: bool = False
     device: str | None = None
 

@@ -82,6 +82,10 @@ class Settlement:
         return self.base_reward + (self.exposure * values[:, None, :]).sum(-1)
 
 
+RAW_REWARD = "an apple 1"
+"""What an agent earns where nothing rewrites it, in words."""
+
+
 @runtime_checkable
 class Mechanism(Protocol):
     """A rule that turns events into rewards.
@@ -91,12 +95,14 @@ class Mechanism(Protocol):
         metrics: names of the numbers it reports per step, and how an episode sums them up.
         needs_dirt: whether it pays for cleaning, so that it makes no sense where there is no dirt.
         facts: what prompts say of it beside the parameters' descriptions (`EnvSpec.facts`).
+        base_reward: what an agent earns before the mechanism, in words.
     """
 
     spec: ParameterSpace
     metrics: Mapping[str, Aggregate]
     needs_dirt: bool
     facts: Mapping[str, float | bool]
+    base_reward: str
 
     def settle(self, events: Events, values: Floats) -> Settlement:
         """Account for one step; to be called once a step, because a mechanism may remember the past. `values`
@@ -157,6 +163,7 @@ class BracketedTax:
     needs_dirt = False
     facts: Mapping[str, float | bool] = {}
     metrics: Mapping[str, Aggregate] = {"tax_collected": "sum"}
+    base_reward = RAW_REWARD
 
     def __init__(
         self, edges: Sequence[float] = (0.0, 3.0, 5.0), window: NonNegativeInt = 10, multiplier: NonNegativeFloat = 4.0
@@ -245,7 +252,7 @@ class Incentives:
 
     def __init__(
         self,
-        eat_reward: float = 0.1,
+        eat_reward: float = 1.0,
         clean_reward: float = -1.0,
         clean_count: Literal["any", "exactly_one"] = "any",
         pay_removed: bool = False,
@@ -253,6 +260,7 @@ class Incentives:
     ) -> None:
         self.eat_reward, self.clean_reward = eat_reward, clean_reward
         self.exactly_one, self.pay_removed = clean_count == "exactly_one", pay_removed
+        self.base_reward = f"an apple {eat_reward:g}, a step of cleaning {clean_reward:g}"
         self.facts = {
             "pays_cleaning": True,
             "exactly_one": self.exactly_one,

@@ -20,7 +20,7 @@ def substrate_env(
     n_envs: PositiveInt,
     seeds: Seeds,
     device: str,
-    engine: Literal["meltingpot", "native"] = "meltingpot",
+    engine: Literal["meltingpot", "native"] = "native",
     n_agents: PositiveInt = 7,
     horizon: PositiveInt | None = 1000,
     rules: Rules = "upstream",
@@ -81,7 +81,7 @@ def substrate_env(
 
 
 def _game_processes(options: Mapping[str, Any]) -> int:
-    return int(options["n_envs"]) if options.get("engine", "meltingpot") == "meltingpot" else 0
+    return int(options["n_envs"]) if options.get("engine") == "meltingpot" else 0
 
 
 # Processes that the games keep busy beside the run's own, from the options: a launcher asks before anything is built.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
-from llmrl.envs.mechanisms import Mechanism
+from llmrl.envs.mechanisms import RAW_REWARD, Mechanism
 from llmrl.envs.melting_pot.layout import CELLS, PIXELS, VECTOR
 from llmrl.envs.melting_pot.rules import (
     FIRST_END,
@@ -72,7 +73,7 @@ def describe(
     mechanism: Mechanism | None,
     show_mechanism: bool,
     horizon: int | None,
-    deterministic: bool,
+    engine: Literal["meltingpot", "native"],
     device: str | None = None,
     sites: Sites | None = None,
 ) -> EnvSpec:
@@ -113,9 +114,13 @@ def describe(
         mechanism=None if mechanism is None else mechanism.spec,
         metrics=metrics,
         exposure=mechanism is not None,
-        deterministic=deterministic,
+        deterministic=engine == "native",
         text=game_text(substrate, rules, n_agents) if "text" in channels else None,
         facts=_facts(substrate, rules, mechanism, horizon, sites or SUBSTRATES[substrate].sites),
+        told=(
+            ("engine", f"{engine}, {rules} rules"),
+            ("reward", RAW_REWARD if mechanism is None else mechanism.base_reward),
+        ),
         device=device,
     )
 

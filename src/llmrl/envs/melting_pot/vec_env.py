@@ -107,7 +107,7 @@ class MeltingPotEnv:
             mechanism,
             show_mechanism,
             horizon,
-            deterministic=False,
+            engine="meltingpot",
             sites=None if drawn is None else drawn.sites,
         )
 

@@ -93,7 +93,7 @@ class NativeEnv:
             mechanism,
             show_mechanism,
             horizon,
-            deterministic=True,
+            engine="native",
             device=device,
             sites=game_map.sites,
         )
