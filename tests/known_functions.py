@@ -141,6 +141,35 @@ CONTEXTUAL = quadratic(
 )
 WIDE = quadratic(np.linspace(0.25, 0.75, 20)[None], np.ones(20), name="wide", noise=0.02)
 
+RIVER_NOISE = 15.0
+"""Standard deviation of what a proposal is told to be worth on a `river`."""
+
+
+def river(order: tuple[int, int, int] = (0, 1, 2), mirrored: tuple[bool, bool, bool] = (False,) * 3) -> KnownFunction:
+    """What incentives do in Clean Up (docs/regimes.md), roughly, with its numbers renamed and its ranges turned round.
+
+    As it is: eat changes nothing, clean ruins a society up to 1 and makes it rich from 1.5 on, other kills what clean
+    brings. `mirrored` numbers are 3 minus these, and number i takes the part of number `order[i]` of eat, clean, other.
+    """
+
+    def evaluate(x: np.ndarray, row: int) -> tuple[float, np.ndarray]:
+        parts = np.empty(3)
+        parts[list(order)] = 3 * np.where(mirrored, 1 - x, x)
+        _, clean, other = parts
+        worth = np.interp(clean, [0, 0.5, 1, 1.25, 1.5, 2], [0, -10, -15, 30, 60, 85])
+        alive = np.interp(other, [0, 0.25, 1, 1.5], [1, 0.7, 0.3, 0])
+        if clean > 1:
+            worth = alive * worth - 20 * (1 - alive)
+        return float(worth), np.full(3, np.nan)  # no principal with gradients is tried on it
+
+    best = np.where(mirrored, 0.0, 1.0)
+    free = list(order).index(2)
+    best[free] = 1.0 - best[free]
+    low, high, episodes = (0.0,) * 3, (3.0,) * 3, 2
+    noise = RIVER_NOISE * episodes**0.5 / 105
+    return KnownFunction("river", low, high, evaluate, best[None], 105.0, (), noise, episodes)
+
+
 FUNCTIONS = {f.name: f for f in (QUADRATIC, NOISY, SMOOTH, MULTIMODAL, CONTEXTUAL, WIDE)}
 
 PRINCIPALS: dict[str, Callable[[EnvSpec, Seeds], Proposer]] = {

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.principals.egreedy import EpsilonGreedyPrincipal
-from llmrl.principals.grid import ActionGrid, largest_points
+from llmrl.principals.grid import COARSE, FINE, ActionGrid, default_points, fitting_points, largest_points
 from llmrl.principals.thompson import ThompsonPrincipal
 from llmrl.principals.ucb import UCBPrincipal
 from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
@@ -59,8 +59,39 @@ class TestGrid:
             (UCBPrincipal, toy(d=2), (1, 36**2)),
         ],
     )
-    def test_default_sizes(self, principal, spec, arms):
+    def test_published_sizes(self, principal, spec, arms):
+        """Where nobody says how long the run is, and where it is long enough."""
         assert principal(spec.proposals, Seeds(0)).counts.shape == arms
+        enough = 2 * arms[0] * arms[1]
+        assert principal(spec.proposals, Seeds(0), proposals=enough).counts.shape == arms
+        assert principal(spec.proposals, Seeds(0), proposals=enough - 1).n_arms < arms[1]
+
+    @pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, UCBPrincipal, ThompsonPrincipal])
+    @pytest.mark.parametrize(
+        ("spec", "proposals", "points"),
+        [
+            (CLEANUP, 8, 2),  # no grid is smaller
+            (CLEANUP, 53, 2),
+            (CLEANUP, 54, 3),
+            (CLEANUP, 64, 3),
+            (CLEANUP, 250, 5),
+            (ESCAPE_ROOM, 3 * 2 * 3**5, 3),
+            (ESCAPE_ROOM, 3 * 2 * 3**5 - 1, 2),
+        ],
+    )
+    def test_grids_follow_the_length_of_the_run(self, principal, spec, proposals, points):
+        """Every arm can be played twice in its context; told otherwise, a grid is as told."""
+        assert principal(spec.proposals, Seeds(0), proposals=proposals).grid.points == points
+        assert principal(spec.proposals, Seeds(0), points=4, proposals=proposals).grid.points == 4
+
+    @given(st.integers(1, 7), st.integers(1, 10**5), st.integers(0, 4), st.sampled_from([FINE, COARSE]))
+    def test_the_most_points_that_fit(self, d, proposals, contexts, published):
+        space = toy(d=d, contexts=tuple("abcd"[:contexts])).proposals
+        points, most = fitting_points(space, published, proposals), default_points(space, published)
+        each = proposals / max(contexts, 1)
+        assert 2 <= points <= most
+        assert points == 2 or 2 * points**d <= each
+        assert points == most or 2 * (points + 1) ** d > each
 
 
 def play(principal, spec, payoffs, context=None):

@@ -16,7 +16,7 @@ from llmrl.llms.provider import Provider
 from models import Echo, ask, scripted
 from societies import CLEANUP, ESCAPE_ROOM, outcome
 
-INJECTED = {"self", "spec", "space", "controller", "seeds", "llm", "device", "prompt_folder"}
+INJECTED = {"self", "spec", "space", "controller", "seeds", "llm", "device", "prompt_folder", "proposals"}
 
 
 def options(group):

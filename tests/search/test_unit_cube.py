@@ -121,7 +121,7 @@ class TestGrids:
 
     def test_whole_numbers_are_all_on_it_by_default(self):
         assert default_points(TABLE, {3: 21, 5: 6}) == 4
-        bandit = EpsilonGreedyPrincipal(TABLE, Seeds(0))
+        bandit = EpsilonGreedyPrincipal(TABLE, Seeds(0), proposals=40)
         assert bandit.grid.n_arms == 4**6
         vectors = bandit.ask(None, 3)
         bandit.tell([Outcome(v, hamming(v), np.array([1.0])) for v in vectors])

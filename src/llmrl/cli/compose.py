@@ -202,6 +202,8 @@ def build_parts(
         # A principal is told the objective it is judged on.
         judged, cost = judged_on(config, env.spec), config["design"]["spending_cost"]
         offered["spec"] = replace(env.spec, objective=judged, spending_cost=cost)
+        if kind in ("design", "search"):
+            offered["proposals"] = proposals(config, kind)
         if governed:
             offered |= {"space": env.spec.proposals, "controller": None}
         elif kind == "search":
@@ -236,6 +238,12 @@ def loop_kind(config: Config) -> LoopKind:
 def section(kind: LoopKind) -> str:
     """The section of the config that says how long a loop goes on: a baseline has the budget of the searches."""
     return "search" if kind == "baseline" else kind
+
+
+def proposals(config: Config, kind: Literal["design", "search"]) -> int:
+    """Vectors that a principal proposes in a run, in all contexts together; a race proposes none."""
+    node = config[kind]
+    return int(node["steps" if kind == "design" else "iterations"] * node["candidates"])
 
 
 def build_loop(config: Config, parts: Parts) -> Loop:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llmrl.cli.arms import shortage
 from llmrl.cli.compose import Parts
 from llmrl.cli.pretraining import told
 from llmrl.core.errors import LLMError
-from llmrl.core.protocols import Loop
+from llmrl.core.protocols import Bandit, Loop
 from llmrl.core.records import CallEstimate
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
@@ -36,7 +37,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     agent = parts.agents[0].describe()
     rows.append(("agent", ", ".join(f"{k}: {v:,}" if isinstance(v, int) else f"{k}: {v}" for k, v in agent.items())))
     rows += told(config)
-    rows.append(("principal", "none" if parts.principal is None else type(parts.principal).__name__))
+    rows += _principal(config, parts)
     rows += _teacher(parts, loop)
     rows += _llm(parts)
     rows.append(("loop", type(loop).__name__))
@@ -93,6 +94,16 @@ def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
     else:
         updates, each = getattr(loop, "updates", 0), ""
     return [("teacher", words), ("  teaches in", f"{taught(updates):,} of the {updates:,} updates{each}")]
+
+
+def _principal(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]:
+    """Who proposes, of how many arms, and whether these are too many."""
+    principal = parts.principal
+    if principal is None:
+        return [("principal", "none")]
+    name, short = type(principal).__name__, shortage(config, principal)
+    words = f"{name}: {principal.n_arms:,} arms" if isinstance(principal, Bandit) else name
+    return [("principal", words), *([] if short is None else [("  but", short)])]
 
 
 def _llm(parts: Parts) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ Only Hydra is imported here: `--help`, `--cfg job` and shell completion must ans
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from llmrl.cli import command
+
+logger = logging.getLogger(__name__)
 
 
 @hydra.main(config_path="pkg://llmrl.conf", config_name="train", version_base="1.3")
@@ -58,6 +61,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
 
     Returns the loop's result; None after a dry run.
     """
+    from llmrl.cli.arms import shortage
     from llmrl.cli.compose import build_llm, build_loop, build_parts
     from llmrl.cli.outside import with_digests
     from llmrl.cli.pretraining import ensure
@@ -105,6 +109,8 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
         run.status.env = parts.env.spec.name
         try:
             check_alike(parts.env.spec, processes)
+            if processes.leads and (short := shortage(config, parts.principal)) is not None:
+                logger.warning("%s", short)
             run.result = build_loop(config, parts).run(run)
             run.summary |= llm_summary(llm)
         finally:

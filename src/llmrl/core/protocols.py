@@ -273,6 +273,16 @@ class Proposer(Protocol):
 
 
 @runtime_checkable
+class Bandit(Protocol):
+    """A proposer that chooses one of finitely many vectors of `space`, its arms; in each context anew."""
+
+    space: ParameterSpace
+
+    @property
+    def n_arms(self) -> int: ...
+
+
+@runtime_checkable
 class ChatModel(Protocol):
     """Answers batches of chat requests; replies come in the order of the requests."""
 

@@ -46,6 +46,8 @@ class Prompts:
         if own is not None and not own.is_dir():
             raise ConfigError(f"prompts={own} is no folder; put your own prompts into {own}/{family}/<name>.j2")
         self.own = None if own is None else own / family
+        # By what a file says: to parse it takes longer than to render it, and each prompt asks again.
+        self._named: dict[str, list[str]] = {}
 
     @property
     def names(self) -> list[str]:
@@ -95,8 +97,10 @@ class Prompts:
         """What a file says, and the files it extends or includes."""
         assert self._environment.loader is not None
         source, _, _ = self._environment.loader.get_source(self._environment, file)
-        named = meta.find_referenced_templates(self._environment.parse(source))
-        return source, [other for other in named if other is not None]
+        if source not in self._named:
+            named = meta.find_referenced_templates(self._environment.parse(source))
+            self._named[source] = [other for other in named if other is not None]
+        return source, self._named[source]
 
     def _missing(self, file: str, missing: str) -> str:
         """What to say of a template that is not there: whose it is, and what there is."""

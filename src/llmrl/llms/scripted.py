@@ -1,4 +1,4 @@
-"""A stand-in for a language model: offline, free, and the same reply to the same question every time."""
+"""A stand-in for a language model: offline, free, and in a run the same reply to the same question every time."""
 
 from __future__ import annotations
 
@@ -27,13 +27,26 @@ from llmrl.llms.provider import Provider, estimate_tokens
 
 logger = logging.getLogger(__name__)
 
-Replier = Callable[[Sequence[Mapping[str, str]]], str | None]
-"""From a conversation to a reply in the format it asks for; None if it belongs to another task."""
+Replier = Callable[[Sequence[Mapping[str, str]], int], str | None]
+"""From a conversation and a seed of the run to a reply in the format asked for; None if it is of another task."""
+
+
+def _by_all(rule: Callable[[Sequence[Mapping[str, str]]], str | None]) -> Replier:
+    """A replier that draws nothing but what the conversation says."""
+    return lambda messages, seed: rule(messages)
 
 
 def _by_first(rule: Callable[[str], str | None]) -> Replier:
-    """A replier that looks at the first user message alone."""
-    return lambda messages: rule(next(message["content"] for message in messages if message["role"] == "user"))
+    """The same, from the first user message alone."""
+    return lambda messages, seed: rule(_first(messages))
+
+
+def _principal(messages: Sequence[Mapping[str, str]], seed: int) -> str | None:
+    return scripted_principal.reply(_first(messages), seed)
+
+
+def _first(messages: Sequence[Mapping[str, str]]) -> str:
+    return next(message["content"] for message in messages if message["role"] == "user")
 
 
 def _check_reply(prompt: str) -> str | None:
@@ -42,9 +55,9 @@ def _check_reply(prompt: str) -> str | None:
 
 
 REPLIERS: dict[str, Replier] = {
-    "player": scripted_player.reply,
-    "principal": _by_first(scripted_principal.reply),
-    "policy search": scripted_search.reply,
+    "player": _by_all(scripted_player.reply),
+    "principal": _principal,
+    "policy search": _by_all(scripted_search.reply),
     "teacher in particle worlds": _by_first(scripted_particles.reply),
     "teacher": _by_first(scripted_planner.reply),
     "connection test": _by_first(_check_reply),
@@ -55,7 +68,7 @@ REFUSAL = "I'm sorry, but I can't help with that request."
 
 
 class ScriptedChat(Provider):
-    """Replies computed from the question alone, by simple rules.
+    """Replies computed from the question by simple rules, as a principal with random draws from the run's seed.
 
     It is asked with the same prompts and its replies go through the same parsing as a real model's, so it shows that
     the machinery works. It says nothing about what language models can do; its label says so wherever results show it.
@@ -67,7 +80,7 @@ class ScriptedChat(Provider):
         malformed, out_of_range, empty, truncated, refusal: shares of replies spoilt in that way.
         temperature: nothing depends on it, as rules are not sampled; an experiment that sets one takes this model, too.
         max_tokens: longest reply, tokens by estimate; what is longer is cut off. None: no reply is.
-        seeds: decide which.
+        seeds: decide which; and what a principal draws.
 
     Raises:
         ConfigError: the shares add up to more than 1.
@@ -89,6 +102,7 @@ class ScriptedChat(Provider):
     ) -> None:
         super().__init__(max_tokens=max_tokens, input_price=0.0, output_price=0.0)
         self._seeds = seeds.child("faults")
+        self._seed = seeds.integer("rule")
         self._shares = {
             "malformed": malformed,
             "out_of_range": out_of_range,
@@ -115,7 +129,7 @@ class ScriptedChat(Provider):
         return [self._reply(request) for request in requests]
 
     def _reply(self, request: ChatRequest) -> ChatReply:
-        text = _answer(request)
+        text = _answer(request, self._seed)
         fault = self._fault(request)
         text = _SPOIL[fault](text) if fault else text
         tokens = estimate_tokens(text)
@@ -143,9 +157,9 @@ class ScriptedChat(Provider):
         return ""
 
 
-def _answer(request: ChatRequest) -> str:
+def _answer(request: ChatRequest, seed: int) -> str:
     for replier in REPLIERS.values():
-        reply = replier(request.messages)
+        reply = replier(request.messages, seed)
         if reply is not None:
             return reply
     if request.schema is not None:

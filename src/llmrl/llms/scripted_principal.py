@@ -1,10 +1,11 @@
-"""The scripted principal: a small deterministic search that reads what it knows from the prompt, as a model would."""
+"""The scripted principal: a small random search that reads what it knows from the prompt, as a model would."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,24 +15,62 @@ _MADE = re.compile(r"^Proposals made so far: (\d+)$", re.MULTILINE)
 _MADE_HERE = re.compile(r"^Proposals made so far in this context: (\d+)$", re.MULTILINE)
 _NUMBER = re.compile(r"this is number (\d+) of \d+")
 _GENERATION = re.compile(
-    r"^Generation \d+(?:, proposal \d+)?(?: \[context: (.+?)\])?: (.+?) -> payoff ([^\s;]+)", re.MULTILINE
+    r"^Generation \d+(?:, proposal \d+)?(?: \[context: (.+?)\])?: (.+?) -> payoff ([^\s;]+)"
+    r"(?: \(mean of (\d+) measurements)?",
+    re.MULTILINE,
 )
 
+MOST_SPREAD = 10
+"""Points of the first spread, of which there are 2 (d + 1) for few numbers."""
 STEP = 0.3
-"""Standard deviation of the first perturbation, as a share of each range."""
+"""Standard deviation of the first changes, as a share of each range."""
 SHRINK = 0.93
 """Factor on the step for each further proposal."""
 SMALLEST_STEP = 0.03
+PARENTS = 3
+"""Proposals that are changed, in turn, beginning with the best."""
+SMALLEST_WIDTH = 0.05
+"""Of the kernel that averages payoffs, whose width is half the present step, as a share of each range."""
 TRIES = 20
 """Changes drawn for a proposal before it may repeat another one of its generation (bounds may leave no choice)."""
 
 
-def reply(prompt: str) -> str | None:
+@dataclass(frozen=True)
+class _Tried:
+    """Proposals of the present context that the prompt shows.
+
+    They are points of the unit cube [n, d], with their payoffs [n] and how often each was measured [n].
+    """
+
+    points: np.ndarray
+    payoffs: np.ndarray
+    times: np.ndarray
+
+    def best_first(self, width: float) -> np.ndarray:
+        """Their indices [n], in falling order of payoffs averaged over neighbours under a Gaussian kernel of `width`.
+
+        So a lucky payoff among bad ones is not taken for a good place (Nadaraya-Watson regression).
+        """
+        apart = ((self.points[:, None] - self.points[None]) ** 2).mean(-1)
+        weights = np.exp(-apart / (2 * width**2)) * self.times
+        return np.argsort(-(weights @ self.payoffs) / weights.sum(1), kind="stable")
+
+
+def reply(prompt: str, seed: int = 0) -> str | None:
     """A principal's answer in JSON; None if `prompt` is not a principal's.
 
-    First a spread of points (the centre, all numbers lowest, each number highest with the others lowest), then
-    random changes, of ever smaller size, to the best proposal of this context that the prompt still shows (to the
-    centre if it shows none). Proposals of one generation differ: number k is worked out after numbers 1 to k - 1.
+    First a spread: the centre, then a random Latin hypercube (McKay, Beckman & Conover 1979), 2 (d + 1) points in all
+    and at most ten. Then random changes, of ever smaller size, to some of the numbers of the best proposals of this
+    context. Number 1 of a generation changes the best, number 2 the second best, number 3 the third, and so on in turn.
+    What is best is judged by payoffs averaged over neighbours (`_Tried`). Proposals of one generation differ: number k
+    is worked out after numbers 1 to k - 1.
+
+    No number and no end of a range is treated unlike another, so that renamed or mirrored numbers would be searched as
+    well, on average over seeds.
+
+    Args:
+        prompt: the question.
+        seed: of the random draws, together with the prompt.
     """
     parameters = _PARAMETER.findall(prompt)
     if not parameters or "You are the principal" not in prompt:
@@ -39,24 +78,31 @@ def reply(prompt: str) -> str | None:
     names = [name for name, _, _ in parameters]
     low = np.array([float(bound) for _, bound, _ in parameters])
     high = np.array([float(bound) for _, _, bound in parameters])
-    spread = [(low + high) / 2, low, *(np.where(np.arange(len(low)) == i, high, low) for i in range(len(low)))]
+    match = _CONTEXT.search(prompt)
+    context = match.group(1) if match else ""
+    tried = _tried(prompt, names, context, low, high)
+    # The same points for all questions of a context.
+    spread = _spread(len(names), _generator(seed, f"{parameters}\0{context}"))
     made = _made(prompt)
-    best, payoff = max(_seen(prompt, names), key=lambda pair: pair[1], default=(spread[0], None))
-    rng = _generator(prompt)
+    step = _step(made - len(spread))
+    order = tried.best_first(max(step / 2, SMALLEST_WIDTH))[:PARENTS]
+    # The same numbers for all questions of a generation.
+    rng = _generator(seed, _NUMBER.sub("", prompt))
     taken: list[list[float]] = []
     for i in range(made, made + _number(prompt)):
-        step = max(STEP * SHRINK ** (i - len(spread)), SMALLEST_STEP)
+        step = _step(i - len(spread))
+        base = tried.points[order[(i - made) % len(order)]] if len(order) else spread[0]
         for _ in range(TRIES):
-            vector = spread[i] if i < len(spread) else _perturb(rng, best, low, high, step)
+            point = spread[i] if i < len(spread) else _changed(rng, base, step)
             # Rounded before it is clipped: a bound need not be a round number.
-            numbers = np.clip(vector.round(4), low, high).tolist()
+            numbers = np.clip((low + point * (high - low)).round(4), low, high).tolist()
             if i < len(spread) or numbers not in taken:
                 break
         taken.append(numbers)
     why = "a first spread of points over the ranges"
     if i >= len(spread):
-        base = "the centre of the ranges" if payoff is None else f"the best numbers so far, which gave {payoff:g}"
-        why = f"a change of about {100 * step:.0f} % of the ranges to {base}"
+        which = "one of the best proposals so far" if len(order) else "the centre of the ranges"
+        why = f"a change of about {100 * step:.0f} % of the ranges to {which}"
     return json.dumps({"reasoning": f"By rule, not by thought: {why}.", **dict(zip(names, numbers, strict=True))})
 
 
@@ -72,26 +118,39 @@ def _number(prompt: str) -> int:
     return int(match.group(1)) if match else 1
 
 
-def _seen(prompt: str, names: list[str]) -> list[tuple[np.ndarray, float]]:
-    """The proposals of this context that the prompt shows, with their payoffs."""
-    match = _CONTEXT.search(prompt)
-    here = match.group(1) if match else ""
-    seen = []
-    for context, values, payoff in _GENERATION.findall(prompt):
+def _tried(prompt: str, names: list[str], context: str, low: np.ndarray, high: np.ndarray) -> _Tried:
+    vectors, payoffs, times = [], [], []
+    for where, values, payoff, measured in _GENERATION.findall(prompt):
         numbers = dict(pair.split("=") for pair in values.split(", "))
-        if context == here:
-            seen.append((np.array([float(numbers[name]) for name in names]), float(payoff)))
-    return seen
+        if where == context:
+            vectors.append([float(numbers[name]) for name in names])
+            payoffs.append(float(payoff))
+            times.append(float(measured or 1))
+    span = np.where(high > low, high - low, 1.0)
+    points = (np.array(vectors).reshape(-1, len(names)) - low) / span
+    return _Tried(points, np.array(payoffs), np.array(times))
 
 
-def _generator(prompt: str) -> np.random.Generator:
-    """The same for all questions of a generation."""
-    digest = hashlib.sha256(_NUMBER.sub("", prompt).encode()).digest()
+def _generator(seed: int, text: str) -> np.random.Generator:
+    digest = hashlib.sha256(f"{seed}\0{text}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "big")))
 
 
-def _perturb(rng: np.random.Generator, best: np.ndarray, low: np.ndarray, high: np.ndarray, step: float) -> np.ndarray:
-    """`best` with some of its numbers, at least one, changed."""
-    changed = rng.random(len(best)) < 0.5
-    changed[rng.integers(len(best))] = True
-    return np.where(changed, best + rng.normal(0.0, step, len(best)) * (high - low), best)
+def _spread(d: int, rng: np.random.Generator) -> np.ndarray:
+    """The centre of the unit cube, and n points whose coordinates fall each into a part of its own of n equal parts of
+    an edge."""
+    n = min(2 * (d + 1), MOST_SPREAD) - 1
+    parts = rng.permuted(np.tile(np.arange(n), (d, 1)), axis=1).T
+    return np.concatenate([np.full((1, d), 0.5), (parts + rng.random((n, d))) / n])
+
+
+def _step(after: int) -> float:
+    """Size of the changes of a proposal that has `after` before it since the spread."""
+    return float(max(STEP * SHRINK ** max(after, 0), SMALLEST_STEP))
+
+
+def _changed(rng: np.random.Generator, base: np.ndarray, step: float) -> np.ndarray:
+    """`base` [d] with some of its numbers, at least one, changed; inside the unit cube."""
+    changed = rng.random(len(base)) < 0.5
+    changed[rng.integers(len(base))] = True
+    return np.clip(np.where(changed, base + rng.normal(0.0, step, len(base)), base), 0.0, 1.0)

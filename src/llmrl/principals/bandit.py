@@ -10,7 +10,7 @@ import numpy as np
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
-from llmrl.principals.grid import ActionGrid, default_points
+from llmrl.principals.grid import ActionGrid, fitting_points
 
 
 class BanditPrincipal(ABC):
@@ -23,19 +23,31 @@ class BanditPrincipal(ABC):
     Args:
         space: what is proposed.
         seeds: of the choices.
-        points: values a number; None is the published count for the space's dimension.
-        published: that count by dimension.
+        points: values a number; None: as many as `fitting_points` finds for `proposals`.
+        published: the most of these by default, by dimension.
+        proposals: that the run makes in all its contexts together; None: nobody knows.
     """
 
     parallel = True
 
-    def __init__(self, space: ParameterSpace, seeds: Seeds, points: int | None, published: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        space: ParameterSpace,
+        seeds: Seeds,
+        points: int | None,
+        published: Mapping[int, int],
+        proposals: int | None,
+    ) -> None:
         self.space = space
-        self.grid = ActionGrid(space, default_points(space, published) if points is None else points)
+        self.grid = ActionGrid(space, fitting_points(space, published, proposals) if points is None else points)
         self.rng = seeds.numpy("principal")
         shape = (space.n_rows, self.grid.n_arms)
         self.counts = np.zeros(shape, dtype=np.int64)
         self.means = np.zeros(shape, dtype=np.float64)
+
+    @property
+    def n_arms(self) -> int:
+        return self.grid.n_arms
 
     @abstractmethod
     def _select(self, row: int, pending: np.ndarray) -> int:

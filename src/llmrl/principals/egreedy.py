@@ -21,11 +21,13 @@ class EpsilonGreedyPrincipal(BanditPrincipal):
     Args:
         space, seeds: what is proposed, and the source of randomness.
         epsilon: chance of a random arm.
-        points: values a number; None is 21 for three numbers, 6 for five (9261 and 7776 arms).
+        points: values a number; None: as many as let each arm be played twice, at most the published
+            21 for three numbers, 6 for five (9261 and 7776 arms).
         initial_value: payoff an unplayed arm is taken to have. None: the greedy choice is among played arms only.
             A value above what can be earned makes it try every arm first; one below, stay with the first good arm.
             The published principal uses 0, which is one or the other depending on the sign of the payoffs.
         ties: among equally good arms a random one, or the `first` as published.
+        proposals: that the run makes in all its contexts together; None: nobody knows.
     """
 
     def __init__(
@@ -36,8 +38,9 @@ class EpsilonGreedyPrincipal(BanditPrincipal):
         points: PositiveInt | None = None,
         initial_value: float | None = None,
         ties: Literal["random", "first"] = "random",
+        proposals: int | None = None,
     ) -> None:
-        super().__init__(space, seeds, points, FINE)
+        super().__init__(space, seeds, points, FINE, proposals)
         self.epsilon, self.initial_value, self.ties = epsilon, initial_value, ties
 
     def _select(self, row: int, pending: np.ndarray) -> int:

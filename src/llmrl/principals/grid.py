@@ -11,9 +11,12 @@ from llmrl.core.spaces import ParameterSpace
 from llmrl.core.unit import counts
 
 FINE = {3: 21, 5: 6}
-"""Points a number by dimension in the published epsilon-greedy principal: 9261 and 7776 arms."""
+"""Points a number by dimension in the published epsilon-greedy principal, 9261 and 7776 arms: the most by default."""
 COARSE = {3: 11, 5: 3}
-"""Points a number by dimension in the published UCB and Thompson principals: 1331 and 243 arms."""
+"""The same of the published UCB and Thompson principals: 1331 and 243 arms."""
+
+PLAYS = 2
+"""Proposals for each arm, so that all can be played, and the good ones again."""
 
 MOST_ARMS = 4_000_000
 """Largest grid that is accepted: its tables of counts and means take 64 MB a context."""
@@ -78,13 +81,34 @@ def default_points(space: ParameterSpace, published: Mapping[int, int]) -> int:
     For a dimension that was not published: as many as give no more arms than the largest published grid, at most 101.
     Of whole numbers that have k values each: k, as what is between two of them says nothing of either.
     """
-    values = counts(space)
-    if all(p.decimals == 0 for p in space.parameters) and (values == values[0]).all():
-        return int(values[0])
+    if _whole(space):
+        return int(counts(space)[0])
     if space.dim in published:
         return published[space.dim]
     arms = max(points**dim for dim, points in published.items())
     return max(2, min(101, largest_points(space.dim, arms)))
+
+
+def fitting_points(space: ParameterSpace, published: Mapping[int, int], proposals: int | None) -> int:
+    """The most points, from 2 to `default_points`, with which each arm can be played `PLAYS` times.
+
+    Args:
+        space: what is proposed.
+        published: points a number by dimension.
+        proposals: that a run makes, shared out over the contexts; None: nobody knows, and no number is too large.
+
+    Whole numbers keep all their values, however few the proposals are.
+    """
+    most = default_points(space, published)
+    if proposals is None or _whole(space):
+        return most
+    return max(2, min(most, largest_points(space.dim, proposals // space.n_rows // PLAYS)))
+
+
+def _whole(space: ParameterSpace) -> bool:
+    """Whether its numbers are whole, with equally many values each."""
+    values = counts(space)
+    return all(p.decimals == 0 for p in space.parameters) and bool((values == values[0]).all())
 
 
 def largest_points(dim: int, arms: int) -> int:

@@ -22,12 +22,14 @@ class ThompsonPrincipal(BanditPrincipal):
 
     Args:
         space, seeds: what is proposed, and the source of randomness.
-        points: values a number; None is 11 for three numbers, 3 for five (1331 and 243 arms).
+        points: values a number; None: as many as let each arm be played twice, at most the published
+            11 for three numbers, 3 for five (1331 and 243 arms).
         prior_mean: m0, in units of the payoff.
         prior_strength: n0, how many payoffs the prior mean weighs.
         prior_shape: a0.
         prior_rate: b0, in squared units of the payoff; b0 / a0 is about the variance expected of one payoff.
         integer_posterior: cut posterior means and rates to whole numbers, a defect of the published code.
+        proposals: that the run makes in all its contexts together; None: nobody knows.
     """
 
     def __init__(
@@ -40,8 +42,9 @@ class ThompsonPrincipal(BanditPrincipal):
         prior_shape: PositiveFloat = 1.0,
         prior_rate: PositiveFloat = 25.0,
         integer_posterior: bool = False,
+        proposals: int | None = None,
     ) -> None:
-        super().__init__(space, seeds, points, COARSE)
+        super().__init__(space, seeds, points, COARSE, proposals)
         self.prior_mean, self.prior_strength = prior_mean, prior_strength
         self.prior_shape, self.prior_rate = prior_shape, prior_rate
         self.integer_posterior = integer_posterior

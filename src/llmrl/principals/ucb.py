@@ -26,10 +26,12 @@ class UCBPrincipal(BanditPrincipal):
         coefficient: weight of the exploration bonus.
         scale: size of payoff differences, in units of the payoff; None is the range of the payoffs seen so far in the
             context, so that `coefficient` means the same in every environment. The published principal uses 1.
-        points: values a number; None is 11 for three numbers, 3 for five (1331 and 243 arms).
+        points: values a number; None: as many as let each arm be played twice, at most the published
+            11 for three numbers, 3 for five (1331 and 243 arms).
         arm_order: how unplayed arms are gone through: `shuffled` (an order of its own in each context), or `ascending`
             as in the published code.
         shared_counter: count t over all contexts, as published, instead of in each.
+        proposals: that the run makes in all its contexts together; None: nobody knows.
     """
 
     def __init__(
@@ -41,8 +43,9 @@ class UCBPrincipal(BanditPrincipal):
         points: PositiveInt | None = None,
         arm_order: Literal["shuffled", "ascending"] = "shuffled",
         shared_counter: bool = False,
+        proposals: int | None = None,
     ) -> None:
-        super().__init__(space, seeds, points, COARSE)
+        super().__init__(space, seeds, points, COARSE, proposals)
         self.coefficient, self.scale, self.shared_counter = coefficient, scale, shared_counter
         rows, arms = self.counts.shape
         # Drawn from a stream of its own: the same after a resume without being saved.
