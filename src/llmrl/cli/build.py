@@ -18,7 +18,7 @@ from llmrl.core.errors import ConfigError
 TRUSTED = ("llmrl.", "torch.optim.")
 _INJECTED = (
     *("seeds", "spec", "maker", "device", "llm", "scorer", "governed", "prompt_folder", "folder", "cores"),
-    *("env", "env_options", "agents", "teacher", "principal", "meter", "space", "controller", "processes"),
+    *("env", "env_options", "agents", "teacher", "principal", "meter", "space", "controller", "processes", "known"),
 )
 """Names of what is injected, and not set, unless the option's file has such a field."""
 

@@ -238,8 +238,9 @@ def section(kind: LoopKind) -> str:
     return "search" if kind == "baseline" else kind
 
 
-def build_loop(config: Config, parts: Parts) -> Loop:
-    """The loop that follows from the parts (`loop_kind`); agents that do not learn only `play`."""
+def build_loop(config: Config, parts: Parts, known: Callable[[], Any] | None = None) -> Loop:
+    """The loop that follows from the parts (`loop_kind`); agents that do not learn only `play`. `known` tells the
+    reference lines of a principal's run when it begins."""
     kind = loop_kind(config)
     if kind == "learn" and not parts.agents[0].learns:
         kind = "play"
@@ -252,6 +253,8 @@ def build_loop(config: Config, parts: Parts) -> Loop:
         "teacher": parts.teacher,
         "cores": worker_cores(config),
     }
+    if known is not None:
+        injected["known"] = known
     if parts.principal is not None:
         injected["principal"] = parts.principal
     else:
