@@ -17,7 +17,7 @@ from llmrl.cli.compose import POLICIES, Parts, loop_kind
 from llmrl.cli.needed import NeededRun
 from llmrl.cli.offers import options
 from llmrl.cli.outside import without_digests
-from llmrl.loops.references import References, coarse_scan, neutral
+from llmrl.loops.references import References, Situation, coarse_scan, neutral
 from llmrl.run.content import SUMMARY_NAME
 
 if TYPE_CHECKING:
@@ -110,7 +110,16 @@ def told(config: Config, parts: Parts) -> list[tuple[str, str]]:
     times = config["design"]["references"]
     each = "once" if times == 1 else f"{times:,} times"
     words = f"no mechanism, untrained agents, and a coarse scan; each vector measured {each}"
-    return [("reference lines", words), *(("", run.told) for run in needed(config, parts))]
+    rows = [("reference lines", words), *(("", run.told) for run in needed(config, parts))]
+    found = known(config, parts)()
+    return rows if found is None else [*rows, *(("", _shown(each)) for each in found.situations)]
+
+
+def _shown(own: Situation) -> str:
+    """A context's lines in short."""
+    where = "" if own.context is None else f"{own.context}: "
+    lines = {"untrained agents": own.untrained, "no mechanism": own.no_mechanism, "best of the scan": own.best}
+    return where + ", ".join(f"{name} {line.value:.3g}" for name, line in lines.items())
 
 
 def _derived(config: Config, vectors: list[list[float]], games: int, contexts: int) -> dict[str, Any]:

@@ -218,7 +218,7 @@ class DesignLoop:
             "best": best[0],
             "best_of_contexts": best if self.env.spec.contexts else [],
             "race": [] if self.naming is None else self.naming.rows(self.history.row),
-            **({} if self.references is None else {"references": self.references.summary()}),
+            **({} if self.references is None else {"references": self.references.summary(best, rows, last)}),
             "history": rows,
             RESULT_EPISODES: [np.concatenate(society).tolist() for society in zip(*played, strict=True)],
         }
