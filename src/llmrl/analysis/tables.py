@@ -59,10 +59,10 @@ def scores(section: Section, name: str, references: Sequence[ReferenceLine] = ()
         cells += [f"{len(n.pooled)} of {n.expected}", *(_with_interval(n, key, form) for key in ESTIMATES)]
         cells += [form(n.standard_error), *extremes]
         rows.append([*cells, *([n.units] if units else []), *([n.remark] if remarks else [])])
-    for line in references:
-        cells = [line.label, *([NOTHING] if models else []), NOTHING]
-        cells += [form(line.value) if key == "mean" else NOTHING for key in ESTIMATES]
-        cells += [form(line.standard_error), NOTHING, NOTHING, *([NOTHING] if units else [])]
+    for level in references:
+        cells = [level.label, *([NOTHING] if models else []), NOTHING]
+        cells += [form(level.value) if key == "mean" else NOTHING for key in ESTIMATES]
+        cells += [form(level.standard_error), NOTHING, NOTHING, *([NOTHING] if units else [])]
         rows.append([*cells, *(["measured before the runs"] if remarks else [])])
     columns = ["group", *(["language model"] if models else []), "runs", *ESTIMATES.values(), "s.e.", "min", "max"]
     columns += (["levels"] if units else []) + (["remark"] if remarks else [])
@@ -76,8 +76,8 @@ def scores(section: Section, name: str, references: Sequence[ReferenceLine] = ()
             line += [None] * 3 if band is None else [band.estimate, band.low, band.high]
         line += [n.standard_error, *((f(n.pooled) if n.scores else None) for f in (np.min, np.max)), n.units, n.remark]
         data.append(line)
-    for line in references:
-        known = {"group": line.label, "mean": line.value, "standard_error": line.standard_error}
+    for level in references:
+        known = {"group": level.label, "mean": level.value, "standard_error": level.standard_error}
         data.append([known.get(str(column)) for column in data[0]])
     return Table(
         f"{name}_scores",
