@@ -36,7 +36,13 @@ def measure(preset: str, games: int, candidates: int, proposals: int) -> tuple[f
     """Wall seconds by the run's own clock, and CPU-seconds of the command."""
     before = cpu_seconds()
     with tempfile.TemporaryDirectory() as folder:
-        words = [preset, "principal=random", f"design.candidates={candidates}", f"env.n_envs={games * candidates}"]
+        words = [
+            preset,
+            "principal=random",
+            "design.references=0",
+            f"design.candidates={candidates}",
+            f"env.n_envs={games * candidates}",
+        ]
         words += [f"design.steps={proposals // candidates}", f"design.validate_episodes={games}"]
         command = [sys.executable, "-m", "llmrl.cli.train", *words, f"output_root={folder}"]
         subprocess.run(command, check=True, capture_output=True)

@@ -41,6 +41,7 @@ TASK = [
     "principal=random",
     "agent=random",
     "design.steps=1",
+    "design.references=0",
     "design.adapt_rounds=0",
     "design.validate_episodes=1",
 ]

@@ -38,7 +38,7 @@ from llmrl.loops.design import DesignLoop
 from llmrl.run.run import Run
 
 PUBLISHED = 190.0  # CPU-seconds
-DEFAULTS = ("experiment=legislative/harvest_published", "principal=fixed", "design.steps=1")
+DEFAULTS = ("experiment=legislative/harvest_published", "principal=fixed", "design.steps=1", "design.references=0")
 NATIVE = ("env.engine=native",)
 GRID = (*NATIVE, "env.observe=[grid]", "agent.features=64", "agent.map_channels=[8,16]")
 REFERENCE, ONE = "melting pot, pixels, frozen core", "native, grid, small frozen core"

@@ -8,14 +8,16 @@ from pathlib import Path
 
 
 def compose(*overrides: str, primary: str = "train") -> dict:
-    """The resolved config of `llmrl-<primary> <overrides>`."""
+    """The resolved config of `llmrl-<primary> <overrides>`; without reference lines, which are two more runs, unless
+    they are asked for."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
     with initialize_config_module("llmrl.conf", version_base="1.3"):
-        config = hydra_compose(primary, overrides=list(overrides), return_hydra_config=True)
+        alone = ["design.references=0"] if primary == "train" else []
+        config = hydra_compose(primary, overrides=[*alone, *overrides], return_hydra_config=True)
         HydraConfig.instance().set_config(config)
         OmegaConf.set_struct(config, False)
         config.pop("hydra")

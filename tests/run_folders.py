@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +27,10 @@ def write_run(
     steps: int = 100,
     shared: dict[str, list[str]] | None = None,
     inside: Sequence[Sequence[float]] | None = None,
+    references: dict[str, Any] | None = None,
 ) -> Path:
     """A run that logs `values` as principal/objective every `steps` environment steps; its result is the last one, or
-    the mean of what is `inside` it, society by society."""
+    the mean of what is `inside` it, society by society; `references` are those of its summary."""
     run = Run.open(root, name, {"of": [name, *overrides]}, [*overrides, f"seed={seed}"], seed)
     with contextlib.suppress(type(error) if error is not None else ()), run:
         run.status.llm = llm
@@ -42,6 +44,8 @@ def write_run(
         if inside is not None:
             run.result = float(np.mean([np.mean(society) for society in inside]))
             run.summary = {RESULT_EPISODES: [list(society) for society in inside]}
+        if references is not None:
+            run.summary = {**run.summary, "references": references}
     return run.folder
 
 

@@ -20,6 +20,7 @@ TROUBLED = (
     "principal=random",
     "agent=troubled",
     "design.steps=2",
+    "design.references=0",
     "design.adapt_rounds=1",
     "design.validate_episodes=4",
 )

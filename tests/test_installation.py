@@ -55,6 +55,7 @@ def test_wheel_works_in_a_fresh_environment(wheel, tmp_path):
     ).stdout  # fmt: skip
     assert origin.count(str(purelib)) == 2
     overrides = ["env=escape_room", "principal=llm", "env.n_envs=2", "design.steps=1", "design.adapt_rounds=1"]
+    overrides += ["design.references=0"]
     done = subprocess.run(
         [tmp_path / "env" / "bin" / "llmrl-train", *overrides, "design.validate_episodes=2"],
         cwd=cwd, capture_output=True, text=True, check=False,

@@ -27,7 +27,7 @@ SMALL |= {env: ["env.n_envs=2", "learn.rollout_steps=4", "env.horizon=8"] for en
 TAUGHT = {"simple": "simple_doorkey", "spread": "simple_spread"}
 """What the presets of `experiment=teacher/` start with, and the environment it stands for."""
 BUDGET = ["design.steps=2", "design.candidates=1", "design.adapt_rounds=1"]
-BUDGET += ["learn.env_steps=6", "learn.evaluate_episodes=1", "play.episodes=1"]
+BUDGET += ["learn.env_steps=6", "learn.evaluate_episodes=1", "play.episodes=1", "design.references=0"]
 
 
 def commands() -> list[str]:

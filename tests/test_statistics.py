@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from llmrl.analysis.statistics import (
     Interval,
     Levels,
+    analysis_of_variance,
     bootstrap_bands,
     bootstrap_interval,
     describe,
@@ -202,3 +203,61 @@ def test_societies_and_episodes_are_resampled_within_their_run() -> None:
     uneven = [[np.array([0.0]), np.array([1.0] * 30)]] * 2
     band = bootstrap_bands(np.array([0.5, 0.5]), {"": mean}, resamples=4000, levels=[Levels(None, uneven)])[""]
     assert (band.low, band.high) == (0, 1)
+
+
+GROUPS = [np.array(own, dtype=float) for own in ([6, 8, 4, 5, 3, 4], [8, 12, 9, 11, 6, 8], [13, 9, 11, 8, 7, 12])]
+
+
+def test_an_analysis_of_variance_as_a_textbook_has_it() -> None:
+    found = analysis_of_variance([GROUPS])
+    assert found.p == pytest.approx(0.0023987773293929083, rel=1e-9)  # F(2, 15) = 9.2647
+    assert found.spread == pytest.approx(np.std([5, 9, 10], ddof=1))
+    assert found.noise == pytest.approx(math.sqrt(68 / 15 / 6))
+
+
+@pytest.mark.parametrize(
+    ("between", "within", "ratio", "p"),
+    [
+        (1, 1, 1.0, 0.5),
+        (5, 6, 4.387374, 0.05000000455179266),
+        (5, 6, 0.5, 0.7680271846131065),
+        (47, 48, 1.7, 0.03506413291451887),
+        (200, 300, 1.05, 0.34947032355973817),
+    ],
+)
+def test_tails_of_the_f_distribution(between: int, within: int, ratio: float, p: float) -> None:
+    """Groups made such that F is `ratio`, with so many degrees of freedom."""
+    sizes = np.bincount(np.arange(between + 1 + within) % (between + 1))
+    deviations = [np.linspace(-1, 1, n) if n > 1 else np.zeros(1) for n in sizes]
+    means = np.random.default_rng(0).normal(size=between + 1)
+    mean_square = float((sizes * (means - np.average(means, weights=sizes)) ** 2).sum()) / between
+    scale = math.sqrt(ratio * sum(float((own**2).sum()) for own in deviations) / within / mean_square)
+    made = [own + scale * m for own, m in zip(deviations, means, strict=True)]
+    assert analysis_of_variance([made]).p == pytest.approx(p, rel=1e-6)
+
+
+@given(shift=st.floats(-100, 100), scale=st.floats(0.01, 100), apart=st.floats(-50, 50))
+def test_an_analysis_of_variance_has_no_unit_and_compares_within_strata(
+    shift: float, scale: float, apart: float
+) -> None:
+    found, own = analysis_of_variance([GROUPS]), [shift + scale * group for group in GROUPS]
+    moved = analysis_of_variance([own])
+    assert found.p is not None and found.noise is not None
+    assert moved.p == pytest.approx(found.p, rel=1e-4) and moved.spread == pytest.approx(scale * found.spread, rel=1e-4)
+    twice = [analysis_of_variance([GROUPS, [group + by for group in GROUPS]]) for by in (0.0, apart)]
+    assert twice[0].p == pytest.approx(twice[1].p, rel=1e-4) and twice[1].spread == pytest.approx(found.spread)
+    assert twice[1].noise == pytest.approx(found.noise)
+
+
+def test_what_an_analysis_of_variance_cannot_tell() -> None:
+    assert analysis_of_variance([[np.array([1.0]), np.array([3.0])]]).p is None
+    still = [np.array([1.0, 1.0]), np.array([3.0, 3.0])]
+    assert analysis_of_variance([still]).p == 0.0 and analysis_of_variance([[still[0], still[0]]]).p == 1.0
+    with pytest.raises(ValueError, match="two groups"):
+        analysis_of_variance([[np.array([1.0, 2.0])]])
+
+
+def test_groups_that_are_alike_are_rarely_taken_to_differ() -> None:
+    rng = np.random.default_rng(1)
+    found = [analysis_of_variance([list(rng.normal(size=(6, 2)))]).p for _ in range(2000)]
+    assert 0.035 < np.mean([p is not None and p < 0.05 for p in found]) < 0.065

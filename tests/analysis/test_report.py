@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -242,6 +243,53 @@ def test_many_groups(tmp_path: Path) -> None:
     assert "The 12 groups of the highest IQM, of 13." in text
     assert len(table(tmp_path / "report", "game_scores")) == 13
     assert len(table(tmp_path / "report", "game_improvement")) == 13 * 12
+
+
+def lines(*levels: tuple[float, float | None, float], warning: str | None = None) -> dict[str, Any]:
+    """Reference lines of a summary: no mechanism with its standard error, and the best of the scan, by context."""
+    contexts = [
+        {
+            "untrained": {"value": none - 1, "standard_error": error},
+            "no_mechanism": {"value": none, "standard_error": error},
+            "scan_best": {"value": best, "standard_error": error},
+        }
+        for none, error, best in levels
+    ]
+    return {"contexts": contexts, "warning": warning}
+
+
+def test_what_a_principal_has_to_beat_stands_beside_the_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = lines((2.0, 0.3, 8.0), (4.0, 0.4, 10.0), warning="this objective does not respond")
+    for principal, level in (("ucb", 5.0), ("gp", 7.0)):
+        for seed in range(3):
+            write_run(tmp_path, "room", [f"principal={principal}"], seed, [level, level + seed], references=told)
+    main([str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "Warning: this objective does not respond." in printed and "best of the coarse scan" in printed
+    found = by_group(tmp_path / "report", "room_scores")
+    assert float(found["no mechanism"]["mean"]) == 3.0 and float(found["untrained agents"]["mean"]) == 2.0
+    assert float(found["best of the coarse scan"]["mean"]) == 9.0
+    assert float(found["no mechanism"]["standard_error"]) == pytest.approx(0.25) and not found["no mechanism"]["iqm"]
+    drawn = (tmp_path / "report" / "figures" / "room_curve_principal_objective.svg").read_text()
+    assert "<!-- no mechanism -->" in drawn and "<!-- best of the coarse scan -->" in drawn
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert '<p class="attention">Warning: this objective does not respond.</p>' in page
+    # Of another kind than the scores.
+    main([str(tmp_path), "--metric", "other", "--no-figures", "--out", str(tmp_path / "other")])
+    assert set(by_group(tmp_path / "other", "room_scores")) == {"principal=ucb", "principal=gp"}
+
+
+def test_groups_with_lines_of_their_own_are_told_apart(tmp_path: Path) -> None:
+    for agent, told in (("a", lines((1.0, None, 2.0), warning="flat")), ("b", lines((3.0, 0.1, 4.0)))):
+        write_run(tmp_path, "room", [f"agent={agent}"], 0, references=told)
+    main([str(tmp_path)])
+    found = by_group(tmp_path / "report", "room_scores")
+    first, second = (found[f"no mechanism (agent={agent})"] for agent in "ab")
+    assert float(first["mean"]) == 1.0 and not first["standard_error"] and float(second["mean"]) == 3.0
+    assert "Warning (agent=a): flat." in (tmp_path / "report" / "summary.md").read_text()
+    assert "no mechanism" not in (tmp_path / "report" / "figures" / "room_curve_principal_objective.svg").read_text()
 
 
 def test_real_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from experiments import only_run_folder
 SMALL = (
     "env=escape_room",
     "env.n_envs=4",
+    "design.references=0",
     "design.adapt_rounds=2",
     "design.validate_episodes=4",
     "checkpoint_seconds=0",
@@ -108,7 +109,14 @@ def test_language_model_server_down(tmp_path):
 @pytest.mark.slow
 @pytest.mark.meltingpot
 def test_engine_killed_in_mid_episode_and_resumed(tmp_path):
-    overrides = ("env=harvest", "principal=random", "env.n_envs=1", "env.horizon=300", "design.steps=2")
+    overrides = (
+        "env=harvest",
+        "principal=random",
+        "env.n_envs=1",
+        "env.horizon=300",
+        "design.steps=2",
+        "design.references=0",
+    )
     overrides += ("design.adapt_rounds=2", "design.validate_episodes=1", "checkpoint_seconds=0")
     process = subprocess.Popen(
         command(*overrides), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

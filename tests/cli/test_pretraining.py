@@ -11,8 +11,9 @@ import torch
 
 from experiments import compose, run
 from llmrl.cli.compose import build_parts
+from llmrl.cli.needed import ensure
 from llmrl.cli.outside import with_digests
-from llmrl.cli.pretraining import composed, digest, ensure, located, reference
+from llmrl.cli.pretraining import digest, located, needed, reference
 from llmrl.cli.train import run_experiment
 from llmrl.core.errors import ConfigError
 from llmrl.run.content import saved_state
@@ -42,7 +43,7 @@ def test_it_is_computed_once_and_begun_with(tmp_path, capsys):
     assert located(config)["agent"]["init_from"] is None
     run(*NEEDS, "dry_run=true", f"output_root={tmp_path}")
     plan = capsys.readouterr().out
-    assert "to be computed first, 9,600 environment steps" in " ".join(plan.split())
+    assert "to be computed first, 9,600 environment steps" in " ".join(plan.replace("│", " ").split())
     assert not folders(tmp_path)
     run(*NEEDS, f"output_root={tmp_path}")
     found = folders(tmp_path)
@@ -75,8 +76,8 @@ def test_what_the_preset_is_belongs_to_the_experiment(tmp_path):
 
 def test_several_that_need_it_at_once_wait_for_one(tmp_path):
     """The second finds the folder taken, and goes on when it is finished."""
-    needed, overrides = composed(f"{STUDY}/seed=0", compose(*NEEDS, f"output_root={tmp_path}"))
-    first = threading.Thread(target=run_experiment, args=(with_digests(needed), overrides))
+    [begun] = needed(compose(*NEEDS, f"output_root={tmp_path}"))
+    first = threading.Thread(target=run_experiment, args=(begun.config, begun.overrides))
     first.start()
     run(*NEEDS, f"output_root={tmp_path}")
     first.join()
@@ -85,13 +86,13 @@ def test_several_that_need_it_at_once_wait_for_one(tmp_path):
 
 def test_who_waits_can_be_stopped(tmp_path, monkeypatch):
     config = compose(*NEEDS, f"output_root={tmp_path}")
-    needed, overrides = composed(f"{STUDY}/seed=0", config)
-    needed = with_digests(needed)
-    monkeypatch.setattr("llmrl.cli.pretraining._POLL_S", 0.01)
-    with Run.open(tmp_path, needed["name"], needed, overrides, 0), Run.open(tmp_path, "needs", {}, [], 0) as waits:
+    [begun] = needed(config)
+    monkeypatch.setattr("llmrl.cli.needed._POLL_S", 0.01)
+    name = begun.config["name"]
+    with Run.open(tmp_path, name, begun.config, begun.overrides, 0), Run.open(tmp_path, "needs", {}, [], 0) as waits:
         waits.stop.signal = 15
         with pytest.raises(Stopped):
-            ensure(config, waits)
+            ensure(needed(config), waits)
         waits.stop.signal = None
 
 

@@ -26,6 +26,7 @@ GAME = (
     "env.n_envs=4",
     "principal=llm",
     "design.steps=6",
+    "design.references=0",
     "design.adapt_rounds=0",
     "design.validate_episodes=4",
     "llm.retry.first_delay=0.001",

@@ -20,7 +20,7 @@ from sweeping import TROUBLED, command, start, states, sweep, table, until
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
 SLURM = ("hardware=slurm_cpu", "hardware.memory_gb=1")
-ROOM = ("env=escape_room", "env.n_envs=4", "design.adapt_rounds=2", "design.validate_episodes=4")
+ROOM = ("env=escape_room", "env.n_envs=4", "design.adapt_rounds=2", "design.validate_episodes=4", "design.references=0")
 
 
 def by_seed(cwd: Path) -> dict[int, dict]:

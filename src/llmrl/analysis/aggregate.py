@@ -16,6 +16,7 @@ from llmrl.analysis.groups import Group, Task, tasks_of
 from llmrl.analysis.levels import FEW, Structure, structure
 from llmrl.analysis.llm_calls import CallTotals, run_totals
 from llmrl.analysis.played import played_by
+from llmrl.analysis.references import references_of
 from llmrl.analysis.report import GroupNumbers, Left, Report, Section, Settings
 from llmrl.analysis.runs import RunRecord, read_runs
 from llmrl.analysis.scores import ScoreRule, metric_names
@@ -103,7 +104,9 @@ def summarize(
         section = _section(task.title, scored[-1:], settings)
         efficiency = () if common is None else _efficiency(task, common, settings)
         about += () if common is None else (about_training(common),)
-        sections.append(replace(section, common=task.common, curves=curves, notes=about, efficiency=efficiency))
+        references, warned = references_of(finished)
+        section = replace(section, common=task.common, curves=curves, notes=about, efficiency=efficiency)
+        sections.append(replace(section, references=references, warnings=warned))
     together, notes = _over_tasks(scored, settings)
     return Report(
         folder,

@@ -12,6 +12,7 @@ import numpy as np
 
 from llmrl.analysis.curves import Curve, Line
 from llmrl.analysis.groups import footnotes
+from llmrl.analysis.references import LINES, OBJECTIVE
 from llmrl.analysis.report import ESTIMATES, MOST_SHOWN, GroupNumbers, Report, Section
 from llmrl.analysis.scores import AXES
 from llmrl.analysis.tables import slug, slugs
@@ -28,6 +29,11 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 _BESIDE, _LEGEND = 40, 80  # characters of a line of a label beside the axes, and in the legend
 _LINE = 0.23  # its height, inches
 _DASHES = ("solid", "dashed")
+_REFERENCES: dict[str, dict[str, Any]] = {
+    "untrained": {"color": "#888888", "linestyle": "dotted", "linewidth": 2},
+    "no_mechanism": {"color": "#333333", "linestyle": "solid", "linewidth": 1},
+    "scan_best": {"color": "#333333", "linestyle": "dashdot", "linewidth": 1.5},
+}
 _STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that figures are the same everywhere
     "font.size": 11,
@@ -118,6 +124,9 @@ def _figures(section: Section, unit: str) -> Iterator[tuple[str, str, Figure]]:
             f"{curve.metric} over {AXES[curve.over][1]}: IQM over the runs of a group with pointwise 95% bands, only "
             "where all of its runs have values."
         )
+        if section.references and curve.metric == OBJECTIVE:
+            drawn_too = len(section.references) == len(LINES)
+            caption += " Level lines were measured before the runs." if drawn_too else " Level lines are in the table."
         yield f"curve_{slug(curve.metric)}", caption, _curve(curve, drawn, section)
 
 
@@ -233,6 +242,10 @@ def _curve(curve: Curve, drawn: Sequence[int], section: Section) -> Figure:
         if group.label in lines:
             handles.append(_draw_line(panel, lines[group.label], group.shown, styles[group.label]))
             groups.append(group)
+    lines_of = section.references if curve.metric == OBJECTIVE else ()
+    if len(lines_of) == len(LINES):  # else there are several sets, and the table has them
+        for line in lines_of:
+            handles.append(panel.axhline(line.value, label=line.label, **_REFERENCES[line.line]))
     panel.set_xlabel(AXES[curve.over][1])
     panel.set_ylabel(curve.metric)
     panel.xaxis.set_major_formatter(EngFormatter(sep=""))

@@ -13,6 +13,7 @@ from llmrl.analysis.curves import Curve
 from llmrl.analysis.groups import Group
 from llmrl.analysis.llm_calls import CallTotals
 from llmrl.analysis.played import Played
+from llmrl.analysis.references import ReferenceLine
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.scores import ScoreRule
 from llmrl.analysis.statistics import Band
@@ -91,6 +92,8 @@ class Section:
         curves: metrics over environment steps.
         notes: what a reader must know.
         efficiency: sample efficiency of each group that trained, where episodes can succeed.
+        references: levels of the objective that a principal has to beat.
+        warnings: what makes the scores worth little.
     """
 
     title: str
@@ -105,6 +108,8 @@ class Section:
     curves: tuple[Curve, ...] = ()
     notes: tuple[str, ...] = ()
     efficiency: tuple[GroupNumbers, ...] = ()
+    references: tuple[ReferenceLine, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def compared(self) -> list[GroupNumbers]:

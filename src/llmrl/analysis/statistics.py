@@ -8,6 +8,7 @@ paper's library, rliable; unlike there, tasks may differ in how many runs they h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -312,6 +313,79 @@ def describe(scores: np.ndarray, seed: int = 0, independent: bool = True) -> dic
         "max": float(scores.max()),
     }
     return {name: value if value is not None and np.isfinite(value) else None for name, value in row.items()}
+
+
+@dataclass(frozen=True)
+class Variance:
+    """How far groups differ, and how far chance alone lets them differ.
+
+    Attributes:
+        spread: standard deviation between the groups' means.
+        noise: standard error of such a mean, pooled over groups; None where no group has two scores.
+        p: chance of means at least as far apart where all groups are alike; None where noise is not known.
+    """
+
+    spread: float
+    noise: float | None
+    p: float | None
+
+
+def analysis_of_variance(strata: Sequence[Sequence[np.ndarray]]) -> Variance:
+    """One-way analysis of variance with Fisher's F test, within strata: groups are compared with those of their own.
+
+    Sums of squares and degrees of freedom are added up over strata, so one test says whether groups differ in any.
+
+    Args:
+        strata: of each stratum its groups' scores, [n_scores] each; one stratum has two groups at least.
+
+    Raises:
+        ValueError: there is nothing to compare.
+    """
+    groups = [[_checked(scores) for scores in stratum] for stratum in strata]
+    between, of_means = 0.0, 0.0
+    for stratum in groups:
+        means = np.array([scores.mean() for scores in stratum])
+        sizes = np.array([len(scores) for scores in stratum])
+        between += float((sizes * (means - np.average(means, weights=sizes)) ** 2).sum())
+        of_means += float(((means - means.mean()) ** 2).sum())
+    flat = [scores for stratum in groups for scores in stratum]
+    above, below = len(flat) - len(groups), sum(len(scores) - 1 for scores in flat)
+    if above < 1:
+        raise ValueError("an analysis of variance compares two groups at least")
+    spread = math.sqrt(of_means / above)
+    if below < 1:
+        return Variance(spread, None, None)
+    within = sum(float(((scores - scores.mean()) ** 2).sum()) for scores in flat) / below
+    noise = math.sqrt(within * float(np.mean([1 / len(scores) for scores in flat])))
+    if not within:  # nothing is left to chance
+        return Variance(spread, 0.0, 0.0 if between else 1.0)
+    ratio = between / above / within
+    return Variance(spread, noise, _incomplete_beta(below / 2, above / 2, below / (below + above * ratio)))
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function I_x(a, b) for a, b > 0 and x in [0, 1], which is the upper tail of an F
+    distribution: by its continued fraction (DLMF 8.17.22), evaluated by Lentz's method."""
+    if x in (0.0, 1.0):
+        return x
+    if x > (a + 1) / (a + b + 2):  # the fraction converges quickly below
+        return 1 - _incomplete_beta(b, a, 1 - x)
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x) - math.log(a)
+    )
+    tiny = 1e-300
+    c, d = 1.0, 1 / ((1 - (a + b) * x / (a + 1)) or tiny)
+    value = d
+    for m in range(1, 10_000):
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d, c = 1 / ((1 + term * d) or tiny), (1 + term / c) or tiny
+            value *= c * d
+        if abs(c * d - 1) < 1e-14:
+            break
+    return front * value
 
 
 def _draws(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
 from llmrl.analysis.groups import Group, footnotes
 from llmrl.analysis.llm_calls import CallTotals
 from llmrl.analysis.played import players_table
+from llmrl.analysis.references import OBJECTIVE, ReferenceLine
 from llmrl.analysis.report import ESTIMATES, GroupNumbers, Report, Section
 from llmrl.analysis.statistics import Band
 from llmrl.analysis.table import NOTHING, NumberFormat, Table, seed_list
@@ -20,7 +22,11 @@ def tables_of(report: Report) -> list[Table]:
     tables = [not_counted(report)] if report.left else []
     tables += [players_table(report.players)] if report.players else []
     for section, name in zip(report.sections, slugs(report), strict=True):
-        tables += [scores(section, name), improvement(section, name), *_profiles(section, name)]
+        tables += [
+            scores(section, name, beside(section, report)),
+            improvement(section, name),
+            *_profiles(section, name),
+        ]
         tables += [efficiency(section, name)] if section.efficiency else []
         tables += [_curve(section, name, i) for i in range(len(section.curves))]
     return [*tables, *([llm_calls(report)] if report.calls else []), _runs(report)]
@@ -40,8 +46,8 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_.")[:60] or "_"
 
 
-def scores(section: Section, name: str) -> Table:
-    """Estimates of each group, with what they rest on."""
+def scores(section: Section, name: str, references: Sequence[ReferenceLine] = ()) -> Table:
+    """Estimates of each group, with what they rest on, and the levels that they are to be compared with."""
     form = NumberFormat(np.concatenate([n.pooled for n in section.numbers]))
     models = any(n.group.llm for n in section.numbers)
     remarks = any(n.remark for n in section.numbers)
@@ -53,6 +59,11 @@ def scores(section: Section, name: str) -> Table:
         cells += [f"{len(n.pooled)} of {n.expected}", *(_with_interval(n, key, form) for key in ESTIMATES)]
         cells += [form(n.standard_error), *extremes]
         rows.append([*cells, *([n.units] if units else []), *([n.remark] if remarks else [])])
+    for level in references:
+        cells = [level.label, *([NOTHING] if models else []), NOTHING]
+        cells += [form(level.value) if key == "mean" else NOTHING for key in ESTIMATES]
+        cells += [form(level.standard_error), NOTHING, NOTHING, *([NOTHING] if units else [])]
+        rows.append([*cells, *(["measured before the runs"] if remarks else [])])
     columns = ["group", *(["language model"] if models else []), "runs", *ESTIMATES.values(), "s.e.", "min", "max"]
     columns += (["levels"] if units else []) + (["remark"] if remarks else [])
     header = ["group", "llm", "finished", "expected"]
@@ -65,6 +76,9 @@ def scores(section: Section, name: str) -> Table:
             line += [None] * 3 if band is None else [band.estimate, band.low, band.high]
         line += [n.standard_error, *((f(n.pooled) if n.scores else None) for f in (np.min, np.max)), n.units, n.remark]
         data.append(line)
+    for level in references:
+        known = {"group": level.label, "mean": level.value, "standard_error": level.standard_error}
+        data.append([known.get(str(column)) for column in data[0]])
     return Table(
         f"{name}_scores",
         f"{section.title}: scores over runs, with 95% bootstrap intervals",
@@ -75,6 +89,11 @@ def scores(section: Section, name: str) -> Table:
         remarks,
         footnotes(n.group for n in section.numbers),
     )
+
+
+def beside(section: Section, report: Report) -> tuple[ReferenceLine, ...]:
+    """The reference lines of a section whose scores are of the same kind."""
+    return section.references if report.settings.rule.metric in ("", OBJECTIVE) else ()
 
 
 def efficiency(section: Section, name: str) -> Table:

@@ -118,6 +118,12 @@ def method(report: Report) -> list[str]:
         "finished runs; where these logged at different places, values in between are interpolated linearly, and only "
         "places that all of them cover are drawn.",
     ]
+    if any(section.references for section in report.sections):
+        lines.append(
+            "Untrained agents, no mechanism and the best of a coarse scan were measured before the runs, once for all "
+            "of them; the error is that of a few measurements. The best of the scan is the highest of several noisy "
+            "numbers. Over contexts, each is the mean."
+        )
     if any(section.over_tasks for section in report.sections):
         lines.append(
             "Over tasks, scores are normalised within each task, so that 0 is the worst and 1 the best of all finished "

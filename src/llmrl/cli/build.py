@@ -19,6 +19,7 @@ TRUSTED = ("llmrl.", "torch.optim.")
 _INJECTED = (
     *("seeds", "spec", "maker", "device", "llm", "scorer", "governed", "prompt_folder", "folder", "cores"),
     *("env", "env_options", "agents", "teacher", "principal", "meter", "space", "controller", "proposals", "processes"),
+    "known",
 )
 """Names of what is injected, and not set, unless the option's file has such a field."""
 

@@ -246,8 +246,9 @@ def proposals(config: Config, kind: Literal["design", "search"]) -> int:
     return int(node["steps" if kind == "design" else "iterations"] * node["candidates"])
 
 
-def build_loop(config: Config, parts: Parts) -> Loop:
-    """The loop that follows from the parts (`loop_kind`); agents that do not learn only `play`."""
+def build_loop(config: Config, parts: Parts, known: Callable[[], Any] | None = None) -> Loop:
+    """The loop that follows from the parts (`loop_kind`); agents that do not learn only `play`. `known` tells the
+    reference lines of a principal's run when it begins."""
     kind = loop_kind(config)
     if kind == "learn" and not parts.agents[0].learns:
         kind = "play"
@@ -260,6 +261,8 @@ def build_loop(config: Config, parts: Parts) -> Loop:
         "teacher": parts.teacher,
         "cores": worker_cores(config),
     }
+    if known is not None:
+        injected["known"] = known
     if parts.principal is not None:
         injected["principal"] = parts.principal
     else:

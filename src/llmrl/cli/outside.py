@@ -6,7 +6,7 @@ A digest of each stands in the config, and so in the hash that names the run's f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,11 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
                 "makes a new run"
             )
     return {**config, **digests}
+
+
+def without_digests(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config as it was before `with_digests`."""
+    return {key: value for key, value in config.items() if key not in _OUTSIDE}
 
 
 def _prompts(config: dict[str, Any]) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llmrl.cli import pretraining, references
 from llmrl.cli.arms import shortage
 from llmrl.cli.compose import Parts
-from llmrl.cli.pretraining import told
 from llmrl.core.errors import LLMError
 from llmrl.core.protocols import Bandit, Loop
 from llmrl.core.records import CallEstimate
@@ -36,12 +36,18 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
         rows += [(f"  {p.name}", f"[{p.low:g}, {p.high:g}] {p.unit}") for p in spec.mechanism.parameters]
     agent = parts.agents[0].describe()
     rows.append(("agent", ", ".join(f"{k}: {v:,}" if isinstance(v, int) else f"{k}: {v}" for k, v in agent.items())))
-    rows += told(config)
+    begun = pretraining.needed(config)
+    rows += [(run.what, run.told) for run in begun]
     rows += _principal(config, parts)
     rows += _teacher(parts, loop)
     rows += _llm(parts)
     rows.append(("loop", type(loop).__name__))
     rows += loop.plan()
+    rows += references.told(config, parts)
+    first = [run for run in (*begun, *references.needed(config, parts)) if not run.finished]
+    if first and isinstance(loop, DesignLoop):
+        total = loop.env_steps + sum(run.env_steps for run in first)
+        rows.append(("environment steps in all", f"{total:,}, with those of the runs to be computed first"))
     estimate = loop.estimate()
     if isinstance(parts.llm, ChatClient) and estimate is not None:
         rows += calls(estimate, parts.llm)

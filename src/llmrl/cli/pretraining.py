@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llmrl.core.errors import ConfigError, RunInUse
+from llmrl.cli.needed import NeededRun
+from llmrl.core.errors import ConfigError
 from llmrl.run.shared import PRESET, run_name
 
-if TYPE_CHECKING:
-    from llmrl.run.run import Run
-
-log = logging.getLogger(__name__)
-
-_POLL_S = 2.0
 _TAKEN_OVER = ("output_root", "hardware", "trusted_modules", "checkpoint_seconds")
 """What the run of a preset has from the run that needs it: nothing that changes numbers."""
 
@@ -82,71 +75,21 @@ def digest(wanted: Path) -> str:
     return config_hash(composed(reference_, taken_over)[0])
 
 
-def located(config: Config) -> Config:
-    """Return the config with the folder of the run that is referred to, or null where that is not finished."""
-    wanted = reference(config)
-    if wanted is None:
-        return config
-    folder = _folder(*_with_digests(*composed(wanted, config)))
-    return {**config, "agent": {**config["agent"], "init_from": str(folder) if _finished(folder) else None}}
-
-
-def ensure(config: Config, run: Run) -> None:
-    """Compute the run that `config` refers to if it is not finished, or wait for the process that does; `run` is the
-    one that needs it.
+def needed(config: Config) -> list[NeededRun]:
+    """Return the run that `config` refers to: one, or none.
 
     Raises:
-        Stopped: a signal asked to stop meanwhile.
-        LlmrlError: as that run.
+        ConfigError: as `composed`.
     """
-    from llmrl.cli.train import run_experiment
-    from llmrl.run.run import Stopped
-
-    wanted = reference(config)
-    if wanted is None:
-        return
-    needed, overrides = _with_digests(*composed(wanted, config))
-    waiting = False
-    while not _finished(_folder(needed, overrides)):
-        try:
-            if not waiting:
-                log.info("pre-training first: %s is not finished", wanted)
-            run_experiment(needed, overrides)
-        except RunInUse as error:
-            if not waiting:
-                log.info("waiting for the pre-training that another process computes: %s", error)
-            waiting = True
-            time.sleep(_POLL_S)
-        if run.stop.signal is not None:
-            raise Stopped(run.folder, run.stop.signal)
-
-
-def told(config: Config) -> list[tuple[str, str]]:
-    """Return what a plan says of the run that is referred to."""
     wanted = reference(config)
     if wanted is None:
         return []
-    needed, overrides = _with_digests(*composed(wanted, config))
-    folder = _folder(needed, overrides)
-    steps = f"{needed['learn']['env_steps']:,} environment steps"
-    state = f"finished: {folder}" if _finished(folder) else f"to be computed first, {steps}, and then kept in {folder}"
-    return [("pre-training", f"{wanted}, {state}")]
+    own, overrides = composed(wanted, config)
+    return [NeededRun.of("pre-training", wanted, own, overrides, own["learn"]["env_steps"])]
 
 
-def _with_digests(config: dict[str, Any], overrides: list[str]) -> tuple[dict[str, Any], list[str]]:
-    from llmrl.cli.outside import with_digests
-
-    return with_digests(config), overrides
-
-
-def _folder(config: Config, overrides: list[str]) -> Path:
-    from llmrl.run.folder import find_folder
-
-    return find_folder(Path(config["output_root"]), config["name"], config, overrides, config["seed"])
-
-
-def _finished(folder: Path) -> bool:
-    from llmrl.run.status import read_status
-
-    status = read_status(folder)
-    return status is not None and status.state == "finished"
+def located(config: Config) -> Config:
+    """Return the config with the folder of the run that is referred to, or null where that is not finished."""
+    for run in needed(config):
+        return {**config, "agent": {**config["agent"], "init_from": str(run.folder) if run.finished else None}}
+    return config

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from llmrl.cli.reached import print_reached
 from llmrl.core.protocols import ChatModel, Meter, Scorer
 from llmrl.run.content import RESULTS_NAME
 
@@ -79,6 +80,8 @@ def print_summary(run: Run) -> None:
             table.add_row(*cells, style="bold" if (row["mechanism"], row["context"]) in best else None)
         console.print(table)
         _print_best(console, run.summary["best_measured_again"], named)
+        if "references" in run.summary:
+            print_reached(console, run.summary["references"])
     measured = _measured(run.folder)
     if measured:
         table = Table(title=f"{measured['episodes']} final episodes")

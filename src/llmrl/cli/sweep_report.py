@@ -120,7 +120,7 @@ class _Said:
 def print_numbers(numbers: Report, page: Path) -> None:
     """The tables of scores, what is not in them, and where the rest is."""
     from llmrl.analysis.played import players_table
-    from llmrl.analysis.tables import efficiency, not_counted, scores
+    from llmrl.analysis.tables import beside, efficiency, not_counted, scores
     from llmrl.analysis.write import counted
     from llmrl.cli.report import print_table
 
@@ -130,7 +130,12 @@ def print_numbers(numbers: Report, page: Path) -> None:
         for note in table.notes:
             print(note)
     for section in numbers.sections:
-        for table in (scores(section, ""), *([efficiency(section, "")] if section.efficiency else [])):
+        for warning in section.warnings:
+            print(warning)
+        for table in (
+            scores(section, "", beside(section, numbers)),
+            *([efficiency(section, "")] if section.efficiency else []),
+        ):
             kept = [i for i, column in enumerate(table.columns) if column in _IN_TERMINAL]
             rows = [[row[i] for i in kept] for row in table.rows]
             sides = "".join(table.sides[i] for i in kept)

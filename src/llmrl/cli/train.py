@@ -56,15 +56,16 @@ def run_reporting(config: dict[str, Any], overrides: list[str]) -> float | None:
     return command.reporting("llmrl-train", run_experiment, config, overrides)
 
 
-def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None:
+def run_experiment(config: dict[str, Any], overrides: list[str], quiet: bool = False) -> float | None:
     """Run (or resume, or skip) the experiment of a resolved config; the Python API behind `llmrl-train`.
 
-    Returns the loop's result; None after a dry run.
+    `quiet` leaves out the tables at the end. Returns the loop's result; None after a dry run.
     """
+    from llmrl.cli import pretraining, references
     from llmrl.cli.arms import shortage
     from llmrl.cli.compose import build_llm, build_loop, build_parts
+    from llmrl.cli.needed import ensure
     from llmrl.cli.outside import with_digests
-    from llmrl.cli.pretraining import ensure
     from llmrl.cli.report import llm_summary, print_plan, print_skipped, print_summary
     from llmrl.cli.together import check_alike
     from llmrl.core.processes import Processes
@@ -79,7 +80,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
 
         parts = build_parts(config, build_llm(config, None, check=False))
         try:
-            planned = plan(config, parts, build_loop(config, parts))
+            planned = plan(config, parts, build_loop(config, parts, references.known(config, parts)))
         finally:
             parts.close()
         if processes.leads:
@@ -97,25 +98,27 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
         processes=processes,
     ) as run:
         if run.finished:
-            if processes.leads:
+            if processes.leads and not quiet:
                 print_skipped(run)
             return run.result
         llm = build_llm(config, run.folder, stopping=lambda: run.stop.requested)
         run.status.llm = "" if llm is None else llm.label
         run.status.shared = shared_of(config, asks=llm is not None)
         run.metrics.attach(Transcript.TAG, Transcript(run.folder))
-        ensure(config, run)
+        ensure(pretraining.needed(config), run)
         parts = build_parts(config, llm, folder=run.folder)
         run.status.env = parts.env.spec.name
         try:
             check_alike(parts.env.spec, processes)
             if processes.leads and (short := shortage(config, parts.principal)) is not None:
                 logger.warning("%s", short)
-            run.result = build_loop(config, parts).run(run)
+            loop = build_loop(config, parts, references.known(config, parts))  # before hours are spent on references
+            references.ensure(config, parts, run)
+            run.result = loop.run(run)
             run.summary |= llm_summary(llm)
         finally:
             parts.close()
-    if processes.leads:
+    if processes.leads and not quiet:
         print_summary(run)
     return run.result
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -11,14 +12,15 @@ import numpy as np
 from llmrl.core.gradients import GradientProposer, MetaLearner
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.objectives import Objective
-from llmrl.core.pooling import Pool
 from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, Teacher, VecEnv
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.seeding import Seeds
 from llmrl.learners.rollout import Collector, Episode, Rollout
 from llmrl.loops.design_checks import checked_horizon
+from llmrl.loops.design_history import DesignHistory
 from llmrl.loops.differentiating import differentiable_agent
 from llmrl.loops.naming import Naming
+from llmrl.loops.references import References
 from llmrl.loops.scoring import Score, proposal_metrics, score
 from llmrl.loops.societies import Societies
 from llmrl.loops.welfare import summarize
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
     from llmrl.run.progress import Progress
     from llmrl.run.run import Run
+
+log = logging.getLogger(__name__)
 
 ROWS_PER_STEP = 50
 """Most adaptation rounds of one principal step that are logged; long adaptations are thinned evenly."""
@@ -75,6 +79,9 @@ class DesignLoop:
         race: the best so many vectors of each context are measured again after the last step; 0: the best by what the
             steps measured is named.
         race_rounds: at most so many times; as often the winner is measured then, which is what is reported of it.
+        contexts: of a step: `drawn`, or one after the other (`in_turn`).
+        references: times that each vector of the coarse scan is measured, by runs before this one; 0: there are none.
+        known: tells what those found, once they are finished; None before.
 
     Raises:
         ConfigError: parts that cannot work together.
@@ -101,6 +108,9 @@ class DesignLoop:
         rollout_steps: PositiveInt | None = None,
         race: NonNegativeInt = 0,
         race_rounds: PositiveInt = 2,
+        contexts: Literal["drawn", "in_turn"] = "drawn",
+        references: NonNegativeInt = 0,
+        known: Callable[[], References | None] = lambda: None,
     ) -> None:
         horizon = checked_horizon(env.spec, principal, candidates, societies, reset_agents, race, rollout_steps)
         self.env, self.agents, self.principal, self.seeds = env, agents, principal, seeds
@@ -119,11 +129,13 @@ class DesignLoop:
         self.round = 0
         self.vectors: np.ndarray | None = None  # [candidates, d]
         self.adapting: dict[str, float] = {}
-        self.history: list[dict[str, Any]] = []
-        self.pool = Pool()  # of what the history says
+        self.history = DesignHistory(env.spec, self.validate_rounds * self.societies.games)
         piece = rollout_steps or self.horizon
         self.pieces = [piece] * (self.horizon // piece)
         self.contestants, self.race_rounds = race, race_rounds
+        self.in_turn = contexts == "in_turn"
+        self.known = known if references else lambda: None
+        self.references: References | None = None
         self.naming: Naming | None = None
         self.agents_before: list[State] = []  # as the last step left them, while others are measured again
         self._anchor: tuple[int, State] | None = None  # where a step with a graph would begin anew
@@ -177,18 +189,22 @@ class DesignLoop:
     def run(self, run: Run) -> float:
         """Returns the objective averaged over the proposals of the last fifth of the principal steps."""
         self._restore(run)
+        self.references = self.known()
+        if self.references and self.references.warning:
+            log.warning("%s", self.references.warning)
         with run.progress(self.env_steps, "steps", "design", self._env_steps_at(self._trials, self.round)) as progress:
             while self.step < self.steps:
                 self._principal_step(run, progress)
             # Where there was nothing to choose from, luck has helped nobody.
-            if self.contestants and any(len(self.pool.ranked(c)) > 1 for c in self.pool.contexts):
+            if self.contestants and self.history.several:
                 self._name(run, progress)
         run.checkpoint(*self._resumable())
-        values = [row["objective"] for row in self.history]
+        rows = self.history.rows
+        values = [row["objective"] for row in rows]
         last = max(1, self.steps // 5) * self.candidates
         final = float(np.mean(values[-last:]))
-        played = [np.array_split(row["values"], self.societies.several) for row in self.history[-last:]]
-        best = self._best()
+        played = [np.array_split(row["values"], self.societies.several) for row in rows[-last:]]
+        best = self.history.best(self.naming)
         run.summary = {
             "final_objective": final,
             "best_objective": best[0]["objective"],
@@ -196,13 +212,14 @@ class DesignLoop:
             "best_measured_again": self.naming is not None and self.naming.over,
             "highest_objective": max(values),
             "principal_steps": self.step,
-            "proposals": len(self.history),
+            "proposals": len(rows),
             "env_steps": self._env_steps_at(self._trials, 0),
             "race_env_steps": self._env_steps_at(self._trials - self.step, 0),
             "best": best[0],
             "best_of_contexts": best if self.env.spec.contexts else [],
-            "race": [] if self.naming is None else self.naming.rows(self._row),
-            "history": self.history,
+            "race": [] if self.naming is None else self.naming.rows(self.history.row),
+            **({} if self.references is None else {"references": self.references.summary(best, rows, last)}),
+            "history": rows,
             RESULT_EPISODES: [np.concatenate(society).tolist() for society in zip(*played, strict=True)],
         }
         return final
@@ -225,8 +242,7 @@ class DesignLoop:
     def _name(self, run: Run, progress: Progress) -> None:
         """Measure the best few of each context again, and the winners once more."""
         if self.naming is None:
-            first = {c: [e.vector for e in self.pool.ranked(c)[: self.contestants]] for c in self.pool.contexts}
-            self.naming = Naming(first, self.candidates, self.race_rounds)
+            self.naming = Naming(self.history.contestants(self.contestants), self.candidates, self.race_rounds)
             self.agents_before = [copy.deepcopy(agent.state_dict()) for agent in self.agents]
         while (heat := self.naming.next) is not None:
             if self.vectors is None:
@@ -332,7 +348,7 @@ class DesignLoop:
 
     def _tell(self, run: Run, scores: Sequence[Score]) -> None:
         """Tell the principal, and log."""
-        spec, mechanism = self.env.spec, self.env.spec.mechanism
+        mechanism = self.env.spec.mechanism
         assert mechanism is not None
         metrics = self.principal.tell([each.outcome for each in scores])
         metrics |= {} if self.meter is None else self.meter.metrics()
@@ -340,57 +356,17 @@ class DesignLoop:
         episodes: list[Episode] = [episode for each in scores for episode in each.episodes]
         metrics |= summarize(episodes, "validation")
         metrics |= {f"adapt/{name}": x for name, x in self.adapting.items()}
-        for i, each in enumerate(scores):
-            outcome = each.outcome
-            row = {
-                "step": self.step + 1,
-                "candidate": i,
-                "objective": outcome.value,
-                "standard_error": outcome.standard_error,
-                "values": outcome.values.tolist(),
-                **({"societies": each.societies} if len(each.societies) > 1 else {}),
-                "mechanism": self._mechanism(outcome.vector),
-                "context": None if outcome.context is None else spec.contexts[outcome.context],
-            }
-            self.history.append(row)
-            self._note(row)
-        metrics["principal/best_objective"] = self._best()[0]["objective"]
+        self.history.add(self.step + 1, scores)
+        metrics |= {} if self.references is None else self.references.metrics(self.history.rows[-1]["context"])
+        metrics["principal/best_objective"] = self.history.best(self.naming)[0]["objective"]
         run.metrics.log(
             "proposal",
             "proposals",
             metrics,
-            proposals=len(self.history),
+            proposals=len(self.history.rows),
             principal_steps=self.step + 1,
             env_steps=self._env_steps_at(self.step + 1, 0),
         )
-
-    def _note(self, row: Mapping[str, Any]) -> None:
-        """Take in a row of the history."""
-        units, vector = len(row.get("societies", [0])), list(row["mechanism"].values())
-        episodes = units * self.validate_rounds * self.societies.games
-        told = (row["objective"], row["standard_error"], units, episodes)
-        self.pool.add(vector, *told, row["context"], f"step {row['step']}")
-
-    def _best(self) -> list[dict[str, Any]]:
-        """The best proposal of each context, highest objective first: by what the steps measured or, once that is done,
-        the winners of what was measured again, by what was measured after they had won."""
-        if self.naming is not None and self.naming.over:
-            rows = self.naming.winners(self._row)
-        else:
-            found = [best for context in self.pool.contexts if (best := self.pool.best(context)) is not None]
-            rows = [
-                self._row(each.vector, each.context)
-                | {"objective": each.value, "standard_error": each.standard_error, "measurements": each.measurements}
-                for each in found
-            ]
-        return sorted(rows, key=lambda row: -float(row["objective"]))
-
-    def _row(self, vector: Sequence[float] | np.ndarray, context: int | str | None) -> dict[str, Any]:
-        return {"mechanism": self._mechanism(np.asarray(vector)), "context": context}
-
-    def _mechanism(self, vector: np.ndarray) -> dict[str, float]:
-        assert self.env.spec.mechanism is not None
-        return dict(zip(self.env.spec.mechanism.names, vector.tolist(), strict=True))
 
     def _log_round(self, run: Run, episodes: Sequence[Episode], losses: Sequence[dict[str, float]]) -> None:
         summary = summarize(episodes, "train")
@@ -410,8 +386,10 @@ class DesignLoop:
             )
 
     def _context(self) -> int | None:
-        """The context of this principal step: drawn once, the same for all its episodes."""
+        """The context of this principal step, the same for all its episodes."""
         n = len(self.env.spec.contexts)
+        if n and self.in_turn:
+            return self.step % n
         return int(self.seeds.child("context").numpy(self.step).integers(n)) if n else None
 
     def _seeds(self, phase: str, index: int) -> Seeds:
@@ -445,8 +423,8 @@ class DesignLoop:
             "round": self.round,
             "vectors": self.vectors,
             "adapting": self.adapting,
-            "history": self.history,
-            "best": self._best() if self.history else [],
+            "history": self.history.rows,
+            "best": self.history.best(self.naming),
             "naming": None if self.naming is None else self.naming.state_dict(),
             "agents_before": self.agents_before,
             "agents": [agent.state_dict() for agent in self.agents],
@@ -459,9 +437,8 @@ class DesignLoop:
             return
         state = run.restored
         self.step, self.round, self.vectors = state["step"], state["round"], state["vectors"]
-        self.adapting, self.history = state["adapting"], state["history"]
-        for row in self.history:
-            self._note(row)
+        self.adapting = state["adapting"]
+        self.history.restore(state["history"])
         if state["naming"] is not None:
             self.naming = Naming.from_state(state["naming"], self.candidates, self.race_rounds)
             self.agents_before = state["agents_before"]

@@ -1,0 +1,165 @@
+"""The runs behind the reference lines of a design run: what they are called, computed from, and found.
+
+They follow from the run's config without what differs within a sweep (principal, language model, seed, steps), so a
+sweep over these shares them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from llmrl.cli import needed as needed_runs
+from llmrl.cli.build import Builder
+from llmrl.cli.compose import POLICIES, Parts, loop_kind
+from llmrl.cli.needed import NeededRun
+from llmrl.cli.offers import options
+from llmrl.cli.outside import without_digests
+from llmrl.loops.references import References, Situation, coarse_scan, neutral
+from llmrl.run.content import SUMMARY_NAME
+
+if TYPE_CHECKING:
+    from llmrl.run.run import Run
+
+log = logging.getLogger(__name__)
+
+_SUFFIX = "_references"
+"""Of the folder that the runs are in, beside that of the runs that need them."""
+
+Config = Mapping[str, Any]
+
+
+def left_out(config: Config, parts: Parts) -> str | None:
+    """Return why the run of `config` has no reference lines; None if it has them, or is no design run."""
+    if loop_kind(config) != "design":
+        return None
+    if not config["design"]["references"]:
+        return "none (design.references=0)"
+    builder = Builder(trusted=config["trusted_modules"])
+    for group in ("agent", "teacher"):
+        if any(builder.needs(config[group], model, group) for model in ("llm", "scorer")):
+            return f"none: the {group} asks a language model, which would be asked for them, too"
+    if not parts.agents[0].learns:
+        return "none: these agents do not learn, so they adapt to no mechanism"
+    if "n_envs" not in config["env"]:
+        return f"none: env={parts.env.spec.name} has no option n_envs, so the games of a proposal cannot be set"
+    return None
+
+
+def needed(config: Config, parts: Parts) -> list[NeededRun]:
+    """Return the two runs behind the reference lines of the run of `config`, with the parts of that run; none where
+    `left_out` says why, and for other loops.
+
+    Raises:
+        ConfigError: a file that the config names is not there.
+    """
+    if loop_kind(config) != "design" or left_out(config, parts) is not None:
+        return []
+    spec, design = parts.env.spec, config["design"]
+    space = spec.proposals
+    games = config["env"]["n_envs"] // (design["candidates"] * design["societies"])
+    vectors = coarse_scan(space)
+    scan = _derived(config, vectors, games, max(len(spec.contexts), 1))
+    untrained = _derived(config, [neutral(space)], games, max(len(spec.contexts), 1))
+    untrained["design"]["adapt_rounds"] = 0
+    if "init_from" in untrained["agent"]:
+        untrained["agent"] = {**untrained["agent"], "init_from": None}
+    return [
+        _run("scan", f"coarse scan of {len(vectors):,} vectors", scan, spec.horizon),
+        _run("untrained", "untrained agents", untrained, spec.horizon),
+    ]
+
+
+def ensure(config: Config, parts: Parts, run: Run) -> None:
+    """Compute the runs behind the reference lines of `run`, or wait for them; say where there are none.
+
+    Raises:
+        Stopped: a signal asked to stop meanwhile.
+        LlmrlError: as these runs.
+    """
+    why = left_out(config, parts)
+    if why is not None and config["design"]["references"]:
+        log.info("reference lines: %s", why)
+    needed_runs.ensure(needed(config, parts), run)
+
+
+def known(config: Config, parts: Parts) -> Callable[[], References | None]:
+    """Return what tells the reference lines of the run of `config`: None while their runs are not finished."""
+
+    def found() -> References | None:
+        runs = needed(config, parts)
+        if not runs or not all(run.finished for run in runs):
+            return None
+        scan, untrained = (
+            json.loads((run.folder / SUMMARY_NAME).read_text(encoding="utf-8"))["history"] for run in runs
+        )
+        return References.of(scan, untrained)
+
+    return found
+
+
+def told(config: Config, parts: Parts) -> list[tuple[str, str]]:
+    """Return what a plan says of reference lines."""
+    if loop_kind(config) != "design":
+        return []
+    why = left_out(config, parts)
+    if why is not None:
+        return [("reference lines", why)]
+    times = config["design"]["references"]
+    each = "once" if times == 1 else f"{times:,} times"
+    words = f"no mechanism, untrained agents, and a coarse scan; each vector measured {each}"
+    rows = [("reference lines", words), *(("", run.told) for run in needed(config, parts))]
+    found = known(config, parts)()
+    return rows if found is None else [*rows, *(("", _shown(each)) for each in found.situations)]
+
+
+def _shown(own: Situation) -> str:
+    """A context's lines in short."""
+    where = "" if own.context is None else f"{own.context}: "
+    lines = {"untrained agents": own.untrained, "no mechanism": own.no_mechanism, "best of the scan": own.best}
+    return where + ", ".join(f"{name} {line.value:.3g}" for name, line in lines.items())
+
+
+def _derived(config: Config, vectors: list[list[float]], games: int, contexts: int) -> dict[str, Any]:
+    """The config of a run that measures `vectors` in each of its contexts, one after the other, as often as asked for.
+
+    Vectors of one step share their random numbers, those of different steps do not. So the vectors that fit into one
+    step are listed together, once for each context.
+    """
+    design = config["design"]
+    candidates = max(n for n in range(1, design["candidates"] + 1) if len(vectors) % n == 0)
+    starts = range(0, len(vectors), candidates)
+    laid_out = [vector for i in starts for _ in range(contexts) for vector in vectors[i : i + candidates]]
+    own = without_digests(config)
+    own |= {
+        "name": config["name"] + _SUFFIX,
+        "seed": 0,
+        "resume": True,
+        "rerun": False,
+        "prompts": None,
+        "principal": {**options("principal")["listed"], "vectors": laid_out},
+        "llm": {key: config["llm"][key] for key in POLICIES} | {"share_replies": False} | options("llm")["none"],
+        "env": {**config["env"], "n_envs": candidates * games},
+    }
+    own["design"] = {
+        **design,
+        "steps": design["references"] * len(laid_out) // candidates,
+        "candidates": candidates,
+        "societies": 1,
+        "society_seeds": "own",
+        "reset_agents": True,
+        "contexts": "in_turn",
+        "references": 0,
+        "race": 0,
+        "race_rounds": 1,
+    }
+    return own
+
+
+def _run(label: str, name: str, config: dict[str, Any], horizon: int | None) -> NeededRun:
+    design, n_envs = config["design"], config["env"]["n_envs"]
+    rounds = design["adapt_rounds"] - (-design["validate_episodes"] // (n_envs // design["candidates"]))
+    steps = design["steps"] * rounds * (horizon or 0) * n_envs
+    return NeededRun.of("reference lines", name, config, [f"reference={label}"], steps)

@@ -1,0 +1,224 @@
+"""Reference lines of a design run: no mechanism, untrained agents, and a coarse scan of the mechanism's box."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from llmrl.analysis.statistics import Variance, analysis_of_variance, standard_error_of_mean
+from llmrl.core.pooling import Pool
+from llmrl.core.spaces import ParameterSpace
+
+LEVEL = 0.05
+"""Of the F test that says whether an objective responds to the mechanism."""
+SURE = 3.0
+"""Standard errors beyond which a difference is taken to be more than noise."""
+
+Rows = Sequence[Mapping[str, Any]]
+"""A summary's `history`."""
+
+
+def neutral(space: ParameterSpace) -> list[float]:
+    """The vector of no mechanism, [d]: zeros, or what comes closest to them inside the box."""
+    values: list[float] = space.rounded(np.zeros(space.dim)).tolist()
+    return values
+
+
+def coarse_scan(space: ParameterSpace) -> list[list[float]]:
+    """At most d + 3 vectors that show whether a mechanism matters: neutral, the centre of the box, all numbers at their
+    highest, and each number at its highest with the others neutral. Equal ones are there once."""
+    low, high, none = space.low, space.high, np.array(neutral(space))
+    each = [np.where(np.arange(space.dim) == i, high, none) for i in range(space.dim)]
+    vectors = space.rounded(np.array([none, (low + high) / 2, high, *each]))
+    return [list(vector) for vector in dict.fromkeys(tuple(vector) for vector in vectors.tolist())]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of one vector.
+
+    Attributes:
+        mechanism: the vector, by name of its numbers.
+        value, standard_error: of the objective, over measurements; over the episodes of an only one, None where that
+            cannot tell.
+        measurements, episodes: that the value is the mean over.
+    """
+
+    mechanism: dict[str, float]
+    value: float
+    standard_error: float | None
+    measurements: int
+    episodes: int
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The reference lines of one context.
+
+    Attributes:
+        context: its name; None where there are none.
+        no_mechanism: the neutral vector, as the scan measured it.
+        untrained: the same with agents as they are before they learn anything.
+        scan: every vector of the scan, in its order.
+    """
+
+    context: str | None
+    no_mechanism: Measured
+    untrained: Measured
+    scan: list[Measured]
+
+    @property
+    def best(self) -> Measured:
+        """The vector of the highest mean: of several noisy means, so it flatters."""
+        return max(self.scan, key=lambda each: each.value)
+
+
+@dataclass(frozen=True)
+class References:
+    """What is known of a society before a principal governs it.
+
+    Attributes:
+        situations: one a context.
+        variance: how far the scan's vectors differ within contexts, and how far by chance.
+    """
+
+    situations: list[Situation]
+    variance: Variance
+
+    @classmethod
+    def of(cls, scan: Rows, untrained: Rows) -> References:
+        """Make it of the histories of the two runs that measured it; the scan's begins with the neutral vector."""
+        lines: dict[str | None, list[Measured]] = {}
+        strata = []
+        for context, rows in _by_context(scan).items():
+            groups: dict[tuple[float, ...], list[Mapping[str, Any]]] = {}
+            for row in rows:
+                groups.setdefault(tuple(row["mechanism"].values()), []).append(row)
+            lines[context] = [_measured(own) for own in groups.values()]
+            strata.append([np.array([row["objective"] for row in own]) for own in groups.values()])
+        before = {context: _measured(rows) for context, rows in _by_context(untrained).items()}
+        situations = [Situation(context, found[0], before[context], found) for context, found in lines.items()]
+        return cls(situations, analysis_of_variance(strata))
+
+    @property
+    def responds(self) -> bool | None:
+        """Whether the objective differs between the vectors of the scan by more than chance; None: cannot be told."""
+        return None if self.variance.p is None else self.variance.p < LEVEL
+
+    def metrics(self, context: str | None) -> dict[str, float]:
+        """What curves of the objective in a context are drawn beside."""
+        own = self._own(context)
+        return {
+            "reference/no_mechanism": own.no_mechanism.value,
+            "reference/untrained": own.untrained.value,
+            "reference/scan_best": own.best.value,
+        }
+
+    def summary(self, named: Rows, history: Rows, last: int) -> dict[str, Any]:
+        """For `summary.json`: the lines, and the run beside them.
+
+        Args:
+            named: the best proposal of each context.
+            history: of the run.
+            last: proposals of the last fifth of its steps.
+        """
+        return {
+            "contexts": [self._beside(each, named, history, last) for each in self.situations],
+            "spread": self.variance.spread,
+            "noise": self.variance.noise,
+            "p": self.variance.p,
+            "responds": self.responds,
+            "warning": self.warning,
+            "learned": self._learned(history, last),
+        }
+
+    def _beside(self, own: Situation, named: Rows, history: Rows, last: int) -> dict[str, Any]:
+        """A context's lines, and what the run reached in it; nulls where it never was there."""
+        told = asdict(own) | {"scan_best": asdict(own.best)}
+        told |= dict.fromkeys(("last_proposals", "best_proposal", "gain"))
+        ended = [row for row in history[-last:] if row["context"] == own.context]
+        if ended:
+            error = self._error(ended) if len(ended) > 1 else ended[0]["standard_error"]
+            told["last_proposals"] = {"value": _mean(ended), "standard_error": error, "proposals": len(ended)}
+        for best in named:
+            if best["context"] == own.context:
+                value, error = best["objective"], best["standard_error"]
+                told["best_proposal"] = {"mechanism": best["mechanism"], "value": value, "standard_error": error}
+                told["gain"] = {"value": value - own.no_mechanism.value} | self._of_gain(best, history)
+        return told
+
+    def _of_gain(self, best: Mapping[str, Any], history: Rows) -> dict[str, Any]:
+        """Standard error of the best proposal's mean minus that of no mechanism, and whether that is beyond noise.
+
+        A few measurements of one vector say little of how far they vary, episodes of one society less. So either mean
+        varies as all measurements of the scan did; the best one's own standard error counts where it is larger.
+        """
+        noise = self.variance.noise
+        if noise is None:
+            return {"standard_error": None, "beyond_noise": None}
+        one = self._of_one(history) / math.sqrt(best["measurements"])
+        error = math.hypot(noise, max(one, best["standard_error"] or 0.0))
+        value = best["objective"] - self._own(best["context"]).no_mechanism.value
+        return {"standard_error": error, "beyond_noise": value > SURE * error}
+
+    def _learned(self, history: Rows, last: int) -> bool | None:
+        """Whether the last proposals are better than as many first ones, or than the scan's vectors on average; None:
+        cannot be told, or there was nothing to choose from."""
+        tried = {(row["context"], *row["mechanism"].values()) for row in history}
+        if self.variance.noise is None or len(history) < 2 * last or len(tried) == len(_by_context(history)):
+            return None
+        gains = []
+        for row in history:
+            scan = np.mean([each.value for each in self._own(row["context"]).scan])
+            gains.append({**row, "objective": row["objective"] - float(scan)})
+        first, ended = gains[:last], gains[-last:]
+        errors = [max(self._error(rows), self._of_one(history) / math.sqrt(last)) for rows in (first, ended)]
+        return bool(_mean(ended) > SURE * errors[1] or _mean(ended) - _mean(first) > SURE * math.hypot(*errors))
+
+    def _of_one(self, history: Rows) -> float:
+        """Standard error of one measurement of a run, by how far those of the scan vary."""
+        societies = len(history[0].get("societies", [0]))
+        return (self.variance.noise or 0.0) * math.sqrt(self.situations[0].scan[0].measurements / societies)
+
+    def _error(self, rows: Rows) -> float:
+        return standard_error_of_mean(np.array([row["objective"] for row in rows])) or 0.0
+
+    def _own(self, context: str | None) -> Situation:
+        return next(each for each in self.situations if each.context == context)
+
+    @property
+    def warning(self) -> str | None:
+        """What is to be said where no response was found, a sentence without its full stop."""
+        noise, p = self.variance.noise, self.variance.p
+        if self.responds is not False or noise is None or p is None:
+            return None
+        return (
+            "this objective does not respond to the mechanism, as far as a coarse scan tells: between its "
+            f"{len(self.situations[0].scan)} vectors it differs by {self.variance.spread:.3g} (sd), and the noise of "
+            f"each is {noise:.3g} (F test, p = {p:.2g})"
+        )
+
+
+def _mean(rows: Rows) -> float:
+    return float(np.mean([row["objective"] for row in rows]))
+
+
+def _by_context(rows: Rows) -> dict[str | None, list[Mapping[str, Any]]]:
+    found: dict[str | None, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["context"], []).append(row)
+    return found
+
+
+def _measured(rows: Rows) -> Measured:
+    """All measurements of one vector in one context as one."""
+    pool, vector = Pool(), list(rows[0]["mechanism"].values())
+    for row in rows:
+        pool.add(vector, row["objective"], row["standard_error"], 1, len(row["values"]))
+    found = pool.of(vector)
+    told = (found.value, found.standard_error, found.measurements, found.episodes)
+    return Measured(dict(rows[0]["mechanism"]), *told)
