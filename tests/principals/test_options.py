@@ -8,6 +8,7 @@ import yaml
 
 from llmrl.cli.build import Builder
 from llmrl.cli.compose import POLICIES
+from llmrl.cli.offers import options
 from llmrl.core.protocols import Proposer, Scorer
 from llmrl.core.seeding import Seeds
 from llmrl.llms.client import ChatClient
@@ -17,13 +18,6 @@ from models import Echo, ask, scripted
 from societies import CLEANUP, ESCAPE_ROOM, outcome
 
 INJECTED = {"self", "spec", "space", "controller", "seeds", "llm", "device", "prompt_folder", "proposals"}
-
-
-def options(group):
-    folder = files("llmrl.conf") / group
-    return {
-        p.name.removesuffix(".yaml"): yaml.safe_load(p.read_text()) for p in folder.iterdir() if p.suffix == ".yaml"
-    }
 
 
 PRINCIPALS, LLMS = options("principal"), options("llm")
@@ -64,7 +58,15 @@ def test_every_argument_is_in_the_file_and_commented(group, name):
     fields = yaml.safe_load(text)
     if fields["_target_"] is not None:
         target = builder(CLEANUP).locate(fields["_target_"], group)
-        assert set(fields) - {"_target_", *POLICIES} == set(inspect.signature(target.__init__).parameters) - INJECTED
+        assert (
+            set(fields) - {"_target_", "defaults", *POLICIES}
+            == set(inspect.signature(target.__init__).parameters) - INJECTED
+        )
     assert text.startswith("# ")
     for line in text.splitlines():
-        assert line.startswith(("#", "_target_", "limits:")) or "  # " in line or " # " in line, line
+        assert (
+            not line
+            or line.startswith(("#", "_target_", "limits:", "defaults:", "  - "))
+            or "  # " in line
+            or " # " in line
+        ), line
