@@ -161,9 +161,11 @@ def test_each_game_has_its_own_values():
 def test_the_formulas_take_torch_tensors_and_pass_gradients_on():
     torch = pytest.importorskip("torch")
     raw, income = torch.tensor([[1.0, 0.0]]), torch.tensor([[4.0, 0.0]])
-    _, exposures = tax_exposure(raw, income, (0.0, 3.0, 5.0), 4.0)
+    low, high = torch.tensor([0.0, 3.0, 5.0]), torch.tensor([3.0, 5.0, torch.inf])
+    eaten, exposure = tax_exposure(raw, income, low, high, 4.0)
+    assert eaten.tolist() == [[0, 1, 0]]
     values = torch.tensor([0.1, 0.2, 0.5], requires_grad=True)
-    reward = raw + (torch.stack(exposures, -1) * values).sum(-1)
+    reward = raw + (exposure * values).sum(-1)
     reward[0, 1].backward()
     assert values.grad.tolist() == [0, 2, 0]
     base, acts = incentive_exposure(raw, torch.tensor([[0.0, 2.0]]), 0.1, -1.0, exactly_one=False)
