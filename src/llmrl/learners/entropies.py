@@ -1,4 +1,4 @@
-"""The entropy of a policy while it plays, over all that its agents do and over what they do where they see something."""
+"""The entropy of a policy while it plays: over all agents, and over those who see something."""
 
 from __future__ import annotations
 
