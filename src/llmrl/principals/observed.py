@@ -56,7 +56,7 @@ class Observed:
         unknown = [name for name in self.metrics if name not in spec.told]
         if unknown:
             raise ConfigError(
-                f"principal.observe.metrics: env={spec.name} has no metric '{unknown[0]}'; it has "
+                f"principal.observe.metrics: principals are told no metric '{unknown[0]}' of env={spec.name}, but "
                 f"{', '.join(spec.told)}"
             )
         if spec.horizon is None:
