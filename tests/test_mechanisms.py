@@ -67,6 +67,14 @@ def test_reset_forgets_the_income_of_the_games_in_the_mask_only():
     np.testing.assert_allclose(reward[:, 1], [4 * 0.1 / 2, 4 * 0.5 / 2], rtol=1e-6)
 
 
+@pytest.mark.parametrize("edges", [[0], [0, 1, 2, 3]])
+def test_there_are_as_many_counts_as_brackets(edges):
+    tax = BracketedTax(edges=edges, multiplier=0)
+    settlement = tax.settle(events([[2, 1, 0]]), np.ones((1, len(edges)), np.float32))
+    assert set(settlement.metrics) == set(tax.metrics) == {"tax_collected", *tax.details}
+    assert sum(settlement.metrics[name][0] for name in tax.details) == 3 and len(tax.details) == len(edges)
+
+
 def test_tax_collected_counts_what_is_taken_before_it_is_shared():
     settlement = BracketedTax().settle(events([[1, 1, 0]]), RATES)
     assert settlement.metrics["tax_collected"][0] == pytest.approx(0.8)
@@ -100,7 +108,13 @@ def test_tax_window_equals_the_sum_over_the_sequence(sequence, values):
         bracket = np.digitize(income, [3, 5])
         due = 4 * np.take_along_axis(values, bracket.reshape(3, -1), axis=1).reshape(raw.shape) * raw
         expected = raw - due + due.mean(-1, keepdims=True)
-        np.testing.assert_allclose(tax.settle(events(raw), values).reward(values), expected, atol=1e-4)
+        settlement = tax.settle(events(raw), values)
+        np.testing.assert_allclose(settlement.reward(values), expected, atol=1e-4)
+        np.testing.assert_allclose(settlement.metrics["tax_collected"], due.sum(-1), atol=1e-4)
+        for k in range(3):
+            np.testing.assert_array_equal(
+                settlement.metrics[f"apples_bracket_{k + 1}"], (raw * (bracket.reshape(raw.shape) == k)).sum(-1)
+            )
 
 
 # raw reward, cells cleaned, present -> base reward, paid for (0 eat, 1 clean, 2 other, None nothing)
@@ -132,6 +146,9 @@ def test_incentives(count, raw, cleaned, present, base, paid):
     assert settlement.base_reward[0, 0] == pytest.approx(base)
     assert settlement.reward(PAY)[0, 0] == pytest.approx(base + due)
     assert settlement.metrics["incentives_paid"][0] == pytest.approx(due)
+    by_kind = [settlement.metrics[f"incentives_{kind}"][0] for kind in ("eat", "clean", "other")]
+    assert by_kind == pytest.approx([due * (k == paid) for k in range(3)])
+    assert settlement.metrics["paid_cleans"][0] == (paid == 1)
 
 
 def test_removed_players_are_paid_on_request():
@@ -161,9 +178,11 @@ def test_each_game_has_its_own_values():
 def test_the_formulas_take_torch_tensors_and_pass_gradients_on():
     torch = pytest.importorskip("torch")
     raw, income = torch.tensor([[1.0, 0.0]]), torch.tensor([[4.0, 0.0]])
-    _, exposures = tax_exposure(raw, income, (0.0, 3.0, 5.0), 4.0)
+    low, high = torch.tensor([0.0, 3.0, 5.0]), torch.tensor([3.0, 5.0, torch.inf])
+    eaten, exposure = tax_exposure(raw, income, low, high, 4.0)
+    assert eaten.tolist() == [[0, 1, 0]]
     values = torch.tensor([0.1, 0.2, 0.5], requires_grad=True)
-    reward = raw + (torch.stack(exposures, -1) * values).sum(-1)
+    reward = raw + (exposure * values).sum(-1)
     reward[0, 1].backward()
     assert values.grad.tolist() == [0, 2, 0]
     base, acts = incentive_exposure(raw, torch.tensor([[0.0, 2.0]]), 0.1, -1.0, exactly_one=False)

@@ -74,7 +74,7 @@ def test_what_an_environment_gives_is_what_its_spec_says(make, substrate, mechan
         for name, channel in env.spec.observation.items():
             assert given[name].shape == (2, 7, *channel.shape) and given[name].dtype == channel.dtype
             assert given[name].min() >= channel.low and given[name].max() <= channel.high
-    assert set(step.info) == set(env.spec.metrics)
+    assert set(step.info) == set(env.spec.per_step)
     assert all(value.shape == (2,) and value.dtype == np.float32 for value in step.info.values())
     assert step.reward.shape == step.base_reward.shape == (2, 7) and step.reward.dtype == np.float32
     assert step.terminated.dtype == step.truncated.dtype == bool

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from llmrl.core.spaces import EnvSpec
+from llmrl.core.summaries import Entropy, MeanStep, Ratio, Within, quarters
 from llmrl.learners import episodes
 from llmrl.learners.episodes import Running
 
@@ -64,6 +65,59 @@ def test_sums_are_those_of_the_steps(reward, info, over, pieces, block, on_tenso
             told = (as_given(x) for x in (reward[0, a:b], reward[1, a:b], info[:, a:b]))
             got += running.add(*told, over[a:b], waiting)
     check(got, by_steps(*reward, info, over))
+
+
+DERIVED = {
+    "yield": Ratio("apples", "shots"),
+    "apples": "sum",
+    "when": MeanStep("apples"),
+    "shots": "mean",
+    "late": Within("dirt", 2, 5),
+    "dirt": "last",
+    "entropy": Entropy(),
+}
+amounts = arrays.arrays(np.float32, (5, T, GAMES), elements=st.sampled_from([0.0, 0.0, 1.0, 2.0]))
+
+
+@given(amounts, ends, cuts, st.sampled_from([1, 40, 2**22]), st.booleans())
+@settings(max_examples=60)
+def test_what_follows_from_several_metrics(rows, over, pieces, block, resumed):
+    """Of the steps of each episode, by their definitions; NaN where they say nothing."""
+    spec = EnvSpec("toy", GAMES, AGENTS, {}, 2, ("a", "b"), 5, metrics=DERIVED)
+    assert spec.rows == ("apples", "shots", "dirt", *Entropy().rows) and list(spec.per_step) == list(spec.rows[:3])
+    running, got, nothing = Running(spec), [], np.zeros((T, GAMES, AGENTS), dtype=np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(episodes, "BLOCK", block)
+        for a, b in zip([0, *pieces], [*pieces, T], strict=True):
+            if resumed:
+                running = Running(spec, running.state_dict())
+            told = (nothing[a:b], nothing[a:b], rows[:, a:b], over[a:b])
+            got += running.add(*told, np.zeros(GAMES, dtype=bool))
+    begun = np.zeros(GAMES, dtype=int)
+    assert len(got) == over.sum()
+    for episode, (t, game) in zip(got, np.argwhere(over), strict=True):
+        apples, shots, dirt, entropy, agents = rows[:, begun[game] : t + 1, game].tolist()
+        begun[game] = t + 1
+        eaten = [i for i, n in enumerate(apples, 1) for _ in range(int(n))]
+        expected = {
+            "yield": sum(apples) / sum(shots) if sum(shots) else np.nan,
+            "apples": sum(apples),
+            "when": sum(eaten) / len(eaten) if eaten else np.nan,
+            "shots": sum(shots) / len(shots),
+            "late": sum(dirt[2:5]) / len(dirt[2:5]) if dirt[2:5] else np.nan,
+            "dirt": dirt[-1],
+            "entropy": sum(entropy) / sum(agents) if sum(agents) else np.nan,
+        }
+        assert list(episode.summaries) == list(expected)
+        assert episode.summaries == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize("horizon", [1, 3, 4, 10, 1000])
+def test_quarters_part_the_horizon(horizon):
+    parts = list(quarters("level", horizon).items())
+    assert [name for name, _ in parts] == [f"level_quarter_{k}" for k in (1, 2, 3, 4)]
+    assert [t for _, part in parts for t in range(part.start, part.stop)] == list(range(horizon))
+    assert horizon < 4 or max(p.stop - p.start for _, p in parts) - min(p.stop - p.start for _, p in parts) <= 1
 
 
 def test_what_a_game_shows_while_it_waits_counts_nothing():

@@ -231,6 +231,10 @@ def test_playing_together_is_playing_alone(kind, share):
             torch.testing.assert_close(act.value[mine], expected.value, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(values[mine], expected.value, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(act.log_prob[mine], expected.log_prob, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(act.entropy[mine], expected.entropy, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                act.entropy[mine], torch.distributions.Categorical(logits=act.logits[mine]).entropy()
+            )
             assert torch.equal(act.action[mine], expected.action)
 
 

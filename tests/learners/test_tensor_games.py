@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from llmrl.core.seeding import Seeds
+from llmrl.core.summaries import Entropy
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.pettingzoo_adapter import parallel_env
 from llmrl.learners.rollout import Collector
@@ -29,8 +30,10 @@ def escape_room(seed=0):
 
 
 def recall(seed=0):
-    """Games of different lengths."""
-    return RecallGame([3, 5, 7, 16], n_agents=2, seed=seed)
+    """Games of different lengths, of which is told how sure of themselves the players were."""
+    env = RecallGame([3, 5, 7, 16], n_agents=2, seed=seed)
+    env.spec = replace(env.spec, metrics={"entropy": Entropy(), **env.spec.metrics})
+    return env
 
 
 def make_policy(spec, remembers=False, core_frozen=False):

@@ -30,7 +30,7 @@ def test_a_step_gives_what_the_spec_says(substrate: str) -> None:
             assert str(seen[name].dtype) == f"torch.{channel.dtype}"
     codes = step.observation["grid"].reshape(-1, 4).amax(0)
     assert (codes < torch.tensor(env.spec.observation["grid"].codes)).all()
-    assert set(step.info) == set(env.spec.metrics)
+    assert set(step.info) == set(env.spec.per_step)
     assert step.reward.shape == (3, 7) and step.reward.dtype == torch.float32
     assert step.exposure is not None and step.exposure.shape == (3, 7, 3)
     assert step.terminated.dtype == step.truncated.dtype == np.bool_

@@ -92,5 +92,5 @@ def test_standardised_payoffs():
 def test_refusals():
     with pytest.raises(ConfigError, match="points must be at least 2"):
         DualRLPrincipal(toy(), Seeds(0), points=1)
-    with pytest.raises(ConfigError, match="has no metric 'happiness'"):
+    with pytest.raises(ConfigError, match="no metric 'happiness'"):
         DualRLPrincipal(toy(), Seeds(0), observe=ObserveSettings(["happiness"]))

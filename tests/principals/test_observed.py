@@ -70,7 +70,7 @@ def test_without_history_only_the_context_changes():
 
 
 def test_refusals():
-    with pytest.raises(ConfigError, match=r"has no metric 'apples'; it has apples_live, apples_eaten"):
+    with pytest.raises(ConfigError, match=r"no metric 'apples' of env=harvest, but apples_live, apples_eaten"):
         Observed(HARVEST, ObserveSettings(["apples"], None, 1, None, True))
     with pytest.raises(ConfigError, match=r"set env.horizon"):
         Observed(dataclasses.replace(HARVEST, horizon=None), ObserveSettings(None, None, 1, None, True))

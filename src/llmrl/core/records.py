@@ -49,7 +49,7 @@ class Step:
         base_reward: before the mechanism, and what welfare is measured on, [n_envs, n_agents] float32.
         terminated: the game reached an end of its own, [n_envs] bool.
         truncated: the game was cut at its horizon, [n_envs] bool.
-        info: per-step numbers named in `EnvSpec.metrics`, each [n_envs].
+        info: per-step numbers named in `EnvSpec.per_step`, each [n_envs].
         exposure: derivative of `reward` by each of the mechanism's d values, [n_envs, n_agents, d] float32; given
             where `EnvSpec.exposure` says so.
     """
@@ -75,6 +75,7 @@ class Act:
         state: what the policy remembers, to hand back at the next step: [n_envs, n_agents, k] numbers, where a row of
             zeros is the start of an episode. None for policies that remember nothing.
         logits: unnormalised log-probabilities of all actions, [n_envs, n_agents, n_actions], for displays; or None.
+        entropy: of the policy in what each agent observes, in nats, [n_envs, n_agents]; None where nobody knows.
         notes: what the policy has to say about each action, `notes[env][agent]`: small dicts of texts, numbers and
             truth values, empty where it says nothing (a game that waits); None for policies that never do.
     """
@@ -85,6 +86,7 @@ class Act:
     features: torch.Tensor | None = None
     state: torch.Tensor | None = None
     logits: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
     notes: list[list[dict[str, Any]]] | None = None
 
 
@@ -100,8 +102,8 @@ class Outcome:
         standard_error: of `value`, across societies where there are several; None where one episode cannot tell.
         context: index into `EnvSpec.contexts`, or None.
         returns: base return of each agent, mean over validation episodes, [n_agents].
-        trajectories: `EnvSpec.metrics` entries at each step, mean over validation episodes, each [T].
-        summaries: the same entries summed up over an episode (see `EnvSpec.metrics`), mean over validation episodes.
+        trajectories: `EnvSpec.told` entries at each step, mean over validation episodes, each [T].
+        summaries: the same entries summed up over an episode, mean over validation episodes.
         welfare: every measure of welfare (`llmrl.loops.welfare.measures`), mean over validation episodes.
         units: independent numbers that `value` is the mean of: episodes, or societies; None: as many as episodes.
         draw: name of the random numbers it was measured with; two measurements of a vector under one name are the same

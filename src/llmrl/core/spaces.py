@@ -10,8 +10,10 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.objectives import MEAN, Objective
+from llmrl.core.summaries import Derived, Entropy
 
 Aggregate = Literal["sum", "mean", "last"]
+"""How an episode sums up a number that each of its steps has."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,9 @@ class EnvSpec:
         contexts: names of the contexts a principal is told (empty: no context).
         objective: what a principal is judged on by default.
         spending_cost: how much of it the principal loses for each unit of reward its mechanism pays out, >= 0.
-        metrics: per-step entries of `Step.info` and how an episode sums them up.
+        metrics: what is measured of an episode: per-step entries of `Step.info`, with how they are summed up, and what
+            follows from several of them.
+        details: per-step entries that are measured for people who read results alone: principals are not told them.
         exposure: whether `Step.exposure` tells how rewards depend on the mechanism's values.
         deterministic: whether `state_dict` restores the environment exactly.
         agent_names: one name per agent, where agents have roles; else empty.
@@ -238,7 +242,8 @@ class EnvSpec:
     contexts: tuple[str, ...] = ()
     objective: Objective = MEAN
     spending_cost: float = 0.0
-    metrics: Mapping[str, Aggregate] = field(default_factory=dict)
+    metrics: Mapping[str, Aggregate | Derived] = field(default_factory=dict)
+    details: tuple[str, ...] = ()
     exposure: bool = False
     deterministic: bool = True
     agent_names: tuple[str, ...] = ()
@@ -248,6 +253,22 @@ class EnvSpec:
     told: tuple[tuple[str, str], ...] = ()
     endless: bool = False
     device: str | None = None
+
+    @property
+    def per_step(self) -> dict[str, Aggregate]:
+        """The entries of `Step.info`, and how an episode sums them up."""
+        return {name: how for name, how in self.metrics.items() if isinstance(how, str)}
+
+    @property
+    def told(self) -> dict[str, Aggregate]:
+        """Those of them that principals are told."""
+        return {name: how for name, how in self.per_step.items() if name not in self.details}
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """All numbers of a game that are kept of each step: `per_step`, then those of entropies."""
+        entropies = [how.rows for how in self.metrics.values() if isinstance(how, Entropy)]
+        return (*self.per_step, *(name for rows in entropies for name in rows))
 
     @property
     def number_names(self) -> tuple[str, ...]:

@@ -38,14 +38,14 @@ def _library(like: Array) -> Any:
     return torch
 
 
-def _as_array(mask: NDArray[np.bool_], like: Array) -> Array:
-    """A mask as an array of this kind, where it is."""
+def _as_array(x: NDArray[Any], like: Array) -> Array:
+    """An array as one of this kind, where that is."""
     if isinstance(like, np.ndarray):
-        return mask
+        return x
     import torch
 
     # Memory that is not pinned is read before the call returns, and nobody waits for the device.
-    return torch.from_numpy(mask).to(like.device, non_blocking=like.is_cuda)
+    return torch.from_numpy(x).to(like.device, non_blocking=like.is_cuda)
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Mechanism(Protocol):
     Attributes:
         spec: the values a principal sets.
         metrics: names of the numbers it reports per step, and how an episode sums them up.
+        details: those of them that principals are not told (`EnvSpec.details`).
         needs_dirt: whether it pays for cleaning, so that it makes no sense where there is no dirt.
         facts: what prompts say of it beside the parameters' descriptions (`EnvSpec.facts`).
         base_reward: what an agent earns before the mechanism, in words.
@@ -100,6 +101,7 @@ class Mechanism(Protocol):
 
     spec: ParameterSpace
     metrics: Mapping[str, Aggregate]
+    details: tuple[str, ...]
     needs_dirt: bool
     facts: Mapping[str, float | bool]
     base_reward: str
@@ -121,24 +123,16 @@ class Mechanism(Protocol):
     def load_state_dict(self, state: State) -> None: ...
 
 
-def tax_exposure(
-    raw: Array, income: Array, edges: Sequence[float], multiplier: float
-) -> tuple[list[Array], list[Array]]:
-    """The tax base of each bracket, and each player's exposure to its rate.
+def tax_exposure(raw: Array, income: Array, low: Array, high: Array, multiplier: float) -> tuple[Array, Array]:
+    """What was earned in each of K brackets, [n_envs, K], and each player's exposure to their rates,
+    [n_envs, n_agents, K].
 
     `raw` (this step's reward) and `income` (what selects the bracket) are [n_envs, n_agents]. Bracket k holds incomes
-    in [edges[k], edges[k + 1]); the last one has no upper end. Both results have one [n_envs, n_agents] array a
-    bracket.
+    in [low[k], high[k]), both [K].
     """
-    bases, exposures = [], []
-    for k, low in enumerate(edges):
-        inside = income >= low
-        if k + 1 < len(edges):
-            inside = inside & (income < edges[k + 1])
-        base = multiplier * raw * inside
-        bases.append(base)
-        exposures.append(base.mean(-1)[..., None] - base)
-    return bases, exposures
+    earned = raw[..., None] * ((income[..., None] >= low) & (income[..., None] < high))
+    total = earned.sum(1)
+    return total, multiplier * (total / raw.shape[1])[:, None] - multiplier * earned
 
 
 class BracketedTax:
@@ -162,7 +156,6 @@ class BracketedTax:
 
     needs_dirt = False
     facts: Mapping[str, float | bool] = {}
-    metrics: Mapping[str, Aggregate] = {"tax_collected": "sum"}
     base_reward = RAW_REWARD
 
     def __init__(
@@ -177,7 +170,10 @@ class BracketedTax:
             raise ConfigError(f"tax brackets start at 0 and increase, e.g. [0, 3, 5]; got edges={list(edges)}")
         self.window, self.multiplier = window, multiplier
         self.spec = ParameterSpace("tax", tuple(self._parameter(k) for k in range(len(self.edges))))
+        self.details = tuple(f"apples_bracket_{k + 1}" for k in range(len(self.edges)))
+        self.metrics: Mapping[str, Aggregate] = {"tax_collected": "sum", **dict.fromkeys(self.details, "sum")}
         self._past: Floats | None = None  # [window, n_envs, n_agents], newest first
+        self._bounds: tuple[Floats, Floats] | None = None  # of the brackets, as arrays of the events' kind
 
     def _parameter(self, k: int) -> Parameter:
         low, high = self.edges[k], self.edges[k + 1] if k + 1 < len(self.edges) else None
@@ -200,10 +196,13 @@ class BracketedTax:
                 past = xp.as_tensor(past).to(events.raw.device)
             income = events.raw + past.sum(0)
             self._past = xp.concatenate([events.raw[None], past[:-1]])
-        bases, exposures = tax_exposure(events.raw, income, self.edges, self.multiplier)
-        collected = sum(values[:, k] * base.sum(-1) for k, base in enumerate(bases))
-        metrics = {"tax_collected": xp.asarray(collected, dtype=xp.float32)}
-        return Settlement(events.raw, xp.stack(exposures, -1), metrics)
+        if self._bounds is None:
+            edges = np.array([*self.edges, np.inf], dtype=np.float32)
+            self._bounds = _as_array(edges[:-1], events.raw), _as_array(edges[1:], events.raw)
+        eaten, exposure = tax_exposure(events.raw, income, *self._bounds, self.multiplier)
+        collected = self.multiplier * (values * eaten).sum(-1)
+        metrics = {"tax_collected": collected, **{name: eaten[:, k] for k, name in enumerate(self.details)}}
+        return Settlement(events.raw, exposure, metrics)
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
         if self._past is not None:
@@ -248,7 +247,12 @@ class Incentives:
     """
 
     needs_dirt = True
-    metrics: Mapping[str, Aggregate] = {"incentives_paid": "sum", "paid_cleans": "sum"}
+    details = ("incentives_eat", "incentives_clean", "incentives_other")
+    metrics: Mapping[str, Aggregate] = {
+        "incentives_paid": "sum",
+        "paid_cleans": "sum",
+        **dict.fromkeys(details, "sum"),
+    }
 
     def __init__(
         self,
@@ -294,10 +298,12 @@ class Incentives:
             other = other & events.present
         xp = _library(events.raw)
         exposure = xp.asarray(xp.stack([ate, cleaner, other], -1), dtype=xp.float32)
-        paid = (exposure.sum(1) * values).sum(-1)
+        acted = exposure.sum(1)
+        paid = acted * values
         metrics = {
-            "incentives_paid": xp.asarray(paid, dtype=xp.float32),
-            "paid_cleans": xp.asarray(cleaner.sum(-1), dtype=xp.float32),
+            "incentives_paid": paid.sum(-1),
+            "paid_cleans": acted[:, 1],
+            **{name: paid[:, k] for k, name in enumerate(self.details)},
         }
         return Settlement(xp.asarray(base, dtype=xp.float32), exposure, metrics)
 

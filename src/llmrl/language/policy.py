@@ -63,8 +63,8 @@ class LanguagePolicy(nn.Module):
         """Sample actions [n_envs, n_agents] with their log-probabilities and values."""
         logits, value = self._look(observation)
         action = logits.argmax(-1) if greedy else categorical.sample(logits, generator)
-        log_prob, _ = categorical.log_prob_entropy(logits, action)
-        return Act(action=action, log_prob=log_prob, value=value, logits=logits)
+        log_prob, entropy = categorical.log_prob_entropy(logits, action)
+        return Act(action=action, log_prob=log_prob, value=value, logits=logits, entropy=entropy)
 
     @torch.no_grad()
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:

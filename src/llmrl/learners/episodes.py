@@ -22,7 +22,7 @@ class Episode:
         returns: sum of rewards of each agent, [n_agents].
         base_returns: the same before the mechanism, [n_agents].
         length: steps.
-        summaries: `EnvSpec.metrics` entries, aggregated as the environment says.
+        summaries: `EnvSpec.metrics` entries, aggregated as the environment says; NaN where one says nothing of it.
         gains: steps in which each agent's base reward was positive, [n_agents].
         gain_times: sum of the indices (from 0) of these steps, [n_agents].
         game: index of the game.
@@ -52,10 +52,12 @@ class Running:
     def __init__(self, spec: EnvSpec, state: State | None = None) -> None:
         self.spec = spec
         self._device = torch.device(spec.device or "cpu")
-        # Columns: reward, base reward, gains and their times on the clock, of each agent; then the metrics.
-        shape = (spec.n_envs, 4 * spec.n_agents + len(spec.metrics))
-        self._means = np.array([how == "mean" for how in spec.metrics.values()], dtype=bool)
-        last = [4 * spec.n_agents + i for i, how in enumerate(spec.metrics.values()) if how == "last"]
+        # Columns: reward, base reward, gains and their times on the clock, of each agent; then the rows of a step; then
+        # of each metric that follows from them what is above the line, and what is below it.
+        self._derived = [how for how in spec.metrics.values() if not isinstance(how, str)]
+        shape = (spec.n_envs, 4 * spec.n_agents + len(spec.rows) + 2 * len(self._derived))
+        self._means = np.array([how == "mean" for how in spec.per_step.values()], dtype=bool)
+        last = [4 * spec.n_agents + i for i, how in enumerate(spec.per_step.values()) if how == "last"]
         self._last = torch.tensor(last, dtype=torch.int64, device=self._device)
         sums = torch.zeros(shape, dtype=torch.float64) if state is None else state["sums"].clone()
         self._sums = sums.to(self._device)
@@ -73,19 +75,21 @@ class Running:
 
         Args:
             reward, base_reward: [T, n_envs, n_agents], where the environment keeps its numbers.
-            info: the environment's metrics in their order, [metrics, T, n_envs].
+            info: `EnvSpec.rows` in their order, [rows, T, n_envs].
             ends: [T, n_envs] bool, NumPy: the game's episode ends with this step.
             waiting: [n_envs] bool, NumPy: games that wait for a new episode after these steps; nothing counts that
                 they show after their last end.
         """
         told = [torch.as_tensor(x) for x in (reward, base_reward)] + [torch.as_tensor(info).permute(1, 2, 0)]
+        steps = self._steps(ends) if self._derived else None
         ending = np.flatnonzero(ends.any(1))
         sums: list[torch.Tensor] = []
         begun: list[np.ndarray] = []
         size = max(1, BLOCK // max(1, self._sums.numel()))
         for start in range(0, len(ends), size):
             stop = min(start + size, len(ends))
-            numbers = self._numbers([x[start:stop] for x in told], self._clock + start)
+            own = None if steps is None else torch.from_numpy(steps[start:stop]).to(self._device)
+            numbers = self._numbers([x[start:stop] for x in told], self._clock + start, own)
             at = start
             for t in ending[(ending >= start) & (ending < stop)].tolist():
                 self._sum(numbers[at - start : t + 1 - start])
@@ -104,13 +108,22 @@ class Running:
         times += self._clock - len(ends)
         return self._episodes(torch.cat(sums).cpu().numpy(), np.concatenate(begun), times + 1, games)
 
-    def _numbers(self, told: list[torch.Tensor], first: int) -> torch.Tensor:
+    def _steps(self, ends: np.ndarray) -> np.ndarray:
+        """How many steps of its episode each game had played before each step, [T, n_envs] float64."""
+        clock = self._clock + np.arange(len(ends))[:, None]
+        begun = np.vstack([self._begun[None], np.where(ends[:-1], clock[1:], 0)])
+        return (clock - np.maximum.accumulate(begun)).astype(np.float64)
+
+    def _numbers(self, told: list[torch.Tensor], first: int, steps: torch.Tensor | None) -> torch.Tensor:
         """What is summed up of t steps from `first` on the clock, [t, n_envs, columns] float64."""
         reward, base_reward, info = told
+        rows = dict(zip(self.spec.rows, info.unbind(-1), strict=True))
+        parts = [part for how in self._derived for part in how.parts(rows, steps)]
+        derived = [torch.stack([part.double() for part in parts], -1)] if parts else []
         gained = base_reward > 0
         # float64 holds these sums of whole numbers exactly.
         clock = torch.arange(first, first + len(reward), dtype=torch.float64, device=self._device)
-        return torch.cat([reward, base_reward, gained, gained * clock[:, None, None], info], -1)
+        return torch.cat([reward, base_reward, gained, gained * clock[:, None, None], info, *derived], -1)
 
     def _sum(self, numbers: torch.Tensor) -> None:
         self._sums += numbers.sum(0)
@@ -128,9 +141,15 @@ class Running:
     def _episodes(self, sums: np.ndarray, begun: np.ndarray, ended: np.ndarray, games: np.ndarray) -> list[Episode]:
         """Of `sums` [k, columns]: episodes from `begun` [k] to before `ended` [k] on the clock."""
         spec, length = self.spec, ended - begun
-        returns, base_returns, gains, gain_times = np.split(sums[:, : 4 * spec.n_agents], 4, axis=1)
+        agents, rows = 4 * spec.n_agents, len(spec.rows)
+        returns, base_returns, gains, gain_times = np.split(sums[:, :agents], 4, axis=1)
         gain_times = gain_times - gains * begun[:, None]
-        values = sums[:, 4 * spec.n_agents :] / np.where(self._means, length[:, None], 1)
+        per_step = sums[:, agents : agents + len(self._means)] / np.where(self._means, length[:, None], 1)
+        above, below = sums[:, agents + rows :: 2], sums[:, agents + rows + 1 :: 2]
+        derived = np.divide(above, below, out=np.full(above.shape, np.nan), where=below != 0)
+        plain = np.array([isinstance(how, str) for how in spec.metrics.values()], dtype=bool)
+        values = np.empty((len(games), len(plain)))
+        values[:, plain], values[:, ~plain] = per_step, derived
         return [
             Episode(
                 returns=returns[i],

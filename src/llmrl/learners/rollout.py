@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from llmrl.core.memory import need_memory
 from llmrl.core.protocols import ChannelsOnRequest, Policy, VecEnv, Witness, unchanged
 from llmrl.core.records import Act, Array, Observation, State, Step, on_host
 from llmrl.core.texts import Texts, TextTable
+from llmrl.learners.entropies import Entropies
 from llmrl.learners.episodes import Episode, Running
 
 __all__ = ["Collector", "Episode", "Rollout"]
@@ -34,7 +35,7 @@ class Rollout:
         terminated, truncated: [T, n_envs] bool.
         first: the step is the first of its episode, [T, n_envs] bool.
         next_value: V of the state each step reached (0 where it terminated), [T, n_envs, n_agents].
-        info: per-step environment metrics, each [T, n_envs] (NumPy).
+        info: `EnvSpec.per_step`, each [T, n_envs] (NumPy).
         episodes: those that finished in these steps.
         exposure: derivative of `reward` by the mechanism's values, [T, n_envs, n_agents, d], if it was asked for.
         state: what the policy remembered before the first step, [n_envs, n_agents, k]; None if it remembers nothing.
@@ -172,7 +173,8 @@ class Collector:
         truncated = np.zeros(shape[:2], dtype=bool)
         first = np.zeros(shape[:2], dtype=bool)
         ends = np.zeros(shape[:2], dtype=bool)
-        info = self._zeros((len(self.spec.metrics), *shape[:2]))
+        per_step = tuple(self.spec.per_step)
+        info = self._zeros((len(self.spec.rows), *shape[:2]))
         numbers = self.spec.numbers
         action = (
             self._buffer("action", shape, torch.int64)
@@ -185,6 +187,8 @@ class Collector:
         stored: dict[str, Any] = {}
         features: torch.Tensor | None = None
         before: torch.Tensor | None = None
+        entropies = Entropies(self.spec, self._env_device)
+        told: list[Mapping[str, Any]] = []  # nothing writes over them, and put together at the end they cost less
 
         with unchanged(self.policy):
             for t in range(n_steps):
@@ -207,6 +211,7 @@ class Collector:
                 observation = self._to_tensors(self._observation, self.policy.channels)
                 act = self.policy.act(observation, self._state, generator, greedy)  # type: ignore[arg-type]
                 self._state = act.state
+                entropies.add(self._observation, act)
                 action[t] = act.action
                 if learn:
                     assert act.log_prob is not None and act.value is not None
@@ -230,8 +235,12 @@ class Collector:
                     exposure = self._zeros((*shape, step.exposure.shape[-1])) if exposure is None else exposure
                     exposure[t] = step.exposure
                 truncated[t] = np.asarray(step.truncated) & ~np.asarray(step.terminated)
-                for i, name in enumerate(self.spec.metrics):
-                    info[i, t] = step.info[name]
+                if self._env_device is None:
+                    for i, name in enumerate(per_step):
+                        info[i, t] = step.info[name]
+                else:
+                    told.append(step.info)
+                entropies.write(info, played)
                 ends[t] = (terminated[t] | truncated[t]) & ~waiting
                 self._ended = ends[t] | waiting
                 if self._witness is not None:
@@ -247,6 +256,10 @@ class Collector:
                 if on_step is not None:
                     on_step()
 
+        entropies.write(info, played, rest=True)
+        for i, name in enumerate(per_step):
+            if told:
+                info[i, :played] = torch.stack([each[name] for each in told])
         reward, base_reward, info = reward[:played], base_reward[:played], info[:, :played]
         episodes = self._running.add(reward, base_reward, info, ends[:played], self._ended)
         if learn:  # where the episode went on, the state reached is the next one acted in
@@ -264,7 +277,7 @@ class Collector:
             truncated=self._tensor(truncated[:played]),
             first=self._tensor(first[:played]),
             next_value=next_value[:played],
-            info=dict(zip(self.spec.metrics, on_host(info), strict=True)),
+            info=dict(zip(per_step, on_host(info[: len(per_step)]), strict=True)),
             episodes=episodes,
             exposure=None if exposure is None else self._tensor(exposure[:played]),
             # A policy that starts from nothing starts from zeros.

@@ -74,6 +74,7 @@ class SideBySide:
             features=_joined([act.features for act in acts]),
             state=_joined([act.state for act in acts]),
             logits=_joined([act.logits for act in acts]),
+            entropy=_joined([act.entropy for act in acts]),
         )
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:

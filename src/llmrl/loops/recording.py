@@ -89,7 +89,7 @@ class Recorder:
         reward, base = on_host(step.reward), on_host(step.base_reward)
         terminated = np.asarray(step.terminated)
         truncated = np.asarray(step.truncated) & ~terminated
-        success = on_host(step.info["success"]) if "success" in self.spec.metrics else None
+        success = on_host(step.info["success"]) if "success" in self.spec.per_step else None
         texts = None if self.text is None else observation[self.text]
         for game, rows in enumerate(self._open):
             if rows is None:
@@ -136,7 +136,7 @@ class Recorder:
         assert rows is not None
         # One agent's rows tell the game's.
         per_step = np.array([row[-1] for row in rows[:: self.spec.n_agents]])
-        aggregate = self.spec.metrics.get("success")
+        aggregate = self.spec.per_step.get("success")
         success = {"sum": per_step.sum(), "mean": per_step.mean(), "last": per_step[-1], None: np.nan}[aggregate]
         named = {name: str(labels[name][game]) if name in labels else "" for name in _LABELS}
         self._over.append(

@@ -75,7 +75,7 @@ class SocietyPolicy(nn.Module):
         logits, value, features, after = (_joined(parts) for parts in zip(*played, strict=True))
         assert logits is not None
         action = logits.argmax(-1) if greedy else categorical.sample(logits, generator)
-        log_prob, _ = categorical.log_prob_entropy(logits, action)
+        log_prob, entropy = categorical.log_prob_entropy(logits, action)
         return Act(
             action=action,
             log_prob=log_prob,
@@ -83,6 +83,7 @@ class SocietyPolicy(nn.Module):
             features=features if self.core_frozen else None,
             state=after,
             logits=logits,
+            entropy=entropy,
         )
 
     def _play(

@@ -46,9 +46,9 @@ class StackedPolicies:
         """Actions of all games; groups whose generator is one object draw the same numbers."""
         logits, value, features = self._play(observation)
         action = logits.argmax(-1) if greedy else categorical.choose(logits, self._uniform(logits, generators))
-        log_prob, _ = categorical.log_prob_entropy(logits, action)
+        log_prob, entropy = categorical.log_prob_entropy(logits, action)
         kept = features if self.policies[0].core_frozen else None
-        return Act(action=action, log_prob=log_prob, value=value, features=kept, logits=logits)
+        return Act(action, log_prob, value, kept, logits=logits, entropy=entropy)
 
     @torch.no_grad()
     def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -24,7 +24,7 @@ PAYOFF_SHOWN = 123.456
 """What estimates put where a history will hold a number that is not known yet."""
 
 MEANINGS = {"sum": "as the total of an episode", "mean": "as the mean over its steps", "last": "as a level"}
-"""How `EnvSpec.metrics` sums up an episode, in words for the prompt."""
+"""How `EnvSpec.told` sums up an episode, in words for the prompt."""
 
 WELFARE = {each.name: each.shown for each in MEASURES if each.shown and each.name != "spending"}
 """Measures of welfare that are shown beside a payoff, with their meaning in words for the prompt."""
@@ -119,7 +119,7 @@ class History:
     def measures(self) -> list[tuple[str, list[str]]]:
         """What the numbers beside a payoff are: (meaning, names), meanings without names left out."""
         grouped = [
-            (meaning, [name for name, aggregate in self.spec.metrics.items() if aggregate == kind])
+            (meaning, [name for name, aggregate in self.spec.told.items() if aggregate == kind])
             for kind, meaning in MEANINGS.items()
         ]
         grouped.append(("of an episode", [f"{name} ({meaning})" for name, meaning in self.welfare.items()]))
@@ -138,8 +138,8 @@ class History:
             standard_error=PAYOFF_SHOWN,
             context=generation % contexts if self.spec.contexts else None,
             returns=np.full(self.spec.n_agents, PAYOFF_SHOWN),
-            trajectories=dict.fromkeys(self.spec.metrics, steps),
-            summaries=dict.fromkeys(self.spec.metrics, PAYOFF_SHOWN),
+            trajectories=dict.fromkeys(self.spec.told, steps),
+            summaries=dict.fromkeys(self.spec.told, PAYOFF_SHOWN),
             welfare=dict.fromkeys(self.welfare, PAYOFF_SHOWN),
         )
 
@@ -164,7 +164,7 @@ class History:
         """Plain numbers, strings and lists. Curves are kept of levels (entries whose last value counts) only."""
         curves = {
             name: _sample(outcome.trajectories[name])
-            for name, aggregate in self.spec.metrics.items()
+            for name, aggregate in self.spec.told.items()
             if aggregate == "last" and len(outcome.trajectories.get(name, ())) > 0
         }
         # A curve ends with the level its summary would repeat.

@@ -18,7 +18,7 @@ class ObserveSettings:
     """What of the previous step is looked at.
 
     Args:
-        metrics: entries of `spec.metrics`; None takes all.
+        metrics: entries of `spec.told`; None takes all.
         moments: windows of (as nearly as possible) equal length that a trajectory is averaged over; fewer where it has
             fewer steps. None: every step is a number of its own.
         every: take only each `every`-th step, from the first on, before averaging.
@@ -52,12 +52,12 @@ class Observed:
 
     def __init__(self, spec: EnvSpec, settings: ObserveSettings) -> None:
         metrics, moments, every = settings.metrics, settings.moments, settings.every
-        self.metrics = list(spec.metrics if metrics is None else metrics)
-        unknown = [name for name in self.metrics if name not in spec.metrics]
+        self.metrics = list(spec.told if metrics is None else metrics)
+        unknown = [name for name in self.metrics if name not in spec.told]
         if unknown:
             raise ConfigError(
-                f"principal.observe.metrics: env={spec.name} has no metric '{unknown[0]}'; it has "
-                f"{', '.join(spec.metrics)}"
+                f"principal.observe.metrics: principals are told no metric '{unknown[0]}' of env={spec.name}, but "
+                f"{', '.join(spec.told)}"
             )
         if spec.horizon is None:
             raise ConfigError(f"a principal needs episodes of one length: set env.horizon, null for env={spec.name}")

@@ -7,6 +7,7 @@ from typing import Literal
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
+from llmrl.core.summaries import Derived, Entropy, MeanStep, Ratio, quarters
 from llmrl.envs.mechanisms import RAW_REWARD, Mechanism
 from llmrl.envs.melting_pot.layout import CELLS, PIXELS, VECTOR
 from llmrl.envs.melting_pot.rules import (
@@ -24,6 +25,7 @@ from llmrl.envs.melting_pot.seen import game_text, grid_codes, grid_planes
 CHANNELS = ("pixels", "grid", "vector", "text")
 LONGEST = 5000
 """Steps after which the engine ends every episode."""
+_YIELDS = {"apples_per_shot": "apples_eaten", "cells_per_shot": "cells_cleaned"}
 
 
 def check_choices(
@@ -89,19 +91,9 @@ def describe(
         "text": Channel((), "object"),
     }
     observation = {name: channel for name, channel in offered.items() if name in channels}
-    metrics: dict[str, Aggregate] = {
-        "apples_live": "last",
-        "apples_eaten": "sum",
-        "zaps": "sum",
-        "players_present": "mean",
-    }
-    if SUBSTRATES[substrate].dirt:
-        metrics |= {"apples_regrown": "sum", "cells_cleaned": "sum", "cleaning_shots": "sum", "dirt": "last"}
-    if mechanism is not None:
-        metrics |= mechanism.metrics
-        if show_mechanism:
-            low, high = float(mechanism.spec.low.min()), float(mechanism.spec.high.max())
-            observation["mechanism"] = Channel((mechanism.spec.dim,), "float32", low, high)
+    if mechanism is not None and show_mechanism:
+        low, high = float(mechanism.spec.low.min()), float(mechanism.spec.high.max())
+        observation["mechanism"] = Channel((mechanism.spec.dim,), "float32", low, high)
     names = action_names(substrate, rules)
     return EnvSpec(
         name=substrate,
@@ -112,7 +104,8 @@ def describe(
         action_names=names,
         horizon=horizon,
         mechanism=None if mechanism is None else mechanism.spec,
-        metrics=metrics,
+        metrics=_metrics(substrate, channels, mechanism, horizon),
+        details=() if mechanism is None else mechanism.details,
         exposure=mechanism is not None,
         deterministic=engine == "native",
         text=game_text(substrate, rules, n_agents) if "text" in channels else None,
@@ -123,6 +116,24 @@ def describe(
         ),
         device=device,
     )
+
+
+def _metrics(
+    substrate: SubstrateName, channels: Sequence[str], mechanism: Mechanism | None, horizon: int | None
+) -> dict[str, Aggregate | Derived]:
+    """What is measured of an episode; where nobody knows how long one is, it has no quarters."""
+    metrics: dict[str, Aggregate | Derived] = {"apples_live": "last"}
+    metrics |= {} if horizon is None else quarters("apples_live", horizon)
+    metrics |= {"apples_eaten": "sum", "mean_eating_step": MeanStep("apples_eaten")}
+    metrics |= {"zaps": "sum", "players_present": "mean"}
+    if SUBSTRATES[substrate].dirt:
+        metrics |= {"apples_regrown": "sum", "cells_cleaned": "sum", "cleaning_shots": "sum", "dirt": "last"}
+        metrics |= {name: Ratio(of, "cleaning_shots") for name, of in _YIELDS.items()}
+    metrics |= {} if mechanism is None else mechanism.metrics
+    metrics["entropy"] = Entropy()
+    if "grid" in channels:
+        metrics["entropy_apple_in_view"] = Entropy("grid", "apple")
+    return metrics
 
 
 def _facts(
