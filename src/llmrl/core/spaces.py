@@ -130,6 +130,16 @@ class ParameterSpace:
         """Which of `values` [..., d] are not inside the bounds, [..., d] bool."""
         return np.asarray(~((values >= self.low) & (values <= self.high)))
 
+    @property
+    def neutral(self) -> np.ndarray:
+        """The vector that sets nothing, [d]: 0, or the lower bound of a number that cannot be 0."""
+        return np.where((self.low <= 0) & (self.high >= 0), 0.0, self.low)
+
+    def in_words(self, values: np.ndarray) -> str:
+        """A vector [d] for people: `clean: 2.5`, leaving out what is 0; `no incentives` where nothing is left."""
+        set_ = [f"{p.name}: {x:.3g}" for p, x in zip(self.parameters, values, strict=True) if x != 0]
+        return ", ".join(set_) or f"no {self.name}"
+
     def check(self, values: object) -> np.ndarray:
         """`values` as float64 [..., d], or a ConfigError naming every number that is out of bounds."""
         try:
