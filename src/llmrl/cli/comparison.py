@@ -14,8 +14,8 @@ Row = Mapping[str, float | None]
 Entry = Mapping[str, Any]
 """What was found under a mechanism: `name`, `words`, `table`, `per_episode` and more."""
 
-HOW = {"mean": ", mean over steps", "last": ", at the end", "sum": ""}
-"""How an episode sums up a metric -> what is said of it."""
+HOW = {"mean": ", mean over steps", "last": ", at the end"}
+"""How an episode sums up a metric -> what is said of it; sums go without saying."""
 MEASURED = {"welfare/spending": "paid out by the mechanism", "welfare/equality": "equality (1: all collect the same)"}
 """Measures of welfare that are shown beside the objective."""
 
@@ -63,16 +63,19 @@ def labels(entries: Sequence[Entry], spec: EnvSpec) -> dict[str, str]:
     tables = [each["table"] for each in entries]
     known = set().union(*tables)
     named = {name: name for name in known if name.startswith("objective (")}
-    named |= {name: name.replace("_", " ") + HOW[how] for name, how in spec.metrics.items() if name in known}
+    named |= {name: name.replace("_", " ") + HOW.get(how, "") for name, how in spec.metrics.items() if name in known}
     named |= {name: label for name, label in MEASURED.items() if name in known}
     lengths = {row[end] for table in tables for row in [table["length"]] for end in ("min", "max")}
     if len(lengths) > 1:
         named["length"] = "steps of an episode"
-    seen: dict[tuple[float, ...], str] = {}
-    for name in named:  # such as incentives paid, which are all that their mechanism pays
-        values = tuple(np.round([x for each in entries for x in each["per_episode"].get(name, [])], 3).tolist())
-        seen.setdefault(values, name)
-    return {name: label for name, label in named.items() if name in seen.values()}
+    if any(_alike(entries, name, "welfare/spending") for name in spec.metrics):
+        named.pop("welfare/spending", None)  # the game counts it already
+    return named
+
+
+def _alike(entries: Sequence[Entry], one: str, other: str) -> bool:
+    columns = [(each["per_episode"].get(one, []), each["per_episode"].get(other, [])) for each in entries]
+    return all(len(x) == len(y) and np.allclose(x, y, rtol=1e-4) for x, y in columns)
 
 
 def sentences(entries: Sequence[Entry], compared: Sequence[Mapping[str, Any]], column: str) -> list[str]:

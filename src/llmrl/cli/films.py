@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from llmrl.core.protocols import Policy
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.recorder import Recorder
-from llmrl.learners.episodes import Episode
+from llmrl.learners.episodes import Running
 from llmrl.learners.rollout import Collector, Rollout
 from llmrl.loops.playing import UNKNOWN_HORIZON
 from llmrl.loops.welfare import episode_welfare
@@ -37,7 +37,7 @@ class Film:
 
     Attributes:
         recorder: has the pictures, one more than steps.
-        told: of each picture, what to say of the episode so far.
+        told: of each picture, what to say of the episode so far; empty where nothing is.
     """
 
     recorder: Recorder
@@ -49,7 +49,7 @@ class Film:
     def hold(self, length: int) -> None:
         """Let the last picture stand until there are `length`."""
         self.recorder.hold(length)
-        self.told += [self.told[-1]] * (length - len(self.told))
+        self.told += self.told[-1:] * (length - len(self.told))
 
 
 def film(
@@ -60,7 +60,7 @@ def film(
     greedy: bool,
     objective: Objective,
     spending_cost: float,
-    views: bool = True,
+    compared: bool = False,
 ) -> Film:
     """Play one episode, with what the player and a teacher that plays thought beside the picture.
 
@@ -71,10 +71,10 @@ def film(
         steps: most steps; None: the whole episode.
         greedy: take the likeliest action.
         objective, spending_cost: what is told of the episode so far.
-        views: keep what agents see, too.
+        compared: it will be seen beside others: what agents see is left out, and the episode so far is told of.
     """
     spec = parts.env.spec
-    recorder = Recorder(parts.env, views)
+    recorder = Recorder(parts.env, views=not compared)
     captioned_policy = Captioned(policy, recorder, spec, None if parts.teacher is None else parts.teacher.policy)
     collector = Collector(recorder, captioned_policy, parts.device)
     # The other games are not played: nobody looks at them.
@@ -82,11 +82,12 @@ def film(
     horizon = spec.horizon or UNKNOWN_HORIZON
     left, generator = min(steps or horizon, horizon), seeds.torch("video")
     sums = SoFar(spec, objective, spending_cost)
-    made = Film(recorder, [sums.told()])
+    made = Film(recorder, [sums.told()] if compared else [])
     while left > 0:
         rollout = collector.collect(1, generator, learn=False, greedy=greedy, restart=False)
-        sums.add(rollout)
-        made.told.append(sums.told())
+        if compared:
+            sums.add(rollout)
+            made.told.append(sums.told())
         left = 0 if any(episode.game == 0 for episode in rollout.episodes) else left - 1
     return made
 
@@ -101,37 +102,26 @@ class SoFar:
 
     def __init__(self, spec: EnvSpec, objective: Objective, spending_cost: float) -> None:
         self.spec, self.objective, self.spending_cost = spec, objective, spending_cost
-        zeros = np.zeros(spec.n_agents)
-        self._agents = {name: zeros.copy() for name in ("returns", "base_returns", "gains", "gain_times")}
-        self._metrics = dict.fromkeys(spec.metrics, 0.0)
         sums = [name for name, how in spec.metrics.items() if how == "sum"]
         sought = [name for name in SOUGHT if name in sums]
         self._counts = list(dict.fromkeys([*sought, *sums]))[:COUNTS]
-        self._steps = 0
+        self._running = Running(replace(spec, device=None))
 
     def add(self, rollout: Rollout) -> None:
-        """Take in a step."""
-        reward, base = (x[0, 0].cpu().numpy() for x in (rollout.reward, rollout.base_reward))
-        gained = base > 0
-        for name, x in zip(self._agents, (reward, base, gained, gained * self._steps), strict=True):
-            self._agents[name] += x
-        for name, how in self.spec.metrics.items():
-            now = float(rollout.info[name][0, 0])
-            self._metrics[name] = now if how == "last" else self._metrics[name] + now
-        self._steps += 1
+        """Take in steps of the episode."""
+        none = np.zeros(rollout.terminated.shape, dtype=bool)
+        info = np.array([rollout.info[name] for name in self.spec.metrics]).reshape(-1, *none.shape)
+        self._running.add(rollout.reward.cpu(), rollout.base_reward.cpu(), info, none, none[0])
 
     def told(self) -> list[str]:
         """Lines of a caption: the step and the objective, then what is counted in the game."""
+        episode = self._running.so_far(0)
         of = "" if self.spec.horizon is None else f" of {self.spec.horizon}"
-        first = f"step {self._steps}{of}"
-        if not self._steps:
-            return [first, ""]
-        means = {name for name, how in self.spec.metrics.items() if how == "mean"}
-        summaries = {name: x / self._steps if name in means else x for name, x in self._metrics.items()}
-        episode = Episode(length=self._steps, summaries=summaries, **self._agents)
+        if episode is None:
+            return [f"step 0{of}", ""]
         objective = float(episode_welfare([episode], self.objective, self.spending_cost)[0])
-        counts = [f"{name.replace('_', ' ')} {summaries[name]:,.0f}" for name in self._counts]
-        return [f"{first}   objective {objective:,.1f}", "   ".join(counts)]
+        counts = [f"{name.replace('_', ' ')}: {episode.summaries[name]:,.0f}" for name in self._counts]
+        return [f"step {episode.length}{of}, objective: {objective:,.1f}", ", ".join(counts)]
 
 
 def side_by_side(films: Sequence[Film], titles: Sequence[str]) -> Drawn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,12 +94,13 @@ class Stage:
         only the world, all films of one length, and one in which they run side by side."""
         made = []
         for mechanism, state in zip(self.mechanisms, states, strict=True):
+            self._say("filming", mechanism)
             self._impose(mechanism)
             self.parts.agents[0].load_state_dict(state)
             policy, greedy = next(iter(self.players.values())), self.args.mode == "deterministic"
             judged = self.objective, self.spending_cost
             made.append(
-                film(self.parts, policy, self.seeds, self.args.video_steps, greedy, *judged, views=not self.several)
+                film(self.parts, policy, self.seeds, self.args.video_steps, greedy, *judged, compared=self.several)
             )
         own: dict[str, Sequence[Path]] = {}
         for mechanism, each in zip(self.mechanisms, made, strict=True):
@@ -119,6 +121,7 @@ class Stage:
 
     def _under(self, mechanism: Imposed, state: State, episodes: int, exactly: bool) -> Found:
         env, found, folder = self.parts.env, Found(), self.folder(mechanism)
+        self._say(f"{episodes} episodes", mechanism)
         alone = len(self.players) * len(self.modes) == 1
         for name, policy in self.players.items():
             for mode in self.modes:
@@ -133,6 +136,11 @@ class Stage:
                 found.played[name, mode] = played
                 found.measured[name, mode] = columns(played, env.spec, self.objective, self.spending_cost)
         return found
+
+    def _say(self, what: str, mechanism: Imposed) -> None:
+        """Comparing takes its time."""
+        if self.several:
+            sys.stderr.write(f"llmrl-evaluate: {what}: {mechanism.title}\n")
 
     def _impose(self, mechanism: Imposed) -> None:
         if mechanism.vector is not None:

@@ -104,6 +104,14 @@ class Running:
         times += self._clock - len(ends)
         return self._episodes(torch.cat(sums).cpu().numpy(), np.concatenate(begun), times + 1, games)
 
+    def so_far(self, game: int) -> Episode | None:
+        """The episode that `game` is in, as if it ended now; None before its first step."""
+        if self._clock == self._begun[game]:
+            return None
+        sums, games = self._sums[[game]].cpu().numpy(), np.array([game])
+        [episode] = self._episodes(sums, self._begun[games], np.array([self._clock]), games)
+        return episode
+
     def _numbers(self, told: list[torch.Tensor], first: int) -> torch.Tensor:
         """What is summed up of t steps from `first` on the clock, [t, n_envs, columns] float64."""
         reward, base_reward, info = told
