@@ -123,11 +123,19 @@ def told(results: Mapping[str, Any]) -> list[str]:
     else:
         start = "the weights that the run began with" if adapted["initial"] else "the weights that the run ended with"
         who = (
-            f"A society adapted to each mechanism as in a principal's step: {adapted['rounds']} rounds of "
-            f"{adapted['games']} games from {start}. Intervals tell how episodes vary, not how other societies would."
+            f"A society adapted to each mechanism as in a principal's step: {counted(adapted['rounds'], 'round')} of "
+            f"{counted(adapted['games'], 'game')} from {start}. Intervals tell how its episodes vary, not how other "
+            "societies would."
         )
-    pairs = "by episode, as equal seeds are equal games" if results["paired"] else "by mean, as no seed repeats a game"
-    return [who, f"{results['episodes']} episodes each, with the same seeds; differences are taken episode {pairs}."]
+    how = ", seeded alike: differences are taken game by game."
+    if not results["paired"]:
+        how = "; the engine cannot repeat a game, so differences are those of the means."
+    return [who, f"{counted(results['episodes'], 'episode')} under each mechanism{how}"]
+
+
+def counted(n: int, what: str) -> str:
+    """A number of things: `1 round`, `2 rounds`."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def cells(entries: Sequence[Entry], compared: Sequence[Mapping[str, Any]], named: Mapping[str, str]) -> list[list[str]]:
@@ -147,4 +155,4 @@ def _difference(row: Row | None, place: int) -> str:
         return "-"
     low, high = row["low"], row["high"]
     interval = "" if low is None or high is None else f"  ({low:,.{place}f} … {high:,.{place}f})"
-    return f"{row['mean']:+,.{place}f}{interval}"
+    return f"{round(row['mean'], place) + 0.0:+,.{place}f}{interval}"

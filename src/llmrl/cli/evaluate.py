@@ -208,12 +208,14 @@ def _adapting(plan: Plan | None, args: argparse.Namespace, agent: Agent, mechani
 def _tell(plan: Plan, whole: Config, parts: Parts, mechanisms: Sequence[Imposed]) -> None:
     """Say what adapting will take: it is the longer part, and a teacher may ask a language model."""
     from llmrl.cli.asking import askers
+    from llmrl.cli.comparison import counted
     from llmrl.cli.report import print_rows
     from llmrl.llms.client import ChatClient
 
     n = len(mechanisms)
     words = ", ".join(each.title for each in mechanisms)
-    sys.stderr.write(f"llmrl-evaluate: {plan.rounds} rounds of {plan.games} games to adapt to: {words}\n")
+    long = f"{counted(plan.rounds, 'round')} of {counted(plan.games, 'game')}"
+    sys.stderr.write(f"llmrl-evaluate: {long} to adapt to: {words}\n")
     if isinstance(parts.llm, ChatClient) and askers(["teacher"], whole, parts.llm):
         rows = [("model", parts.llm.label), ("episodes", f"{n * plan.rounds * plan.games:,} with a teacher")]
         print_rows("What adapting asks", [*rows, ("LLM calls", "unknown; --calls limits them")])
