@@ -79,7 +79,7 @@ def _alike(entries: Sequence[Entry], one: str, other: str) -> bool:
 
 
 def sentences(entries: Sequence[Entry], compared: Sequence[Mapping[str, Any]], column: str) -> list[str]:
-    """What came of each mechanism but the reference, as `With the best mechanism (clean: 2.5) the objective is ...`."""
+    """What came of each mechanism but the reference in `column`, the objective: `With the best mechanism ...`."""
     by_name = {each["name"]: each for each in entries}
     return [
         _sentence(by_name[each["name"]], by_name[each["reference"]], each["table"][column], column) for each in compared
@@ -155,4 +155,5 @@ def _difference(row: Row | None, place: int) -> str:
         return "-"
     low, high = row["low"], row["high"]
     interval = "" if low is None or high is None else f"  ({low:,.{place}f} … {high:,.{place}f})"
-    return f"{round(row['mean'], place) + 0.0:+,.{place}f}{interval}"
+    mean = round(row["mean"] or 0.0, place) + 0.0  # never a negative zero
+    return f"{mean:+,.{place}f}{interval}"

@@ -95,6 +95,8 @@ def print_summary(run: Run) -> None:
     console.print(table)
     console.print(f"Curves: tensorboard --logdir {run.folder.parent.parent}", soft_wrap=True)
     console.print(f"Video and table of episodes: llmrl-evaluate '{run.folder}' --video", soft_wrap=True)
+    if "principal_steps" in run.summary:
+        console.print("The best mechanism beside none: the same with --mechanism none,best", soft_wrap=True)
 
 
 def _print_best(console: Console, measured_again: bool, named: Sequence[dict[str, Any]]) -> None:
