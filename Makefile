@@ -15,9 +15,9 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt Makefile
 	$(BIN)/llmrl-install-meltingpot --optional --constraint constraints.txt
 	touch $@
 
-demo: install  ## the main job: a principal governs a society in Clean Up (scripted replies, no key needed)
+demo: install  ## the main job: a principal governs a society in Clean Up, filmed without and with its best mechanism (no key needed)
 	$(BIN)/llmrl-train env=cleanup principal=llm llm=scripted name=demo
-	$(BIN)/llmrl-evaluate "$$(ls -td outputs/demo/*/seed=0 | head -1)" --episodes 2 --video --video-steps 300
+	$(BIN)/llmrl-evaluate "$$(ls -td outputs/demo/*/seed=0 | head -1)" --mechanism none,best --episodes 16 --video --video-steps 500
 
 test: install  ## the whole suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=40

@@ -16,6 +16,7 @@ from llmrl.analysis.statistics import (
     bootstrap_bands,
     bootstrap_interval,
     describe,
+    describe_difference,
     interquartile_mean,
     mean,
     standard_error,
@@ -261,3 +262,41 @@ def test_groups_that_are_alike_are_rarely_taken_to_differ() -> None:
     rng = np.random.default_rng(1)
     found = [analysis_of_variance([list(rng.normal(size=(6, 2)))]).p for _ in range(2000)]
     assert 0.035 < np.mean([p is not None and p < 0.05 for p in found]) < 0.065
+
+
+@given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)), min_size=2, max_size=30), st.booleans())
+def test_a_difference_is_that_of_the_means_and_turns_with_its_sides(pairs: list[tuple[float, float]], paired: bool):
+    x, y = np.array(pairs).T
+    row = describe_difference(x, y, paired)
+    assert row["mean"] == pytest.approx(x.mean() - y.mean(), abs=1e-9)
+    assert row["low"] - 1e-9 <= row["mean"] <= row["high"] + 1e-9
+    back = describe_difference(y, x, paired)
+    assert back["mean"] == pytest.approx(-row["mean"]) and back["standard_error"] == pytest.approx(
+        row["standard_error"], abs=1e-9
+    )
+
+
+def test_pairs_are_resampled_together_and_others_apart() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.normal(0, 5, 200)
+    x = y + rng.normal(1, 0.5, 200)
+    paired, apart = describe_difference(x, y, True, seed=3), describe_difference(x, y, False, seed=3)
+    both = describe(x - y, seed=3)
+    assert paired == {name: both[name] for name in ("mean", "standard_error", "low", "high")}
+    error = math.sqrt(x.var(ddof=1) / 200 + y.var(ddof=1) / 200)
+    assert apart["standard_error"] == pytest.approx(error)
+    assert (apart["high"] - apart["low"]) / 2 == pytest.approx(1.96 * error, rel=0.1)
+    assert apart["high"] - apart["low"] > 5 * (paired["high"] - paired["low"])
+    assert describe_difference(x[:50], y, False)["mean"] == pytest.approx(x[:50].mean() - y.mean())
+
+
+def test_a_difference_that_cannot_be_trusted_has_no_interval() -> None:
+    one, few = np.array([1.0]), np.array([2.0, 4])
+    for row in (
+        describe_difference(few, one, False),
+        describe_difference(one, one + 1, True),
+        describe_difference(few, few[::-1], True, independent=False),
+        describe_difference(few, few, False, independent=False),
+    ):
+        assert (row["standard_error"], row["low"], row["high"]) == (None, None, None)
+    assert describe_difference(few, one, False)["mean"] == 2

@@ -388,6 +388,28 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
     return front * value
 
 
+def describe_difference(
+    x: np.ndarray, reference: np.ndarray, paired: bool, seed: int = 0, independent: bool = True
+) -> dict[str, float | None]:
+    """A row of a table for how far the mean of x [n] is above that of `reference` [m]: mean, standard error, 95%
+    bootstrap interval.
+
+    Scores that are `paired`, n = m, met the same circumstances one by one, and their differences are resampled. Others
+    are resampled each by themselves. What cannot be told is None, as by `describe`.
+    """
+    if paired:
+        row = describe(_checked(x) - _checked(reference), seed, independent)
+        return {name: row[name] for name in ("mean", "standard_error", "low", "high")}
+    scores, sizes = np.concatenate([_checked(reference), _checked(x)]), [len(reference), len(x)]
+    above = over_tasks(lambda means: means[..., 1] - means[..., 0], sizes)
+    row = {"mean": float(above(scores)), **dict.fromkeys(("standard_error", "low", "high"))}
+    if independent and min(sizes) > 1:
+        band = bootstrap_bands(scores, {"": above}, sizes, seed=seed)[""]
+        error = np.hypot(standard_error(scores[: sizes[0]]), standard_error(scores[sizes[0] :]))
+        row |= {"standard_error": float(error), "low": float(band.low), "high": float(band.high)}
+    return row
+
+
 def _draws(
     sizes: Sequence[int], levels: Sequence[Levels], resamples: int, seed: int, chunk: int
 ) -> Iterator[np.ndarray]:

@@ -38,26 +38,26 @@ def with_budget(config: Config, calls: int | None) -> Config:
 
 
 def announced(
-    names: Sequence[str], parts: Parts, episodes: int, rounds: int, filmed: int | None
+    names: Sequence[str], parts: Parts, episodes: int, rounds: int, filmed: int | None, films: int = 1
 ) -> list[tuple[str, str]]:
     """Rows (what, value): what the players `names` will ask.
 
     Args:
         names: from `askers`.
         parts: of the evaluation.
-        episodes: that each of them plays in each of `rounds` modes.
-        filmed: steps of the film that is made besides, if one of them is in it, else 0; None: not known.
+        episodes: that each of them plays in each of `rounds` modes, or under as many mechanisms.
+        filmed: steps of each of the `films` that are made besides, if one of them is in it, else 0; None: not known.
     """
     from llmrl.cli.plan import calls
 
     assert isinstance(parts.llm, ChatClient)
-    film = "" if filmed == 0 else ", and 1 that is filmed"
+    film = "" if filmed == 0 else f", and {films} that {'is' if films == 1 else 'are'} filmed"
     rows = [("model", parts.llm.label), ("episodes", f"{len(names) * rounds * episodes:,}{film}")]
     horizon, [agent] = parts.env.spec.horizon, parts.agents
     if names != ["student"] or not isinstance(agent, Estimating) or horizon is None or filmed is None:
         return [*rows, ("LLM calls", "unknown, about as many as there are decisions; --calls limits them")]
     played = agent.estimate(horizon, episodes)
-    estimates = [played] * rounds + ([agent.estimate(filmed, 1)] if filmed else [])
+    estimates = [played] * rounds + ([agent.estimate(filmed, films)] if filmed else [])
     return [*rows, *calls(_sum(estimates), parts.llm)]
 
 

@@ -148,6 +148,7 @@ def build_parts(
     render: bool | None = None,
     play_only: bool = False,
     folder: Path | None = None,
+    proposals: int | None = None,
 ) -> Parts:
     """All parts of a resolved config; refuses combinations that cannot work before any game starts.
 
@@ -157,6 +158,8 @@ def build_parts(
         render: overrides `env.render` where the environment has that option.
         play_only: leave out the principal, whose language model might cost money; the agents stay as they were built.
         folder: of the run, for parts that keep something readable there; None: nothing is kept.
+        proposals: that are tried at once, with one society each; None: as many as the config says, or with `play_only`
+            one.
     """
     config = located(config)
     seeds = Seeds(config["seed"])
@@ -188,7 +191,7 @@ def build_parts(
         offered["cores"] = worker_cores(config)
         design = config["design"]
         shared = governed and not play_only
-        candidates, societies = (design["candidates"], design["societies"]) if shared else (1, 1)
+        candidates, societies = (design["candidates"], design["societies"]) if shared else (proposals or 1, 1)
         if candidates * societies > 1:
             offered["spec"] = replace(env.spec, n_envs=env.spec.games_per_group(candidates * societies))
         agents, teacher = [], None
@@ -203,7 +206,7 @@ def build_parts(
         judged, cost = judged_on(config, env.spec), config["design"]["spending_cost"]
         offered["spec"] = replace(env.spec, objective=judged, spending_cost=cost)
         if kind in ("design", "search"):
-            offered["proposals"] = proposals(config, kind)
+            offered |= {"proposals": proposals(config, kind)}
         if governed:
             offered |= {"space": env.spec.proposals, "controller": None}
         elif kind == "search":

@@ -25,7 +25,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
             f"{spec.name}: {spec.n_envs} games x {spec.n_agents} agents, {_actions(spec)}, "
             f"horizon {spec.horizon or 'set by the engine'}",
         ),
-        *((f"  {what}", value) for what, value in spec.told),
+        *((f"  {what}", value) for what, value in spec.about),
         *(
             (f"  {name}", f"[{spec.n_envs}, {spec.n_agents}{''.join(f', {n}' for n in c.shape)}] {c.dtype}")
             for name, c in spec.observation.items()

@@ -98,6 +98,8 @@ def print_summary(run: Run) -> None:
     console.print(table)
     console.print(f"Curves: tensorboard --logdir {run.folder.parent.parent}", soft_wrap=True)
     console.print(f"Video and table of episodes: llmrl-evaluate '{run.folder}' --video", soft_wrap=True)
+    if "principal_steps" in run.summary:
+        console.print("The best mechanism beside none: the same with --mechanism none,best", soft_wrap=True)
 
 
 def _print_best(console: Console, measured_again: bool, named: Sequence[dict[str, Any]]) -> None:
@@ -179,13 +181,16 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 def print_evaluation(results: dict[str, Any]) -> None:
     """The table of `llmrl-evaluate`."""
     console = terminal()
-    imposed = results["mechanism"]
+    imposed = results.get("mechanism")
     title = f"{results['episodes']} episodes, seed {results['seed']}, checkpoint {results['checkpoint']}"
     if imposed:
         title += "\n" + ", ".join(f"{k}={v:.3g}" for k, v in imposed.items())
     if results["context"]:
         title += f"\ncontext: {results['context']}"
     table = Table(title=title)
+    if "mechanisms" in results:
+        _print_comparison(console, table, results)
+        return
     if len(results["players"]) > 1:
         _compare_players(table, results["players"])
     else:
@@ -196,6 +201,39 @@ def print_evaluation(results: dict[str, Any]) -> None:
     console.print(table)
     _print_carried(console, results["carried"])
     console.print(f"Saved in {results['out']}: results.json, episodes.csv" + (", videos/" if results["videos"] else ""))
+
+
+def _print_comparison(console: Console, table: Table, results: dict[str, Any]) -> None:
+    """Mechanisms beside one another, how they were compared, where the films are, and at last what came of it."""
+    from llmrl.cli.comparison import cells, told
+
+    entries, compared = results["mechanisms"], results["differences"]
+    table.add_column("means of an episode")
+    for each in entries:
+        table.add_column(f"{each['name']}\n{each['words']}", justify="right")
+    for each in compared:
+        table.add_column(f"{each['name']} - {each['reference']}\n(95% interval)", justify="right")
+    for row in cells(entries, compared, results["labels"]):
+        table.add_row(*row)
+    console.print(table)
+    judged = results["objective"]
+    cost = f", less {judged['spending_cost']:g} x what the mechanism pays out" if judged["spending_cost"] else ""
+    console.print(
+        f"{judged['column']}: {judged['formula']}{cost}; x_i is what the game pays agent i in an episode, before the "
+        "mechanism.",
+        soft_wrap=True,
+    )
+    for line in told(results):
+        console.print(line, soft_wrap=True)
+    _print_carried(console, results["carried"])
+    out = Path(results["out"])
+    videos = ", videos/" if results["videos"] else ""
+    console.print(f"Saved in {_near(out)}: results.json, episodes.csv{videos}", soft_wrap=True)
+    for file in results["videos"]:
+        if file.endswith(".mp4"):
+            console.print(f"Film, side by side: {_near(Path(file))}", soft_wrap=True)
+    for sentence in results["sentences"]:
+        console.print(sentence, style="bold", soft_wrap=True)
 
 
 def _compare_players(table: Table, players: Sequence[dict[str, Any]]) -> None:

@@ -132,6 +132,16 @@ class ParameterSpace:
         """Which of `values` [..., d] are not inside the bounds, [..., d] bool."""
         return np.asarray(~((values >= self.low) & (values <= self.high)))
 
+    @property
+    def neutral(self) -> np.ndarray:
+        """The vector that sets nothing, [d]: 0, or the lower bound of a number that cannot be 0."""
+        return np.where((self.low <= 0) & (self.high >= 0), 0.0, self.low)
+
+    def in_words(self, values: np.ndarray) -> str:
+        """A vector [d] for people: `clean: 2.5`, leaving out what is 0; `no incentives` where nothing is left."""
+        set_ = [f"{p.name}: {x:.3g}" for p, x in zip(self.parameters, values, strict=True) if x != 0]
+        return ", ".join(set_) or f"no {self.name}"
+
     def check(self, values: object) -> np.ndarray:
         """`values` as float64 [..., d], or a ConfigError naming every number that is out of bounds."""
         try:
@@ -223,7 +233,7 @@ class EnvSpec:
         text: what a player that reads is told; None where nobody has put the game into words.
         facts: what prompts say of the game as it is played (its rules, its map, what it pays for), by the names they
             use.
-        told: what a plan says is played, rows of (what, value): engine, rules, rewards.
+        about: what a plan says is played, rows of (what, value): engine, rules, rewards.
         endless: nothing is known to end an episode: there is no horizon, and it may never reach an end of its own.
         device: where the environment keeps its numbers as torch tensors, e.g. `cuda`: observations, rewards, metrics
             and exposure are there; a step or reset may write over the observation of the last but two, and nothing
@@ -250,7 +260,7 @@ class EnvSpec:
     numbers: ActionNumbers | None = None
     text: GameText | None = None
     facts: Mapping[str, float | bool] = field(default_factory=dict)
-    told: tuple[tuple[str, str], ...] = ()
+    about: tuple[tuple[str, str], ...] = ()
     endless: bool = False
     device: str | None = None
 

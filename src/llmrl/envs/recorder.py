@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llmrl.core.pictures import enlarge, save_film
+from llmrl.core.pictures import Drawn, enlarge, save_film
 from llmrl.core.protocols import VecEnv
 from llmrl.core.records import Array, Observation, State, Step, on_host
 
 
 class Recorder:
-    """A `VecEnv` that passes everything on and keeps, for game 0, the world and every agent's pixels."""
+    """A `VecEnv` that passes everything on and keeps, for game 0, the world and every agent's pixels.
 
-    def __init__(self, env: VecEnv) -> None:
-        self.env = env
+    Args:
+        env: what is played.
+        views: whether agents' pixels are kept beside the world.
+    """
+
+    def __init__(self, env: VecEnv, views: bool = True) -> None:
+        self.env, self.views = env, views
         self.spec = env.spec
         self.frames: dict[str, list[np.ndarray]] = {}
         self._panels: dict[int, Callable[[int], np.ndarray]] = {}
@@ -58,26 +63,25 @@ class Recorder:
     def close(self) -> None:
         self.env.close()
 
+    def hold(self, length: int) -> None:
+        """Let the last pictures stand until there are `length`."""
+        for frames in self.frames.values():
+            frames += [frames[-1]] * (length - len(frames))
+
     def save(self, folder: Path, fps: int) -> list[Path]:
         """Write `world` and `agent_<i>` as MP4 and GIF; returns the files."""
         folder.mkdir(parents=True, exist_ok=True)
         files = []
         for name, frames in self.frames.items():
-            video = np.stack([enlarge(frame) for frame in frames])
-            if name == "world" and self._panels:
-                video = self._with_panels(video)
-            files += save_film(list(video), folder, name, fps)
+            panels = self._panels if name == "world" else {}
+            files += save_film(_drawn(frames, panels), folder, name, fps)
         return files
-
-    def _with_panels(self, video: np.ndarray) -> np.ndarray:
-        height = video.shape[1]
-        drawn = {i: panel(height) for i, panel in self._panels.items()}
-        blank = np.full_like(next(iter(drawn.values())), 255)
-        return np.stack([np.hstack([frame, drawn.get(i, blank)]) for i, frame in enumerate(video)])
 
     def _keep(self, observation: Observation) -> None:
         self.frames.setdefault("world", []).append(np.array(self.env.render(0)))
         pixels: Any = None
+        if not self.views:
+            return
         if "pixels" in observation:
             pixels = on_host(observation["pixels"][0])
         elif hasattr(self.env, "render_players"):
@@ -85,3 +89,19 @@ class Recorder:
         if pixels is not None:
             for i in range(self.spec.n_agents):
                 self.frames.setdefault(f"agent_{i}", []).append(pixels[i].copy())
+
+
+def _drawn(frames: Sequence[np.ndarray], panels: Mapping[int, Callable[[int], np.ndarray]]) -> Drawn:
+    """Frames, enlarged, with their panels; white where there are panels and a frame has none."""
+    blank = None
+    if panels:
+        height = enlarge(frames[0]).shape[0]
+        blank = np.full_like(next(iter(panels.values()))(height), 255)
+
+    def draw(i: int) -> np.ndarray:
+        frame = enlarge(frames[i])
+        if blank is None:
+            return frame
+        return np.hstack([frame, panels[i](frame.shape[0]) if i in panels else blank])
+
+    return Drawn(len(frames), draw)

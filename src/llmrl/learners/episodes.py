@@ -108,6 +108,14 @@ class Running:
         times += self._clock - len(ends)
         return self._episodes(torch.cat(sums).cpu().numpy(), np.concatenate(begun), times + 1, games)
 
+    def so_far(self, game: int) -> Episode | None:
+        """The episode that `game` is in, as if it ended now; None before its first step."""
+        if self._clock == self._begun[game]:
+            return None
+        sums, games = self._sums[[game]].cpu().numpy(), np.array([game])
+        [episode] = self._episodes(sums, self._begun[games], np.array([self._clock]), games)
+        return episode
+
     def _steps(self, ends: np.ndarray) -> np.ndarray:
         """How many steps of its episode each game had played before each step, [T, n_envs] float64."""
         clock = self._clock + np.arange(len(ends))[:, None]

@@ -16,6 +16,7 @@ from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, Teacher, Ve
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.seeding import Seeds
 from llmrl.learners.rollout import Collector, Episode, Rollout
+from llmrl.loops.adaptation import Adaptation
 from llmrl.loops.design_checks import checked_horizon
 from llmrl.loops.design_history import DesignHistory
 from llmrl.loops.differentiating import differentiable_agent
@@ -27,8 +28,6 @@ from llmrl.loops.welfare import summarize
 from llmrl.run.content import RESULT_EPISODES
 
 if TYPE_CHECKING:
-    import torch
-
     from llmrl.run.progress import Progress
     from llmrl.run.run import Run
 
@@ -130,8 +129,7 @@ class DesignLoop:
         self.vectors: np.ndarray | None = None  # [candidates, d]
         self.adapting: dict[str, float] = {}
         self.history = DesignHistory(env.spec, self.validate_rounds * self.societies.games)
-        piece = rollout_steps or self.horizon
-        self.pieces = [piece] * (self.horizon // piece)
+        self.adaptation = Adaptation(self.collector, self.societies, horizon, rollout_steps)
         self.contestants, self.race_rounds = race, race_rounds
         self.in_turn = contexts == "in_turn"
         self.known = known if references else lambda: None
@@ -160,7 +158,8 @@ class DesignLoop:
         several = "" if self.candidates == 1 else f" of {self.candidates:,} proposals each"
         games, n = self.societies.games, self.societies.several
         cost = f" - {self.spending_cost:g} x spending" if self.spending_cost else ""
-        updates = "one update" if len(self.pieces) == 1 else f"{len(self.pieces):,} updates"
+        pieces = len(self.adaptation.pieces)
+        updates = "one update" if pieces == 1 else f"{pieces:,} updates"
         whose, each = ("a proposal", "") if n == 1 else ("a society", f", {n:,} societies a proposal")
         return [
             ("  principal steps", f"{self.steps:,}{several}{each}"),
@@ -291,52 +290,33 @@ class DesignLoop:
     def _adapt(
         self, run: Run, learner: MetaLearner | None, progress: Progress
     ) -> tuple[list[Episode], list[dict[str, float]]]:
-        """One round: an episode in every game, and an update of every society after each piece of it, by `learner` if
-        its dependence on the mechanism is to be kept. Returns the episodes, and the metrics of all updates."""
-        seeds, learns = self._seeds("adapt", self.round), self.agents[0].learns
-        pieces = self.pieces if learns else [self.horizon]
-        anchored = len(pieces) > 1 and self._anchor is None
+        """One round (`Adaptation.round`); what it returns."""
+        anchored = self.agents[0].learns and len(self.adaptation.pieces) > 1 and self._anchor is None
         if anchored:  # games within an episode are not saved: a round that is given up begins anew
             self._anchor = (self._iteration(), copy.deepcopy({**self.state_dict(), **run.mark()}))
-        self.collector.reset(self.societies.game_seeds(seeds))
-        generators = self.societies.generators(seeds)
-        episodes: list[Episode] = []
-        losses: list[dict[str, float]] = []
-        for i, steps in enumerate(pieces):
-            rollout = self._collect(run, steps, generators, learns, progress)
-            episodes += rollout.episodes
-            draws = seeds if i == 0 else seeds.child("piece").child(i)
-            if learner is not None:
-                losses.append(learner.update(rollout, draws.torch("minibatches")))
-            else:
-                losses += self.societies.update(rollout, draws)
+        found = self.adaptation.round(self._seeds("adapt", self.round), self._on_step(run, progress), learner)
         if anchored:
             self._anchor = None
-        return episodes, losses if learns else []
+        return found
 
     def _validate(self, run: Run, index: int, progress: Progress) -> Rollout:
         """One episode in every game; changes nothing that a checkpoint holds."""
         seeds = self._seeds("validate", index)
         self.collector.reset(self.societies.game_seeds(seeds))
-        rollout = self._collect(run, self.horizon, self.societies.generators(seeds), self._graph, progress)
+        on_step, generators = self._on_step(run, progress), self.societies.generators(seeds)
+        rollout = self.collector.collect(self.horizon, generators, self._graph, on_step, keep_exposure=self._graph)
         # A gradient looks at all validation rounds together.
         return rollout.copy() if self._graph else rollout
 
-    def _collect(
-        self,
-        run: Run,
-        steps: int,
-        generators: torch.Generator | list[torch.Generator],
-        learn: bool,
-        progress: Progress,
-    ) -> Rollout:
+    def _on_step(self, run: Run, progress: Progress) -> Callable[[], None]:
+        """What happens after each step of the games."""
         games = self.env.spec.n_envs
 
         def on_step() -> None:
             progress.update(progress.numbers.done + games)
             run.within_grace(*self._resumable_later())
 
-        return self.collector.collect(steps, generators, learn, on_step, keep_exposure=self._graph)
+        return on_step
 
     def _score(self, context: int | None, rollouts: Sequence[Rollout]) -> list[Score]:
         assert self.vectors is not None

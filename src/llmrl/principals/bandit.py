@@ -47,7 +47,7 @@ class BanditPrincipal(ABC):
 
     @property
     def n_arms(self) -> int:
-        return self.grid.n_arms
+        return int(self.grid.n_arms)
 
     @abstractmethod
     def _select(self, row: int, pending: np.ndarray) -> int:

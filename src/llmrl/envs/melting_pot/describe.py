@@ -110,7 +110,7 @@ def describe(
         deterministic=engine == "native",
         text=game_text(substrate, rules, n_agents) if "text" in channels else None,
         facts=_facts(substrate, rules, mechanism, horizon, sites or SUBSTRATES[substrate].sites),
-        told=(
+        about=(
             ("engine", f"{engine}, {rules} rules"),
             ("reward", RAW_REWARD if mechanism is None else mechanism.base_reward),
         ),
