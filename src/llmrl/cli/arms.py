@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmrl.cli.compose import loop_kind, proposals
+from llmrl.cli.compose import loop_kind, proposals_of
 from llmrl.core.protocols import Bandit, Proposer
 from llmrl.principals.grid import FINE, PLAYS, fitting_points
 
@@ -16,7 +16,7 @@ def shortage(config: Mapping[str, Any], principal: Proposer | None) -> str | Non
     kind = loop_kind(config)
     if not isinstance(principal, Bandit) or kind not in ("design", "search"):
         return None
-    made, arms, space = proposals(config, kind), principal.n_arms, principal.space
+    made, arms, space = proposals_of(config, kind), principal.n_arms, principal.space
     each = made // space.n_rows
     if each >= arms:
         return None

@@ -206,7 +206,7 @@ def build_parts(
         judged, cost = judged_on(config, env.spec), config["design"]["spending_cost"]
         offered["spec"] = replace(env.spec, objective=judged, spending_cost=cost)
         if kind in ("design", "search"):
-            offered |= {"proposals": proposals(config, kind)}
+            offered["proposals"] = proposals_of(config, kind)
         if governed:
             offered |= {"space": env.spec.proposals, "controller": None}
         elif kind == "search":
@@ -243,7 +243,7 @@ def section(kind: LoopKind) -> str:
     return "search" if kind == "baseline" else kind
 
 
-def proposals(config: Config, kind: Literal["design", "search"]) -> int:
+def proposals_of(config: Config, kind: Literal["design", "search"]) -> int:
     """Vectors that a principal proposes in a run, in all contexts together; a race proposes none."""
     node = config[kind]
     return int(node["steps" if kind == "design" else "iterations"] * node["candidates"])
