@@ -14,7 +14,7 @@ Row = Mapping[str, float | None]
 Entry = Mapping[str, Any]
 """What was found under a mechanism: `name`, `words`, `table`, `per_episode` and more."""
 
-HOW = {"mean": ", mean over steps", "last": ", at the end"}
+HOW: Mapping[object, str] = {"mean": ", mean over steps", "last": ", at the end"}
 """How an episode sums up a metric -> what is said of it; sums go without saying."""
 MEASURED = {"welfare/spending": "paid out by the mechanism", "welfare/equality": "equality (1: all collect the same)"}
 """Measures of welfare that are shown beside the objective."""
@@ -63,7 +63,7 @@ def labels(entries: Sequence[Entry], spec: EnvSpec) -> dict[str, str]:
     tables = [each["table"] for each in entries]
     known = set().union(*tables)
     named = {name: name for name in known if name.startswith("objective (")}
-    named |= {name: name.replace("_", " ") + (HOW.get(how, "") if isinstance(how, str) else "") for name, how in spec.metrics.items() if name in known}
+    named |= {name: name.replace("_", " ") + HOW.get(how, "") for name, how in spec.metrics.items() if name in known}
     named |= {name: label for name, label in MEASURED.items() if name in known}
     lengths = {row[end] for table in tables for row in [table["length"]] for end in ("min", "max")}
     if len(lengths) > 1:

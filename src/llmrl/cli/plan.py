@@ -7,13 +7,17 @@ from typing import Any
 
 from llmrl.cli import pretraining, references
 from llmrl.cli.arms import shortage
+from llmrl.cli.build import Builder
 from llmrl.cli.compose import Parts
 from llmrl.core.errors import LLMError
-from llmrl.core.protocols import Bandit, Loop
+from llmrl.core.protocols import Bandit, Estimating, Loop
 from llmrl.core.records import CallEstimate
+from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
+from llmrl.loops.rehearsal import steps_per_second
+from llmrl.run.progress import clock
 
 
 def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str, str]]:
@@ -45,14 +49,32 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     rows += loop.plan()
     rows += references.told(config, parts)
     first = [run for run in (*begun, *references.needed(config, parts)) if not run.finished]
-    if first and isinstance(loop, DesignLoop):
+    if isinstance(loop, DesignLoop):
         total = loop.env_steps + sum(run.env_steps for run in first)
-        rows.append(("environment steps in all", f"{total:,}, with those of the runs to be computed first"))
+        if first:
+            rows.append(("environment steps in all", f"{total:,}, with those of the runs to be computed first"))
+        rows += _duration(config, loop, total)
     estimate = loop.estimate()
     if isinstance(parts.llm, ChatClient) and estimate is not None:
         rows += calls(estimate, parts.llm)
     rows.append(("hardware", f"{config['hardware']['device']}, threads {config['hardware']['threads'] or 'default'}"))
     return rows
+
+
+def _duration(config: Mapping[str, Any], loop: DesignLoop, env_steps: int) -> list[tuple[str, str]]:
+    """How long a design run and what it needs would take here; nothing where agents ask a language model."""
+    builder = Builder(trusted=config["trusted_modules"])
+    if any(builder.needs(config[group], kind, group) for group in ("agent", "teacher") for kind in ("llm", "scorer")):
+        return []
+    seeds = Seeds(config["seed"]).child("rehearsal")
+    rate = steps_per_second(loop.env, loop.collector, loop.societies, seeds)
+    waits = ", and the language model's replies" if isinstance(loop.principal, Estimating) else ""
+    return [
+        (
+            "time",
+            f"about {clock(env_steps / rate)} (h:min:s) on this machine, at {rate:,.0f} environment steps/s{waits}",
+        )
+    ]
 
 
 def _actions(spec: EnvSpec) -> str:

@@ -29,7 +29,7 @@ def terminal() -> Console:
 
 def print_plan(rows: Sequence[tuple[str, str]]) -> None:
     """The plan of a dry run."""
-    print_rows("Plan (dry_run=true: everything was built, nothing was run)", rows)
+    print_rows("Plan (dry_run=true: everything was built; beside a few steps for the time, nothing was run)", rows)
 
 
 def print_skipped(run: Run) -> None:

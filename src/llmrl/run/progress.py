@@ -98,7 +98,7 @@ class Progress:
         n = self.numbers
         total = "" if n.total is None else f"/{n.total:.0f}"
         percent = f" ({n.done / n.total:.1%})" if n.total else ""
-        left = "" if n.eta_s is None else f", {_clock(n.eta_s)} left"
+        left = "" if n.eta_s is None else f", {clock(n.eta_s)} left"
         speed = f", {self._speed()}" if n.steps_per_second else ""
         return f"{self._description} {n.done:.0f}{total} {n.unit}{percent}{speed}{left}"
 
@@ -127,7 +127,7 @@ class Progress:
         self._bar.start()
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
