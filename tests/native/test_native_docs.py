@@ -12,6 +12,7 @@ import pytest
 
 from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.cli.compose import build_llm, build_loop, build_parts, check_values
+from llmrl.cli.evaluate import main as evaluate
 from llmrl.envs.native import viewer
 from llmrl.envs.native.maps import SYMBOLS
 from llmrl.envs.native.vec_env import NativeEnv
@@ -98,3 +99,11 @@ def test_presets_run_without_melting_pot(game: str, tmp_path: Path) -> None:
     logged = set().union(*comparable_metrics(only_run_folder(tmp_path)))
     assert summary["proposals"] == 2 * 4
     assert {"principal/objective_society_0", "principal/objective_society_1"} <= logged
+    explains = {"apples_live_quarter_1", "apples_live_quarter_4", "entropy", "entropy_apple_in_view"}
+    explains |= (
+        {"incentives_clean", "incentives_other"} if game == "cleanup" else {"apples_bracket_1", "apples_bracket_3"}
+    )
+    assert {f"{phase}/{name}" for phase in ("train", "validation") for name in explains} <= logged
+    evaluate([str(only_run_folder(tmp_path)), "--episodes", "4"])
+    results = json.loads((only_run_folder(tmp_path) / "evaluation" / "results.json").read_text())
+    assert explains <= set(results["table"]) and {"mean_eating_step", *explains} <= set(results["per_episode"])
