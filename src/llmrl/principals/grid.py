@@ -35,7 +35,7 @@ class ActionGrid:
     def __init__(self, space: ParameterSpace, points: int) -> None:
         self.space, self.points = space, points
         self.shape = (points,) * space.dim
-        self.n_arms = points**space.dim
+        self.n_arms: int = points**space.dim
         if points < 2:
             raise ConfigError(f"principal.points must be at least 2 (both bounds), got {points}")
         if self.n_arms > MOST_ARMS:
