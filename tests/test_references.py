@@ -1,6 +1,7 @@
 """Reference lines: what a principal has to beat is measured by runs of their own, once, and shown beside its run."""
 
 import json
+import signal
 from collections import Counter
 
 import numpy as np
@@ -16,10 +17,11 @@ from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.loops.references import References, coarse_scan, neutral
 from llmrl.principals.listed import ListedPrincipal
 from llmrl.run.folder import config_hash
+from llmrl.run.run import Run, Stopped
 from llmrl.run.status import read_status
 from societies import toy
 
-ROOM = ("env=escape_room", "env.n_envs=8", "design.adapt_rounds=2", "design.validate_episodes=4", "design.race=1")
+ROOM = ("env=escape_room", "env.n_envs=8", "design.adapt_rounds=1", "design.validate_episodes=4", "design.race=1")
 BANDIT = (*ROOM, "principal=ucb", "principal.points=2", "design.steps=10", "design.references=2")
 HERE = (*BANDIT, "env.fixed_context=0")
 
@@ -242,6 +244,43 @@ def test_the_run_itself_is_the_same_without_them(governed, tmp_path):
     assert alone == {name: value for name, value in beside.items() if name != "references"}
 
 
+def test_a_plan_says_what_is_computed_first(governed, tmp_path, capsys):
+    def planned(root):
+        run(*BANDIT, "dry_run=true", f"output_root={root}")
+        return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+    ahead = planned(tmp_path)
+    scan, untrained = 8 * 3 * 2 * 2 * 5 * 8, 3 * 2 * 1 * 5 * 8
+    assert f"coarse scan of 8 vectors, to be computed first, {scan:,} environment steps" in ahead
+    assert f"untrained agents, to be computed first, {untrained:,} environment steps" in ahead
+    own = (10 + 3 * 2) * 2 * 5 * 8
+    assert f"environment steps in all {own + scan + untrained:,}" in ahead
+    done = planned(governed)
+    assert "coarse scan of 8 vectors, finished:" in done and "environment steps in all" not in done
+    assert "lever_0_works: untrained agents -" in done
+
+
+def test_a_stop_while_they_are_computed_loses_nothing(governed, tmp_path, monkeypatch):
+    command, safe_point = (*BANDIT, f"output_root={tmp_path}"), Run.safe_point
+    seen = []
+
+    def interrupted(self, iteration, state):
+        seen.append(self.folder)
+        if len(seen) == 20:
+            self.stop.signal = signal.SIGTERM
+        safe_point(self, iteration, state)
+
+    monkeypatch.setattr(Run, "safe_point", interrupted)
+    with pytest.raises(Stopped):
+        run(*command)
+    states = {path.parent.name: read_status(path).state for path in tmp_path.rglob("seed=0")}
+    assert len(states) == 2 and set(states.values()) == {"preempted"} and "_references" in str(seen[-1])
+    monkeypatch.setattr(Run, "safe_point", safe_point)
+    run(*command)
+    for name in ("escape_room", "escape_room_references"):
+        assert summaries(tmp_path, name) == summaries(governed, name)
+
+
 def test_another_seed_computes_none_anew(governed, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for path in (governed / "escape_room_references").rglob("status.json")}
     run(*BANDIT, "seed=1", f"output_root={governed}")
@@ -255,22 +294,6 @@ def test_another_seed_computes_none_anew(governed, tmp_path, capsys):
         ]
     for words in ("What is reached", "untrained agents", "best of the coarse scan", "best proposal", "no mechanism ("):
         assert words in table, words
-
-
-def test_a_plan_says_what_is_computed_first(governed, tmp_path, capsys):
-    def planned(root):
-        run(*BANDIT, "dry_run=true", f"output_root={root}")
-        return " ".join(capsys.readouterr().out.replace("│", " ").split())
-
-    ahead = planned(tmp_path)
-    scan, untrained = 8 * 3 * 2 * 3 * 5 * 8, 3 * 2 * 1 * 5 * 8
-    assert f"coarse scan of 8 vectors, to be computed first, {scan:,} environment steps" in ahead
-    assert f"untrained agents, to be computed first, {untrained:,} environment steps" in ahead
-    own = (10 + 3 * 2) * 3 * 5 * 8
-    assert f"environment steps in all {own + scan + untrained:,}" in ahead
-    done = planned(governed)
-    assert "coarse scan of 8 vectors, finished:" in done and "environment steps in all" not in done
-    assert "lever_0_works: untrained agents -" in done
 
 
 def test_contexts_in_turn(tmp_path):
