@@ -41,7 +41,8 @@ class EscapeRoom:
     **Reward before the mechanism.** Door open: +10 for each agent at the door, -1 for every other. Door closed: -1 for
     an agent that moved, 0 for one that stayed.
 
-    **Mechanism.** One number in [0, `max_incentive`] for each place, paid at every step to each agent that is there after moving.
+    **Mechanism.** One number in [0, `max_incentive`] for each place, paid at every step to each agent that is there
+    after moving.
 
     **Observation.** `vector` [n_envs, n_agents, n_agents * n_places + n_levers] float32: the place of each agent and
     the context, one-hot, the same for all agents. `mechanism` [n_envs, n_agents, n_places] float32 if it is shown.
