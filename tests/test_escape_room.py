@@ -141,6 +141,17 @@ def test_incentives_can_differ_between_games_and_hold_over_resets() -> None:
     assert env.step(np.full((2, 5), START)).reward.tolist() == [[1] * 5, [2.5] * 5]
 
 
+def test_the_most_that_can_be_paid_is_an_option() -> None:
+    env = started(max_incentive=12.0, show_mechanism=True)
+    assert env.spec.mechanism is not None
+    assert list(env.spec.mechanism.high) == [12] * 5
+    assert env.spec.observation["mechanism"].high == 12
+    env.set_mechanism(np.array([12.0, 0, 0, 0, 0]))
+    assert env.step(np.array([[0, 1, 1, 1, 1]])).reward[0, 0] == 11
+    with pytest.raises(ConfigError, match=r"outside \[0, 12\]"):
+        env.set_mechanism(np.array([12.01, 0, 0, 0, 0]))
+
+
 @pytest.mark.parametrize("bad", [[0, 0, 0, 0, 5.01], [-0.1, 0, 0, 0, 0], [1, 2, 3], [0, 0, 0, 0, np.nan]])
 def test_bad_incentives_are_refused_and_change_nothing(bad: list[float]) -> None:
     env = started()

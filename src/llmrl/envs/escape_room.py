@@ -19,7 +19,6 @@ from llmrl.core.spaces import Aggregate, Channel, EnvSpec, Parameter, ParameterS
 
 DOOR_REWARD = 10.0
 MOVE_REWARD = -1.0
-MAX_INCENTIVE = 5.0
 
 _TILE = 56  # pixels
 _WALL, _FLOOR = (40, 42, 48), (226, 222, 212)
@@ -42,7 +41,8 @@ class EscapeRoom:
     **Reward before the mechanism.** Door open: +10 for each agent at the door, -1 for every other. Door closed: -1 for
     an agent that moved, 0 for one that stayed.
 
-    **Mechanism.** One number in [0, 5] for each place, paid at every step to each agent that is there after moving.
+    **Mechanism.** One number in [0, `max_incentive`] for each place, paid at every step to each agent that is there
+    after moving.
 
     **Observation.** `vector` [n_envs, n_agents, n_agents * n_places + n_levers] float32: the place of each agent and
     the context, one-hot, the same for all agents. `mechanism` [n_envs, n_agents, n_places] float32 if it is shown.
@@ -59,6 +59,7 @@ class EscapeRoom:
         horizon: steps an episode.
         fixed_context: index of the lever that always works; None: any may. Pinned, it is the only context there is.
         mechanism: whether a principal can pay incentives.
+        max_incentive: the most that each can be, reward per step.
         show_mechanism: whether agents see the incentives.
         stay_penalty: whether the -1 of an open door also meets agents that stayed where they were.
         observation_divisor: what the `vector` channel is divided by.
@@ -76,6 +77,7 @@ class EscapeRoom:
         horizon: PositiveInt = 5,
         fixed_context: NonNegativeInt | None = None,
         mechanism: bool = True,
+        max_incentive: PositiveFloat = 5.0,
         show_mechanism: bool = False,
         stay_penalty: bool = True,
         observation_divisor: PositiveFloat = 1.0,
@@ -95,7 +97,7 @@ class EscapeRoom:
         places = (*(f"lever_{i}" for i in range(n_levers)), "door", "start")
         channels = {"vector": Channel((n_agents * n_places + n_levers,), "float32", 0.0, 1.0 / observation_divisor)}
         if show_mechanism:
-            channels["mechanism"] = Channel((n_places,), "float32", 0.0, MAX_INCENTIVE)
+            channels["mechanism"] = Channel((n_places,), "float32", 0.0, max_incentive)
         metrics: dict[str, Aggregate] = {f"agents_at_{place}": "mean" for place in places}
         self.spec = EnvSpec(
             name="escape_room",
@@ -105,7 +107,7 @@ class EscapeRoom:
             n_actions=n_places,
             action_names=tuple(f"go_to_{place}" for place in places),
             horizon=horizon,
-            mechanism=_mechanism(places) if mechanism else None,
+            mechanism=_mechanism(places, max_incentive) if mechanism else None,
             contexts=tuple(f"lever_{i}_works" for i in range(n_levers) if fixed_context in (None, i)),
             objective=SUM,
             metrics={**metrics, "door_open": "mean", "incentives_paid": "sum"},
@@ -290,9 +292,9 @@ class EscapeRoom:
             tile[dot] = _agent_colour(int(agent), len(here))
 
 
-def _mechanism(places: tuple[str, ...]) -> ParameterSpace:
+def _mechanism(places: tuple[str, ...], highest: float) -> ParameterSpace:
     meaning = "incentive paid to each agent that is at {} after moving"
-    parameters = (Parameter(p, 0.0, MAX_INCENTIVE, "reward per step", meaning.format(p)) for p in places)
+    parameters = (Parameter(p, 0.0, highest, "reward per step", meaning.format(p)) for p in places)
     return ParameterSpace("incentives", tuple(parameters))
 
 
