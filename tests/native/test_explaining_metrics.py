@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from test_told_games import ENGINES, SMALL
 from llmrl.core.protocols import VecEnv
 from llmrl.core.records import Act, Step, on_host
 from llmrl.core.seeding import Seeds
+from llmrl.core.summaries import Entropy
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.melting_pot.seen import THINGS
 from llmrl.learners import entropies
@@ -33,12 +35,14 @@ class Wanderers:
         self.rng, self.tells = np.random.default_rng(0), tells
         self.likely = np.array([1, 1, 3, 4, 5, 6, n_actions - 1])
         self.saw: list[np.ndarray] = []
+        self.met: list[np.ndarray] = []  # who saw another player
         self.entropy: list[np.ndarray] = []
         self.steps: list[dict[str, np.ndarray]] = []
 
     def act(self, observation: dict[str, Any], state: Any = None, generator: Any = None, greedy: bool = False) -> Act:
         things = on_host(observation["grid"])[..., 0]
         self.saw.append((things == THINGS.index("apple")).any((-1, -2)))
+        self.met.append((on_host(observation["grid"])[..., 1] > 1).any((-1, -2)))
         self.entropy.append(self.rng.random(things.shape[:2], dtype=np.float32))
         told = torch.from_numpy(self.entropy[-1].copy()) if self.tells else None
         return Act(torch.from_numpy(self.rng.choice(self.likely, size=things.shape[:2])), entropy=told)
@@ -149,6 +153,20 @@ def test_an_entropy_is_nan_where_no_agent_saw_an_apple(engine: str) -> None:
     for episode in played(env, players, 8):
         assert np.isnan(episode.summaries["entropy_apple_in_view"])
         assert episode.summaries["entropy"] == pytest.approx(np.stack(players.entropy)[:, episode.game].mean())
+
+
+def test_other_facts_of_a_view_can_be_asked_for() -> None:
+    """Of several codes, too: another player is in view."""
+    env = game("native", "harvest")
+    asked: dict[str, Any] = {"met": Entropy("grid", "others"), "saw": Entropy("grid", "apple")}
+    env.spec = replace(env.spec, metrics={**env.spec.per_step, **asked})
+    players = Wanderers(env.spec.n_actions)
+    for episode in played(env, players):
+        entropy = np.stack(players.entropy)[:, episode.game]
+        for name, seen in (("met", players.met), ("saw", players.saw)):
+            counts = np.stack(seen)[:, episode.game]
+            assert 0 < counts.mean() < 1
+            assert episode.summaries[name] == pytest.approx(entropy[counts].mean(), rel=1e-5)
 
 
 def test_what_cannot_be_known_is_not_there() -> None:

@@ -36,21 +36,20 @@ class Entropies:
             for how in self._asked
             if how.channel is not None and how.plane is not None
         }
-        self._seen = {fact[:2] for fact in self._facts.values()}
-        cells = sum(math.prod(spec.observation[channel].shape[:-1]) for channel, _ in self._seen)
+        cells = sum(math.prod(spec.observation[channel].shape[:-1]) for channel, *_ in self._facts.values())
         self._most = max(1, AT_ONCE // (spec.n_envs * spec.n_agents * max(1, cells)))
         self._told: list[torch.Tensor | None] = []
-        self._views: dict[tuple[str, int], torch.Tensor] = {}
+        self._views: dict[Entropy, torch.Tensor] = {}
 
     def add(self, observation: Mapping[str, Any], act: Act) -> None:
         """What was seen in a step, which may be written over later, and what the policy made of it."""
         if not self._asked:
             return
-        for channel, number in self._seen:
+        for how, (channel, number, _, _) in self._facts.items():
             view = torch.as_tensor(observation[channel])[..., number]
-            if (channel, number) not in self._views:
-                self._views[channel, number] = view.new_empty((self._most, *view.shape))
-            self._views[channel, number][len(self._told)] = view
+            if how not in self._views:
+                self._views[how] = view.new_empty((self._most, *view.shape))
+            self._views[how][len(self._told)] = view
         self._told.append(act.entropy)
 
     def write(self, info: Array, stop: int, rest: bool = False) -> None:
@@ -73,9 +72,9 @@ class Entropies:
         """Sums over the agents that count of `entropy` [n, n_envs, n_agents], and their number, each [n, n_envs]."""
         if how not in self._facts:
             return entropy.sum(-1), torch.full_like(entropy[..., 0], entropy.shape[-1])
-        channel, number, low, high = self._facts[how]
-        view = self._views[channel, number][: len(entropy)].flatten(3)
+        *_, low, high = self._facts[how]
+        view = self._views[how][: len(entropy)].flatten(3)
         # In place, for on a processor comparing bytes into truth values costs ten times as much.
-        holds = view.clone().ge_(low).mul_(view.clone().le_(high))
+        holds = view.eq_(low) if low == high else view.clone().ge_(low).mul_(view.le_(high))
         counts = holds.sum(-1, dtype=torch.int32) > 0
         return (entropy * counts).sum(-1), counts.sum(-1, dtype=entropy.dtype)

@@ -126,12 +126,17 @@ class Running:
         """What is summed up of t steps from `first` on the clock, [t, n_envs, columns] float64."""
         reward, base_reward, info = told
         rows = dict(zip(self.spec.rows, info.unbind(-1), strict=True))
-        parts = [part for how in self._derived for part in how.parts(rows, steps)]
-        derived = [torch.stack([part.double() for part in parts], -1)] if parts else []
         gained = base_reward > 0
         # float64 holds these sums of whole numbers exactly.
         clock = torch.arange(first, first + len(reward), dtype=torch.float64, device=self._device)
-        return torch.cat([reward, base_reward, gained, gained * clock[:, None, None], info, *derived], -1)
+        columns = [reward, base_reward, gained, gained * clock[:, None, None], info]
+        columns += [part[..., None] for how in self._derived for part in how.parts(rows, steps)]
+        numbers = torch.empty((*reward.shape[:2], self._sums.shape[1]), dtype=torch.float64, device=self._device)
+        at = 0
+        for x in columns:
+            numbers[..., at : at + x.shape[-1]] = x
+            at += x.shape[-1]
+        return numbers
 
     def _sum(self, numbers: torch.Tensor) -> None:
         self._sums += numbers.sum(0)
