@@ -53,8 +53,8 @@ def late(principal: str, order: tuple[int, int, int], mirrored: tuple[bool, bool
     return 85 - society.range * float(regrets[-LAST:].mean())
 
 
-def told(scores: np.ndarray) -> str:
-    return f"{scores.mean():.0f} ± {scores.std(ddof=1) / np.sqrt(len(scores)):.0f}"
+def told(scores: np.ndarray, digits: int = 0) -> str:
+    return f"{scores.mean():.{digits}f} ± {scores.std(ddof=1) / np.sqrt(len(scores)):.{digits}f}"
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def main() -> None:
         row = scores[len(MIRRORS) * i : len(MIRRORS) * (i + 1)]
         print(f"| {', '.join(NAMES[part] for part in order)} | " + " | ".join(told(cell) for cell in row) + " |")
     chance = np.array([late("random", *cells[seed % len(cells)], seed) for seed in range(200)])
-    print(f"\n>: as it is, <: turned round. All: {told(scores.ravel())}. Random search: {told(chance)}.")
+    print(f"\n>: as it is, <: turned round. All: {told(scores.ravel(), 1)}. Random search: {told(chance, 1)}.")
     between, within = scores.mean(1).var(ddof=1), scores.var(1, ddof=1).mean() / args.seeds
     print(f"Variance of the {len(cells)} means: {between:.1f}; by chance alone: {within:.1f}.")
 

@@ -25,7 +25,7 @@ def replay(path, seed=0):
 
 def test_an_experiment_again(tmp_path):
     """Seeds, repairs and fallbacks included; only what was paid differs."""
-    spoilt = ("llm.malformed=0.4",)
+    spoilt = ("llm.malformed=0.6",)
     for seed in (0, 1):
         run(*RUN, *spoilt, f"seed={seed}", f"output_root={tmp_path}/first")
     [folder] = (tmp_path / "first" / "escape_room").iterdir()
