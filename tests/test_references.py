@@ -184,12 +184,14 @@ def named(value, error=None, measurements=1):
         (named(9.0), "The best proposal is 8.5 above no mechanism (standard error of the difference 0.87)."),
         (named(3.0), "2.5 above no mechanism (standard error of the difference 0.87): not beyond noise"),
         (named(9.0, 4.0), "8.5 above no mechanism (standard error of the difference 4): not beyond noise"),
+        (named(5.0), "It is 0.5 below the best of the coarse scan, the highest of 2 noisy means."),
         (named(-9.0, measurements=4), "9.5 below no mechanism (standard error of the difference 0.61): not beyond"),
     ],
 )  # fmt: skip
 def test_the_best_proposal_is_compared_with_no_mechanism(best, said):
     found = References.of(history([[0.0, 1.0], [5.0, 6.0]]), history([[0.0]]))
-    assert said in sentences(found.summary(best, history([[1.0], [9.0]]), 1))[0]
+    sentence = sentences(found.summary(best, history([[1.0], [9.0]]), 1))[0]
+    assert said in sentence and ("below the best of the coarse scan" in sentence) == (best[0]["objective"] < 5.5)
 
 
 @pytest.mark.parametrize(

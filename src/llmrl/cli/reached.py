@@ -44,7 +44,7 @@ def print_reached(console: Console, found: Mapping[str, Any]) -> None:
 
 def sentences(found: Mapping[str, Any]) -> list[str]:
     """Say in plain words what a summary's `references` come to."""
-    said = [_gain(own) for own in found["contexts"] if own["gain"] is not None]
+    said = [f"{_gain(own)}{_beside_scan(own)}" for own in found["contexts"] if own["gain"] is not None]
     if found["learned"] is False:
         said.append(
             "The last proposals are better neither than the first ones nor than the coarse scan's average by more than "
@@ -64,3 +64,11 @@ def _gain(own: Mapping[str, Any]) -> str:
         return f"{said}; whether that is more than noise takes more measurements (design.references=2)."
     said += f" (standard error of the difference {error:.2g})"
     return f"{said}." if own["gain"]["beyond_noise"] else f"{said}: not beyond noise (three standard errors)."
+
+
+def _beside_scan(own: Mapping[str, Any]) -> str:
+    """Say so if a few blind vectors had found as much."""
+    short = own["scan_best"]["value"] - own["best_proposal"]["value"]
+    if short < 0:
+        return ""
+    return f" It is {short:.3g} below the best of the coarse scan, the highest of {len(own['scan'])} noisy means."
