@@ -43,6 +43,7 @@ PRINCIPALS: dict[str, Sequence[str]] = {
     "thompson, points=3": ("principal=thompson", "principal.points=3"),
     "gp": ("principal=gp",),
     "cmaes": ("principal=cmaes",),
+    "cmaes, 150 steps": ("principal=cmaes", "design.steps=150"),
 }
 
 
@@ -150,13 +151,20 @@ def tries(summary: dict[str, Any]) -> list[int | None]:
 def principals(folder: Path, seeds: int) -> None:
     print(f"\nMean objective of the proposals of some steps; {seeds} seeds\n")
     solved = f"contexts with a proposal above {GOOD:g}, by seed"
-    header("principal", "first proposal", "steps 1 to 10", "last 6 steps", solved, "proposals until then (median)")
+    header(
+        "principal",
+        "first proposal",
+        "steps 1 to 10",
+        "last fifth of the steps",
+        solved,
+        "proposals until then (median)",
+    )
     for name, words in PRINCIPALS.items():
         runs = finished(folder / "principals" / re.sub(r"\W+", "_", name), words, seeds)
         objectives = [np.array([row["objective"] for row in run["history"]]) for run in runs]
         n = len(objectives[0]) // runs[0]["principal_steps"]
-        parts = [slice(0, 1), slice(0, 10 * n), slice(-6 * n, None)]
-        cells = [interval(np.array([each[part].mean() for each in objectives])) for part in parts]
+        parts = [[each[:count].mean() for each in objectives] for count in (1, 10 * n)]
+        cells = [interval(np.array(scores)) for scores in (*parts, [run["final_objective"] for run in runs])]
         until = [tries(run) for run in runs]
         found = ", ".join(f"{sum(x is not None for x in each)} of {len(each)}" for each in until)
         counted = [x for each in until for x in each if x is not None]
