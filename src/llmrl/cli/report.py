@@ -237,15 +237,16 @@ def _print_comparison(console: Console, table: Table, results: dict[str, Any]) -
 
 
 def _compare_players(table: Table, players: Sequence[dict[str, Any]]) -> None:
-    """A row for each player; columns are what differs from player to player, welfare aside."""
-    first = players[0]["table"]
-    names = [name for name in first if not name.startswith(("welfare/", "base "))]
-    table.add_column("policy")
-    for name in names:
-        table.add_column(f"{name}\n95% interval", justify="right")
+    """A column for each player, a row for each number, welfare aside; `-` where its episodes say nothing of it."""
+    table.add_column("mean\n95% interval")
     for player in players:
-        cells = [f"{player['table'][name]['mean']:.3f}\n{_interval(player['table'][name])}" for name in names]
-        table.add_row(f"{player['policy']}\n{player['mode']}", *cells)
+        table.add_column(f"{player['policy']}\n{player['mode']}", justify="right")
+    names = dict.fromkeys(name for player in players for name in player["table"])
+    for name in names:
+        if not name.startswith(("welfare/", "base ")):
+            rows = [player["table"].get(name) for player in players]
+            cells = ["-" if row is None else f"{row['mean']:.3f}\n{_interval(row)}" for row in rows]
+            table.add_row(name.replace("_", " "), *cells)
 
 
 def _interval(row: dict[str, float | None]) -> str:
