@@ -22,7 +22,7 @@ SMALL = ("env.n_envs=2", "env.horizon=20", "design.steps=2", "design.adapt_round
 
 @pytest.mark.parametrize("env", ["cleanup", "harvest"])
 def test_llm_principal_governs_and_is_evaluated(tmp_path, env, capsys):
-    result = run(f"env={env}", "principal=llm", "llm=scripted", *SMALL, f"output_root={tmp_path}")
+    result = run(f"env={env}_pixels", "principal=llm", "llm=scripted", *SMALL, f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
     assert result == summary["final_objective"] and len(summary["history"]) == 2

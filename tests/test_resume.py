@@ -118,7 +118,7 @@ def test_learn_run_survives_kills(context, tmp_path):
 def test_a_run_on_the_native_engine_survives_kills(context, tmp_path):
     """Rollouts end in the middle of episodes, whose states, income of the last steps included, are in checkpoints."""
     overrides = (
-        *("env=harvest", "env.engine=native", "env.observe=[grid,vector]", "env.n_envs=3", "env.horizon=50"),
+        *("env=harvest", "agent=ppo", "env.observe=[grid,vector]", "env.n_envs=3", "env.horizon=50"),
         *("env.map=own", "learn.rollout_steps=20", "learn.env_steps=2400", "learn.evaluate_every=15"),
         *("learn.evaluate_episodes=3", "checkpoint_seconds=0", "agent.map_channels=[4]", "agent.features=8"),
     )

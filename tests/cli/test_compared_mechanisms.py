@@ -32,7 +32,7 @@ from llmrl.loops.welfare import episode_welfare
 from llmrl.run.content import saved_state
 
 CLEANUP = (
-    "experiment=regimes/cleanup", "agent.init_from=null", "agent.head_hidden=[]", "env.n_envs=4", "env.n_agents=3",
+    "env=cleanup", "agent.init_from=null", "agent.head_hidden=[]", "env.n_envs=4", "env.n_agents=3",
     "env.horizon=12", "design.rollout_steps=6", "design.steps=1", "design.candidates=2", "design.race=0",
     "agent.ppo.learning_rate=0.03", "principal=listed", "principal.vectors=[[0,2,0],[1,0,0]]",
 )  # fmt: skip

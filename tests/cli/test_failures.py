@@ -110,7 +110,7 @@ def test_language_model_server_down(tmp_path):
 @pytest.mark.meltingpot
 def test_engine_killed_in_mid_episode_and_resumed(tmp_path):
     overrides = (
-        "env=harvest",
+        "env=harvest_pixels",
         "principal=random",
         "env.n_envs=1",
         "env.horizon=300",

@@ -156,7 +156,7 @@ def test_the_scripted_model_plays_every_environment(tmp_path, env):
 @pytest.mark.meltingpot
 @pytest.mark.parametrize("env", ["cleanup", "harvest"])
 def test_and_societies(tmp_path, env):
-    overrides = (f"env={env}", "env.n_envs=1", "env.n_agents=3", "env.horizon=6", "env.observe=[text]")
+    overrides = (f"env={env}_pixels", "env.n_envs=1", "env.n_agents=3", "env.horizon=6", "env.observe=[text]")
     _, folder = play(tmp_path, *overrides, "env.mechanism=null", "agent=llm_player", "play.episodes=1")
     lines = read_lines(folder / "episodes" / "0" / "replies.jsonl")
     assert [(line["step"], line["agent"]) for line in lines] == [(t, a) for t in range(6) for a in range(3)]
