@@ -102,15 +102,16 @@ class SoFar:
 
     def __init__(self, spec: EnvSpec, objective: Objective, spending_cost: float) -> None:
         self.spec, self.objective, self.spending_cost = spec, objective, spending_cost
-        sums = [name for name, how in spec.metrics.items() if how == "sum"]
+        sums = [name for name, how in spec.per_step.items() if how == "sum"]
         sought = [name for name in SOUGHT if name in sums]
         self._counts = list(dict.fromkeys([*sought, *sums]))[:COUNTS]
-        self._running = Running(replace(spec, device=None))
+        # What follows from whole episodes only is not shown, and not recorded of single steps.
+        self._running = Running(replace(spec, metrics=spec.per_step, device=None))
 
     def add(self, rollout: Rollout) -> None:
         """Take in steps of the episode."""
         none = np.zeros(rollout.terminated.shape, dtype=bool)
-        info = np.array([rollout.info[name] for name in self.spec.metrics]).reshape(-1, *none.shape)
+        info = np.array([rollout.info[name] for name in self.spec.per_step]).reshape(-1, *none.shape)
         self._running.add(rollout.reward.cpu(), rollout.base_reward.cpu(), info, none, none[0])
 
     def told(self) -> list[str]:
