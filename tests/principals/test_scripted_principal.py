@@ -1,5 +1,6 @@
 """The rule behind llm=scripted knows nothing of which number matters, and searches all the same."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -33,20 +34,16 @@ def told(society, vectors, payoffs, context=None, **kwargs):
 
 @pytest.mark.parametrize(("number", "of"), [(2, 8), (3, 8), (8, 8)])
 def test_the_first_proposals_favour_no_number_and_no_end(number, of):
-    """Uniform on each range, and pairs of numbers independent."""
+    """Either end of each range as often as the other, and pairs of numbers independent."""
     prompt = LLMPrincipal(CLEANUP, scripted()).question(None, number, of).text
     unit = answers(prompt, CLEANUP.mechanism.names) / 3
-    # Five standard errors of each moment of a uniform distribution.
-    assert np.abs(unit.mean(0) - 1 / 2).max() < 5 * 0.289 / SEEDS**0.5
-    assert np.abs(((unit - 1 / 2) ** 2).mean(0) - 1 / 12).max() < 5 * 0.075 / SEEDS**0.5
+    assert set(unit.ravel()) == {0, 1}
+    assert np.abs(unit.mean(0) - 1 / 2).max() < 5 * 0.5 / SEEDS**0.5  # five standard errors
     assert np.abs(np.corrcoef(unit.T) - np.eye(3)).max() < 5 / SEEDS**0.5
 
 
-@pytest.mark.parametrize(
-    ("society", "n"), [(toy(d=1), 4), (CLEANUP, 8), (ESCAPE_ROOM, 10)], ids=["one", "three", "five"]
-)
-def test_the_spread_is_the_centre_and_a_latin_hypercube(society, n):
-    """Whether it is asked for at once or one by one; another one under another seed."""
+def spreads(society, n):
+    """The first n proposals of seed 0, asked for at once and one by one, and of seed 1; on the unit cube."""
     context = 1 if society.contexts else None
     mechanism, found = society.mechanism, []
     for seed, at_once in ((0, n), (0, 1), (1, n)):
@@ -54,13 +51,27 @@ def test_the_spread_is_the_centre_and_a_latin_hypercube(society, n):
         for _ in range(n // at_once):
             vectors = principal.ask(context, at_once)
             principal.tell([outcome(society, vector, context) for vector in vectors])
-        found.append(np.array([record["vector"] for record in principal.history.records]))
-    np.testing.assert_array_equal(found[0], found[1])
-    assert not np.isclose(found[0], found[2])[1:].any()
-    unit = (found[0] - mechanism.low) / (mechanism.high - mechanism.low)
-    assert np.allclose(unit[0], 0.5)
-    parts = np.sort(np.floor(unit[1:] * (n - 1)), axis=0)
-    np.testing.assert_array_equal(parts, np.tile(np.arange(n - 1)[:, None], (1, mechanism.dim)))
+        vectors = np.array([record["vector"] for record in principal.history.records])
+        found.append((vectors - mechanism.low) / (mechanism.high - mechanism.low))
+    return found
+
+
+def test_the_spread_of_few_numbers_is_every_corner_and_the_centre():
+    first, again, other = spreads(CLEANUP, 9)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    for found in (first, other):
+        assert sorted(map(tuple, found[:8])) == list(itertools.product((0.0, 1.0), repeat=3))
+        assert np.allclose(found[8], 0.5)
+
+
+def test_the_spread_of_many_numbers_is_the_centre_and_a_latin_hypercube():
+    first, again, other = spreads(ESCAPE_ROOM, 10)
+    np.testing.assert_array_equal(first, again)
+    assert not np.isclose(first, other)[1:].any()
+    assert np.allclose(first[0], 0.5)
+    parts = np.sort(np.floor(first[1:] * 9), axis=0)
+    np.testing.assert_array_equal(parts, np.tile(np.arange(9)[:, None], (1, 5)))
 
 
 def test_changes_favour_no_number_and_no_end():
@@ -118,13 +129,12 @@ def test_side_by_side_the_best_few_are_changed():
 def test_contexts_are_searched_apart():
     society = spec(toy().mechanism, contexts=("a", "b"))
     principal = LLMPrincipal(society, scripted())
-    spreads = []
+    found = []
     for context in (0, 1):
-        vectors = principal.ask(context, 6)
-        spreads.append(vectors)
+        vectors = principal.ask(context, 5)
+        found.append(vectors)
         principal.tell([outcome(society, vector, context) for vector in vectors])
-    assert not np.isclose(spreads[0], spreads[1])[1:].any()
-    assert np.allclose(spreads[0][0], 1) and np.allclose(spreads[1][0], 1)
+    assert sorted(map(tuple, found[0])) == sorted(map(tuple, found[1])) and not np.array_equal(*found)
 
 
 def late(proposer, society, seed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ _GENERATION = re.compile(
     re.MULTILINE,
 )
 
-MOST_SPREAD = 10
-"""Points of the first spread, of which there are 2 (d + 1) for few numbers."""
+MOST_CORNERS = 8
+"""Corners of the box that are all tried, of up to three numbers."""
+SPREAD = 10
+"""Points of the first spread where there are more corners."""
 STEP = 0.3
 """Standard deviation of the first changes, as a share of each range."""
 SHRINK = 0.93
@@ -59,8 +62,9 @@ class _Tried:
 def reply(prompt: str, seed: int = 0) -> str | None:
     """A principal's answer in JSON; None if `prompt` is not a principal's.
 
-    First a spread: the centre, then a random Latin hypercube (McKay, Beckman & Conover 1979), 2 (d + 1) points in all
-    and at most ten. Then random changes, of ever smaller size, to some of the numbers of the best proposals of this
+    First a spread. Of up to three numbers it is every corner of the box, in a random order, and the centre (a two-level
+    factorial design). Of more it is ten points: the centre and a random Latin hypercube (McKay, Beckman & Conover
+    1979). Then random changes, of ever smaller size, to some of the numbers of the best proposals of this
     context. Number 1 of a generation changes the best, number 2 the second best, number 3 the third, and so on in turn.
     What is best is judged by payoffs averaged over neighbours (`_Tried`). Proposals of one generation differ: number k
     is worked out after numbers 1 to k - 1.
@@ -91,7 +95,7 @@ def reply(prompt: str, seed: int = 0) -> str | None:
     taken: list[list[float]] = []
     for i in range(made, made + _number(prompt)):
         step = _step(i - len(spread))
-        base = tried.points[order[(i - made) % len(order)]] if len(order) else spread[0]
+        base = tried.points[order[(i - made) % len(order)]] if len(order) else np.full(len(names), 0.5)
         for _ in range(TRIES):
             point = spread[i] if i < len(spread) else _changed(rng, base, step)
             # Rounded before it is clipped: a bound need not be a round number.
@@ -137,9 +141,12 @@ def _generator(seed: int, text: str) -> np.random.Generator:
 
 
 def _spread(d: int, rng: np.random.Generator) -> np.ndarray:
-    """The centre of the unit cube, and n points whose coordinates fall each into a part of its own of n equal parts of
-    an edge."""
-    n = min(2 * (d + 1), MOST_SPREAD) - 1
+    """The corners of the unit cube and its centre; if there are many corners, its centre and n points whose coordinates
+    fall each into a part of its own of n equal parts of an edge."""
+    if 2**d <= MOST_CORNERS:
+        corners = np.array(list(itertools.product((0.0, 1.0), repeat=d)))
+        return np.concatenate([rng.permutation(corners), np.full((1, d), 0.5)])
+    n = SPREAD - 1
     parts = rng.permuted(np.tile(np.arange(n), (d, 1)), axis=1).T
     return np.concatenate([np.full((1, d), 0.5), (parts + rng.random((n, d))) / n])
 
