@@ -104,7 +104,9 @@ def test_presets_named_in_the_documentation_exist():
     text = "\n".join(page.read_text() for page in pages)
     named = {name for group in re.findall(r"experiment=(\w+/\w+(?:,\w+/\w+)*)", text) for name in group.split(",")}
     named = {name for name in named if name.startswith("legislative/")}  # others: test_teacher_presets
-    named |= {f"legislative/{name}" for name in re.findall(rf"`((?:{'|'.join(GAMES)})_[a-z_]+)`", text)}
+    others = {name for group in ("env", "agent", "experiment/regimes") for name in options(group)}
+    written = set(re.findall(rf"`((?:{'|'.join(GAMES)})_[a-z_]+)`", text))
+    named |= {f"legislative/{name}" for name in written - others}
     known = {f"legislative/{preset}" for preset in PRESETS}
     assert named <= known
     assert {f"legislative/{game}_published" for game in GAMES} <= named

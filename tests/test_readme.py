@@ -92,7 +92,8 @@ def test_commands(tmp_path):
             if not any(word.startswith(("env=", "experiment=")) for word in words):
                 env = "cleanup"
             if words[0] == "llmrl-train" and env and not {"--cfg", "--help", "-sc"} & set(words):
-                words[1:1] = SMALL[env] + BUDGET  # what the command says itself has the last word
+                first = next(i for i, word in enumerate(words) if "=" in word)
+                words[first:first] = SMALL[env] + BUDGET  # what the command says itself has the last word
                 if env in ("cleanup", "harvest") and not any("init_from" in word for word in words):
                     words += ["agent.init_from=null"]
                 words += [f"env.n_envs={w.partition('=')[2]}" for w in words if w.startswith("design.candidates=")]

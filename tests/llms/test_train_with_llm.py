@@ -17,6 +17,7 @@ from llmrl.llms.ledger import read_calls
 
 KEY = "sk-canary-1234"
 RUN = ("env=escape_room", "principal=llm", "design.steps=5", "design.adapt_rounds=1", "design.validate_episodes=1")
+RUN += ("design.references=0",)
 
 
 def legislator():
