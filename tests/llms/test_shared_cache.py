@@ -129,8 +129,11 @@ def test_a_writer_killed_at_any_moment_leaves_no_half_entry(tmp_path, context):
     rng = random.Random(0)
     for i in range(25):
         process = context.Process(target=write_forever, args=(tmp_path, i * 1000))
+        begun = len(list(tmp_path.rglob("*.json")))
         process.start()
-        process.join(timeout=0.05 + rng.random() * 0.15)
+        while len(list(tmp_path.rglob("*.json"))) <= begun + 1:  # how soon it writes depends on what else runs here
+            time.sleep(0.002)
+        process.join(timeout=rng.random() * 0.05)
         process.kill()
         process.join()
     entries, partial = list(tmp_path.rglob("*.json")), list(tmp_path.rglob("*.tmp"))
