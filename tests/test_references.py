@@ -14,7 +14,7 @@ from llmrl.cli.compose import build_llm, build_parts
 from llmrl.cli.reached import sentences
 from llmrl.cli.references import known, left_out, needed
 from llmrl.core.spaces import Parameter, ParameterSpace
-from llmrl.loops.references import References, coarse_scan, neutral
+from llmrl.loops.references import References, coarse_scan
 from llmrl.principals.listed import ListedPrincipal
 from llmrl.run.folder import config_hash
 from llmrl.run.run import Run, Stopped
@@ -57,7 +57,7 @@ def test_a_coarse_scan_begins_with_no_mechanism_and_has_every_corner_once(bounds
     vectors = coarse_scan(space)
     none = [min(max(0.0, low), low + width) for low, width in bounds]
     highest = [low + width for low, width in bounds]
-    assert vectors[0] == none == neutral(space)
+    assert vectors[0] == none == space.neutral.tolist()
     for i in range(len(bounds)):
         assert [*none[:i], highest[i], *none[i + 1 :]] in vectors
     assert highest in vectors and [low + width / 2 for low, width in bounds] in vectors
@@ -130,7 +130,7 @@ def test_agents_that_ask_a_language_model_have_none(agent):
 def test_agents_alone_have_none():
     config = compose("env=escape_room", "design.references=2")
     parts = build_parts(config, None)
-    assert needed(config, parts) == [] and left_out(config, parts) is None and known(config, parts)() is None
+    assert needed(config, parts) == [] and left_out(config, parts) is None and known([]) is None
 
 
 # --- what the lines say ---

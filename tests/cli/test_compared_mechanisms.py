@@ -103,7 +103,7 @@ def test_the_neutral_vector_is_in_bounds_and_as_near_to_nothing_as_they_allow(bo
     neutral = space.neutral
     assert not space.outside(neutral).any()
     for x, p in zip(neutral, space.parameters, strict=True):
-        assert x == (0 if p.low <= 0 <= p.high else p.low)
+        assert x == min(max(0.0, p.low), p.high)
 
 
 def test_vectors_in_words():

@@ -11,7 +11,7 @@ from experiments import compose, only_run_folder
 from experiments import run as run_experiment
 from llmrl.agents.cloning_agent import CloningAgent
 from llmrl.agents.random_agent import RandomAgent
-from llmrl.cli.compose import asks_for_llm, check_values, loop_kind
+from llmrl.cli.compose import asking, check_values, loop_kind
 from llmrl.core.errors import ConfigError, Diverged, RunFolderError
 from llmrl.core.records import Act
 from llmrl.core.seeding import Seeds
@@ -404,7 +404,7 @@ def test_a_language_model_imitates_a_bot_and_goes_on_by_reward(tmp_path):
 def test_its_presets_build(preset):
     config = compose(f"experiment=grounding/{preset}", "agent.data=somewhere")
     check_values(config)
-    assert loop_kind(config) == "clone" and asks_for_llm(config)
+    assert loop_kind(config) == "clone" and asking(config)
     assert config["env"]["name"] == {"goto_local_bc": "goto_local", "mixed_bc": "mixed_train"}[preset]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import Any
 
 from llmrl.analysis.groups import Group
 from llmrl.analysis.runs import RunRecord
-from llmrl.run.content import SUMMARY_NAME
 
 OBJECTIVE = "principal/objective"
 """The metric that reference lines are about, as the result of a run with a principal is."""
@@ -52,7 +50,7 @@ def references_of(
     warned: dict[str, list[str]] = {}
     for group, runs in groups:
         for run in runs:
-            found = _references(run)
+            found = run.summary().get("references")
             if found is None:
                 continue
             _into(levels, tuple(_over_contexts(found["contexts"], line) for line in LINES), group.shown)
@@ -74,14 +72,6 @@ def _into(found: dict[Any, list[str]], key: Any, label: str) -> None:
     labels = found.setdefault(key, [])
     if label not in labels:
         labels.append(label)
-
-
-def _references(run: RunRecord) -> Mapping[str, Any] | None:
-    try:
-        content = json.loads((run.folder / SUMMARY_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content.get("references") if isinstance(content, dict) else None
 
 
 def _over_contexts(contexts: Sequence[Mapping[str, Any]], line: str) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from llmrl.core.errors import RunFolderError
 from llmrl.run import owner
+from llmrl.run.content import SUMMARY_NAME
 from llmrl.run.folder import split_overrides
 from llmrl.run.heartbeat import is_fresh
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
@@ -79,6 +80,14 @@ class RunRecord:
     log: str = ""
     started: float = 0.0
     updated: float = 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """The content of `summary.json`; empty where there is none that can be read."""
+        try:
+            content = json.loads((self.folder / SUMMARY_NAME).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
 
     def last_metrics(self) -> dict[str, Any]:
         """The newest value of each counter and metric in the last whole rows of `metrics.jsonl`; empty without rows.

@@ -359,33 +359,14 @@ def analysis_of_variance(strata: Sequence[Sequence[np.ndarray]]) -> Variance:
     noise = math.sqrt(within * float(np.mean([1 / len(scores) for scores in flat])))
     if not within:  # nothing is left to chance
         return Variance(spread, 0.0, 0.0 if between else 1.0)
-    ratio = between / above / within
-    return Variance(spread, noise, _incomplete_beta(below / 2, above / 2, below / (below + above * ratio)))
+    return Variance(spread, noise, _upper_tail(between / above / within, above, below))
 
 
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b) for a, b > 0 and x in [0, 1], which is the upper tail of an F
-    distribution: by its continued fraction (DLMF 8.17.22), evaluated by Lentz's method."""
-    if x in (0.0, 1.0):
-        return x
-    if x > (a + 1) / (a + b + 2):  # the fraction converges quickly below
-        return 1 - _incomplete_beta(b, a, 1 - x)
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x) - math.log(a)
-    )
-    tiny = 1e-300
-    c, d = 1.0, 1 / ((1 - (a + b) * x / (a + 1)) or tiny)
-    value = d
-    for m in range(1, 10_000):
-        for term in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d, c = 1 / ((1 + term * d) or tiny), (1 + term / c) or tiny
-            value *= c * d
-        if abs(c * d - 1) < 1e-14:
-            break
-    return front * value
+def _upper_tail(ratio: float, above: int, below: int) -> float:
+    """Chance of an F of `above` and `below` degrees of freedom that is at least `ratio`."""
+    from scipy.special import fdtrc  # lazily: only the end of a design run needs it
+
+    return float(fdtrc(above, below, ratio))
 
 
 def describe_difference(

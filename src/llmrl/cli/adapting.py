@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.cli.compose import build_parts, loop_kind
+from llmrl.cli.compose import build_parts, games_of_a_society, loop_kind
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Scorer
 from llmrl.core.records import State
@@ -61,8 +61,7 @@ def planned(wanted: bool | None, several: bool, names: Sequence[str], config: Co
     if not student:
         raise ConfigError(f"--adapt: the run's own agents adapt, not --policy {','.join(names)}; leave one of them out")
     design = config["design"]
-    games = config["env"]["n_envs"] // (design["candidates"] * design["societies"])
-    return Plan(design["adapt_rounds"], games, design["reset_agents"])
+    return Plan(design["adapt_rounds"], games_of_a_society(config), design["reset_agents"])
 
 
 def adapted(

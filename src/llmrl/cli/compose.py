@@ -26,7 +26,8 @@ Config = Mapping[str, Any]
 
 POLICIES = ("cache", "cache_dir", "share_replies", "failures", "retry", "limits", "budget")
 """Keys of the config's `llm` that say how a model is asked; the others say which it is."""
-
+_ASKING = ("principal", "agent", "teacher")
+"""Groups whose parts may ask a model."""
 
 LoopKind = Literal["design", "search", "baseline", "clone", "learn", "play"]
 
@@ -90,10 +91,18 @@ def build_llm(
     return build_model(config, folder, check, stopping)
 
 
-def asks_for_llm(config: Config) -> bool:
-    """Whether any part of the experiment uses the model that `llm=` chooses."""
+def asking(config: Config, groups: Sequence[str] = _ASKING) -> list[str]:
+    """Those of `groups` whose chosen part uses the model that `llm=` chooses."""
     builder = Builder(trusted=config["trusted_modules"])
-    return any(_users(config, kind, builder) for kind in ("llm", "scorer"))
+    found = {group for kind in ("llm", "scorer") for group in _users(config, kind, builder)}
+    return [group for group in groups if group in found]
+
+
+def games_of_a_society(config: Config) -> int:
+    """Games that each society of a principal's step plays."""
+    design = config["design"]
+    games: int = config["env"]["n_envs"] // (design["candidates"] * design["societies"])
+    return games
 
 
 def build_model(
@@ -119,7 +128,7 @@ def build_model(
 
 def _users(config: Config, kind: str, builder: Builder) -> list[str]:
     """The groups whose chosen part has a parameter `kind`."""
-    return [group for group in ("principal", "agent", "teacher") if builder.needs(config[group], kind, group)]
+    return [group for group in _ASKING if builder.needs(config[group], kind, group)]
 
 
 def _check_kind(node: Config, kind: str, user: str, builder: Builder) -> None:
@@ -311,7 +320,7 @@ def check_values(config: Config) -> None:
     for group in ("env", "agent", "principal", "teacher", "hardware"):
         builder.check(config[group], group)
     check_together(config)
-    if asks_for_llm(config):
+    if asking(config):
         builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
         for policy in ("retry", "limits", "budget"):
             builder.check(config["llm"][policy], f"llm.{policy}")

@@ -7,8 +7,7 @@ from typing import Any
 
 from llmrl.cli import pretraining, references
 from llmrl.cli.arms import shortage
-from llmrl.cli.build import Builder
-from llmrl.cli.compose import Parts
+from llmrl.cli.compose import Parts, asking
 from llmrl.core.errors import LLMError
 from llmrl.core.protocols import Bandit, Estimating, Loop
 from llmrl.core.records import CallEstimate
@@ -47,8 +46,9 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     rows += _llm(parts)
     rows.append(("loop", type(loop).__name__))
     rows += loop.plan()
-    rows += references.told(config, parts)
-    first = [run for run in (*begun, *references.needed(config, parts)) if not run.finished]
+    behind = references.needed(config, parts)
+    rows += references.told(config, parts, behind)
+    first = [run for run in (*begun, *behind) if not run.finished]
     if isinstance(loop, DesignLoop):
         total = loop.env_steps + sum(run.env_steps for run in first)
         if first:
@@ -63,8 +63,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
 
 def _duration(config: Mapping[str, Any], loop: DesignLoop, env_steps: int) -> list[tuple[str, str]]:
     """How long a design run and what it needs would take here; nothing where agents ask a language model."""
-    builder = Builder(trusted=config["trusted_modules"])
-    if any(builder.needs(config[group], kind, group) for group in ("agent", "teacher") for kind in ("llm", "scorer")):
+    if asking(config, ("agent", "teacher")):
         return []
     seeds = Seeds(config["seed"]).child("rehearsal")
     rate = steps_per_second(loop.env, loop.collector, loop.societies, seeds)

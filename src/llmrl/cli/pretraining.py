@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,19 +36,31 @@ def composed(wanted: str, config: Config) -> tuple[dict[str, Any], list[str]]:
     Raises:
         ConfigError: there is no such preset, or it is no run of agents that learn alone.
     """
+    study, _, seed = wanted.removeprefix(PRESET).rpartition("/seed=")
+    overrides = [f"experiment={study}", f"seed={seed}"]
+    own = {**copy.deepcopy(_plain(wanted, *overrides)), **{key: config[key] for key in _TAKEN_OVER}}
+    if own["principal"].get("_target_") is not None or reference(own) is not None:
+        raise ConfigError(
+            f"agent.init_from={wanted}: a preset to begin with trains agents alone, from weights of their own; this "
+            "one has a principal, or begins with another preset"
+        )
+    return own, overrides
+
+
+@functools.cache
+def _plain(wanted: str, *overrides: str) -> dict[str, Any]:
+    """The config that `overrides` compose, as plain containers; Hydra takes long, and one run asks several times."""
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
-    study, _, seed = wanted.removeprefix(PRESET).rpartition("/seed=")
-    overrides = [f"experiment={study}", f"seed={seed}"]
     shared, hydra_config = GlobalHydra.instance(), HydraConfig.instance()
     before, shared.hydra = (shared.hydra, hydra_config.cfg), None
     try:
         with initialize_config_module("llmrl.conf", version_base="1.3"):
-            found = compose("train", overrides=overrides, return_hydra_config=True)
+            found = compose("train", overrides=list(overrides), return_hydra_config=True)
             hydra_config.set_config(found)
             OmegaConf.set_struct(found, False)
             found.pop("hydra")
@@ -56,13 +70,7 @@ def composed(wanted: str, config: Config) -> tuple[dict[str, Any], list[str]]:
     finally:
         shared.hydra, hydra_config.cfg = before
     assert isinstance(plain, dict)
-    own = {str(key): value for key, value in plain.items()} | {key: config[key] for key in _TAKEN_OVER}
-    if own["principal"].get("_target_") is not None or reference(own) is not None:
-        raise ConfigError(
-            f"agent.init_from={wanted}: a preset to begin with trains agents alone, from weights of their own; this "
-            "one has a principal, or begins with another preset"
-        )
-    return own, overrides
+    return {str(key): value for key, value in plain.items()}
 
 
 def digest(wanted: Path) -> str:

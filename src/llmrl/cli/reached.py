@@ -8,13 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-LINES = {
-    "untrained": "untrained agents, no mechanism",
-    "no_mechanism": "no mechanism",
-    "scan_best": "best of the coarse scan",
-    "last_proposals": "mean of the last proposals",
-    "best_proposal": "best proposal",
-}
+from llmrl.analysis.references import LINES
+
+_LINES = {**LINES, "last_proposals": "mean of the last proposals", "best_proposal": "best proposal"}
 """What a summary's `references` tells of each context, in the order of the table, and what it is called."""
 
 
@@ -26,7 +22,7 @@ def print_reached(console: Console, found: Mapping[str, Any]) -> None:
     for column in (*(["context"] if several else []), "", "objective", "± s.e.", "mechanism"):
         table.add_column(column, justify="right" if column in ("objective", "± s.e.") else "left", overflow="fold")
     for own in contexts:
-        for i, (line, words) in enumerate(LINES.items()):
+        for i, (line, words) in enumerate(_LINES.items()):
             row = own[line]
             if row is None:
                 continue

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from llmrl.analysis.references import LINES
 from llmrl.cli import needed as needed_runs
-from llmrl.cli.build import Builder
-from llmrl.cli.compose import POLICIES, Parts, loop_kind
+from llmrl.cli.compose import POLICIES, Parts, asking, games_of_a_society, loop_kind
 from llmrl.cli.needed import NeededRun
 from llmrl.cli.offers import options
 from llmrl.cli.outside import without_digests
-from llmrl.loops.references import References, Situation, coarse_scan, neutral
+from llmrl.loops.references import References, Situation, coarse_scan
 from llmrl.run.content import SUMMARY_NAME
 
 if TYPE_CHECKING:
@@ -37,10 +37,8 @@ def left_out(config: Config, parts: Parts) -> str | None:
         return None
     if not config["design"]["references"]:
         return "none (design.references=0)"
-    builder = Builder(trusted=config["trusted_modules"])
-    for group in ("agent", "teacher"):
-        if any(builder.needs(config[group], model, group) for model in ("llm", "scorer")):
-            return f"none: the {group} asks a language model, which would be asked for them, too"
+    for group in asking(config, ("agent", "teacher")):
+        return f"none: the {group} asks a language model, which would be asked for them, too"
     if not parts.agents[0].learns:
         return "none: these agents do not learn, so they adapt to no mechanism"
     if "n_envs" not in config["env"]:
@@ -57,12 +55,11 @@ def needed(config: Config, parts: Parts) -> list[NeededRun]:
     """
     if loop_kind(config) != "design" or left_out(config, parts) is not None:
         return []
-    spec, design = parts.env.spec, config["design"]
+    spec, games = parts.env.spec, games_of_a_society(config)
     space = spec.proposals
-    games = config["env"]["n_envs"] // (design["candidates"] * design["societies"])
     vectors = coarse_scan(space)
     scan = _derived(config, vectors, games, max(len(spec.contexts), 1))
-    untrained = _derived(config, [neutral(space)], games, max(len(spec.contexts), 1))
+    untrained = _derived(config, [space.neutral.tolist()], games, max(len(spec.contexts), 1))
     untrained["design"]["adapt_rounds"] = 0
     if "init_from" in untrained["agent"]:
         untrained["agent"] = {**untrained["agent"], "init_from": None}
@@ -72,8 +69,8 @@ def needed(config: Config, parts: Parts) -> list[NeededRun]:
     ]
 
 
-def ensure(config: Config, parts: Parts, run: Run) -> None:
-    """Compute the runs behind the reference lines of `run`, or wait for them; say where there are none.
+def ensure(config: Config, parts: Parts, behind: Sequence[NeededRun], run: Run) -> None:
+    """Compute the runs `behind` the reference lines of `run`, or wait for them; say where there are none.
 
     Raises:
         Stopped: a signal asked to stop meanwhile.
@@ -82,26 +79,19 @@ def ensure(config: Config, parts: Parts, run: Run) -> None:
     why = left_out(config, parts)
     if why is not None and config["design"]["references"]:
         log.info("reference lines: %s", why)
-    needed_runs.ensure(needed(config, parts), run)
+    needed_runs.ensure(behind, run)
 
 
-def known(config: Config, parts: Parts) -> Callable[[], References | None]:
-    """Return what tells the reference lines of the run of `config`: None while their runs are not finished."""
-
-    def found() -> References | None:
-        runs = needed(config, parts)
-        if not runs or not all(run.finished for run in runs):
-            return None
-        scan, untrained = (
-            json.loads((run.folder / SUMMARY_NAME).read_text(encoding="utf-8"))["history"] for run in runs
-        )
-        return References.of(scan, untrained)
-
-    return found
+def known(behind: Sequence[NeededRun]) -> References | None:
+    """Return the reference lines that the runs `behind` them give; None while these are not finished, or are none."""
+    if not behind or not all(run.finished for run in behind):
+        return None
+    scan, untrained = (json.loads((run.folder / SUMMARY_NAME).read_text(encoding="utf-8"))["history"] for run in behind)
+    return References.of(scan, untrained)
 
 
-def told(config: Config, parts: Parts) -> list[tuple[str, str]]:
-    """Return what a plan says of reference lines."""
+def told(config: Config, parts: Parts, behind: Sequence[NeededRun]) -> list[tuple[str, str]]:
+    """Return what a plan says of reference lines and the runs `behind` them."""
     if loop_kind(config) != "design":
         return []
     why = left_out(config, parts)
@@ -110,16 +100,16 @@ def told(config: Config, parts: Parts) -> list[tuple[str, str]]:
     times = config["design"]["references"]
     each = "once" if times == 1 else f"{times:,} times"
     words = f"no mechanism, untrained agents, and a coarse scan; each vector measured {each}"
-    rows = [("reference lines", words), *(("", run.told) for run in needed(config, parts))]
-    found = known(config, parts)()
+    rows = [("reference lines", words), *(("", run.told) for run in behind)]
+    found = known(behind)
     return rows if found is None else [*rows, *(("", _shown(each)) for each in found.situations)]
 
 
 def _shown(own: Situation) -> str:
     """A context's lines in short."""
     where = "" if own.context is None else f"{own.context}: "
-    lines = {"untrained agents": own.untrained, "no mechanism": own.no_mechanism, "best of the scan": own.best}
-    return where + ", ".join(f"{name} {line.value:.3g}" for name, line in lines.items())
+    values = (own.untrained.value, own.no_mechanism.value, own.best.value)
+    return where + ", ".join(f"{name} {value:.3g}" for name, value in zip(LINES.values(), values, strict=True))
 
 
 def _derived(config: Config, vectors: list[list[float]], games: int, contexts: int) -> dict[str, Any]:

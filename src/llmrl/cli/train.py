@@ -30,13 +30,13 @@ def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
     Raises:
         ConfigError: a value is missing, or a part cannot be found.
     """
-    from llmrl.cli.compose import asks_for_llm
+    from llmrl.cli.compose import asking
     from llmrl.cli.outside import with_digests
 
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
     plain = command.plain_config(config)
-    if asks_for_llm(plain) and not any(override.startswith("llm=") for override in overrides):
+    if asking(plain) and not any(override.startswith("llm=") for override in overrides):
         # Which model is behind results belongs into the run's name, chosen or not: it may be none at all.
         overrides.append(f"llm={hydra_config.runtime.choices['llm']}")
     return with_digests(plain), overrides
@@ -80,7 +80,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str], quiet: bool = F
 
         parts = build_parts(config, build_llm(config, None, check=False))
         try:
-            planned = plan(config, parts, build_loop(config, parts, references.known(config, parts)))
+            planned = plan(config, parts, build_loop(config, parts))
         finally:
             parts.close()
         if processes.leads:
@@ -112,8 +112,9 @@ def run_experiment(config: dict[str, Any], overrides: list[str], quiet: bool = F
             check_alike(parts.env.spec, processes)
             if processes.leads and (short := shortage(config, parts.principal)) is not None:
                 logger.warning("%s", short)
-            loop = build_loop(config, parts, references.known(config, parts))  # before hours are spent on references
-            references.ensure(config, parts, run)
+            behind = references.needed(config, parts)
+            loop = build_loop(config, parts, lambda: references.known(behind))  # before hours are spent on references
+            references.ensure(config, parts, behind, run)
             run.result = loop.run(run)
             run.summary |= llm_summary(llm)
         finally:

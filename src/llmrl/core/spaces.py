@@ -134,8 +134,8 @@ class ParameterSpace:
 
     @property
     def neutral(self) -> np.ndarray:
-        """The vector that sets nothing, [d]: 0, or the lower bound of a number that cannot be 0."""
-        return np.where((self.low <= 0) & (self.high >= 0), 0.0, self.low)
+        """The vector that sets nothing, [d]: zeros, or what comes closest to them inside the bounds."""
+        return self.rounded(np.zeros(self.dim))
 
     def in_words(self, values: np.ndarray) -> str:
         """A vector [d] for people: `clean: 2.5`, leaving out what is 0; `no incentives` where nothing is left."""

@@ -22,16 +22,10 @@ Rows = Sequence[Mapping[str, Any]]
 """A summary's `history`."""
 
 
-def neutral(space: ParameterSpace) -> list[float]:
-    """The vector of no mechanism, [d]: zeros, or what comes closest to them inside the box."""
-    values: list[float] = space.rounded(np.zeros(space.dim)).tolist()
-    return values
-
-
 def coarse_scan(space: ParameterSpace) -> list[list[float]]:
     """At most d + 3 vectors that show whether a mechanism matters: neutral, the centre of the box, all numbers at their
     highest, and each number at its highest with the others neutral. Equal ones are there once."""
-    low, high, none = space.low, space.high, np.array(neutral(space))
+    low, high, none = space.low, space.high, space.neutral
     each = [np.where(np.arange(space.dim) == i, high, none) for i in range(space.dim)]
     vectors = space.rounded(np.array([none, (low + high) / 2, high, *each]))
     return [list(vector) for vector in dict.fromkeys(tuple(vector) for vector in vectors.tolist())]

@@ -24,8 +24,8 @@ def steps_per_second(env: VecEnv, collector: Collector, societies: Societies, se
     Updates on a few steps stand for those of a whole round, as their cost grows with the steps.
     """
     assert env.spec.mechanism is not None
-    low = env.spec.mechanism.low
-    env.set_mechanism(societies.imposed(np.stack([low] * societies.candidates)))
+    none = env.spec.mechanism.neutral
+    env.set_mechanism(societies.imposed(np.stack([none] * societies.candidates)))
     learns = societies.agents[0].learns
     elapsed = 0.0
     for steps in (_FIRST, STEPS):
