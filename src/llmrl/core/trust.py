@@ -106,8 +106,7 @@ class Trust:
         if not isinstance(target, str) or not _is_dotted(target) or "." not in target:
             raise ConfigError(f"{where}={target!r} is no dotted name of a class or function, like my_package.MyClass")
         if target in NAMED:
-            module, _, name = target.rpartition(".")
-            return getattr(importlib.import_module(module), name)
+            return getattr(importlib.import_module(target.rpartition(".")[0]), target.rpartition(".")[2])
         module, names = self._imported(target, named)
         found: Any = module
         for i, name in enumerate(names):
