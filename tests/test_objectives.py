@@ -53,7 +53,7 @@ def test_one_of_ones_own_is_said_in_one_place(tmp_path):
     calls = (folder / "llm_calls.jsonl").read_text().splitlines()
     sentence = "Your payoff is what the poorest of the 5 agents collects less what the richest collects. Payments you"
     assert len(calls) == 2 and all(sentence in call and call.count("Your payoff is ") == 1 for call in calls)
-    evaluate([str(folder), "--episodes", "4"])
+    evaluate([str(folder), "--episodes", "4", "--trust", "signal_game"])
     found = json.loads((folder / "evaluation" / "results.json").read_text())["per_episode"]
     charged = np.array(found["welfare/smallest_gap"]) - 0.1 * np.array(found["welfare/spending"])
     np.testing.assert_allclose(found["objective (smallest_gap)"], charged)

@@ -170,7 +170,8 @@ def test_the_oracle_speaks_of_the_domain_of_the_run(tmp_path):
     )
     run(*SMALL, "learn.env_steps=20", *own, f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
-    results = evaluated(folder, "--policy", "oracle", "--episodes", "20", "--out", str(tmp_path / "out"))
+    trust = ("--trust", "test_taught_runs")
+    results = evaluated(folder, "--policy", "oracle", "--episodes", "20", "--out", str(tmp_path / "out"), *trust)
     assert results["table"]["success"]["mean"] < 0.5, "who only explores opens no door"
 
 

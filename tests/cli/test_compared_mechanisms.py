@@ -10,7 +10,6 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -29,7 +28,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.learners.rollout import Collector
 from llmrl.loops.welfare import episode_welfare
-from llmrl.run.content import saved_state
+from llmrl.run.content import read_config, saved_state
 
 CLEANUP = (
     "env=cleanup", "agent.init_from=null", "agent.head_hidden=[]", "env.n_envs=4", "env.n_agents=3",
@@ -115,7 +114,7 @@ def test_vectors_in_words():
 def test_best_is_that_of_the_context_which_is_that_of_the_best(escape):
     state, parts = (
         saved_state(escape)[1],
-        build_parts(yaml.safe_load((escape / "config.yaml").read_text()), None, play_only=True),
+        build_parts(read_config(escape, []), None, play_only=True),
     )
     spec, history = parts.env.spec, state["history"]
     [none, best], context = imposed(["none", "best"], None, state, spec)
@@ -141,7 +140,7 @@ def test_best_is_that_of_the_context_which_is_that_of_the_best(escape):
 
 def test_societies_adapt_as_in_a_principals_step(cleanup):
     """With the seeds of the run's step, the societies are those that the step made; with others they are others."""
-    config = yaml.safe_load((cleanup / "config.yaml").read_text())
+    config = read_config(cleanup, [])
     vectors = [np.array([0.0, 2, 0]), np.array([1.0, 0, 0])]
     made = saved_state(cleanup)[1]["agents"]
     plan = planned(None, True, ["student"], config)
@@ -154,7 +153,7 @@ def test_societies_adapt_as_in_a_principals_step(cleanup):
 
 
 def test_a_society_adapts_alike_whatever_it_is_compared_with(cleanup):
-    config = yaml.safe_load((cleanup / "config.yaml").read_text())
+    config = read_config(cleanup, [])
     plan, one, other = Plan(1, 2, True), np.array([0.0, 2, 0]), np.array([3.0, 0, 1])
     alone = adapted(plan, config, None, [one], None, Seeds(3), {})[0]
     beside = adapted(plan, config, None, [other, one], None, Seeds(3), {})[1]
@@ -165,7 +164,7 @@ def test_a_society_adapts_alike_whatever_it_is_compared_with(cleanup):
 def test_what_societies_begin_with(tmp_path):
     run(*ESCAPE, "design.reset_agents=false", "design.race=0", f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
-    config, saved = yaml.safe_load((folder / "config.yaml").read_text()), saved_state(folder)[1]["agents"][0]
+    config, saved = read_config(folder, []), saved_state(folder)[1]["agents"][0]
     assert planned(True, False, ["student"], config).initial is False
     vectors = [np.zeros(5)] * 2
     as_saved = adapted(Plan(0, 4, False), config, None, vectors, 0, Seeds(0), saved)

@@ -181,7 +181,9 @@ def test_a_part_that_asks_for_scores(tmp_path):
     run = only_run_folder(tmp_path / "outputs" / "done")
     assert str(folder) in json.loads((run / "status.json").read_text())["llm"]
     command = [sys.executable, "-c", "from llmrl.cli.evaluate import main; main()", str(run), "--episodes", "4"]
-    assert subprocess.run(command, cwd=tmp_path, timeout=300).returncode == 0
+    stranger = subprocess.run(command, cwd=tmp_path, timeout=300, capture_output=True, text=True)
+    assert stranger.returncode == 1 and "repeat the command with --trust signal_game" in stranger.stderr
+    assert subprocess.run([*command, "--trust", "signal_game"], cwd=tmp_path, timeout=300).returncode == 0
 
 
 def test_generic_prompt_governs_a_third_party_environment(tmp_path):

@@ -66,7 +66,18 @@ def by_name(results):
 def test_a_suite_end_to_end(tmp_path, suite_file, capsys):
     run_experiment(config(tmp_path / "runs"), [])
     run = only_run_folder(tmp_path / "runs")
-    main([str(run), f"suite={suite_file}", "suite.episodes=30", "--policy", "student,random", "--trajectories"])
+    main(
+        [
+            "--trust",
+            "errands",
+            str(run),
+            f"suite={suite_file}",
+            "suite.episodes=30",
+            "--policy",
+            "student,random",
+            "--trajectories",
+        ]
+    )
     printed = capsys.readouterr()
     results = evaluated(run)
     found = by_name(results)
@@ -105,21 +116,21 @@ def test_a_suite_end_to_end(tmp_path, suite_file, capsys):
 def test_tests_do_not_depend_on_each_other(tmp_path, suite_file):
     run_experiment(config(tmp_path / "runs", skill=1.0), [])
     run = only_run_folder(tmp_path / "runs")
-    main([str(run), f"suite={suite_file}"])
+    main(["--trust", "errands", str(run), f"suite={suite_file}"])
     whole = by_name(evaluated(run))
-    main([str(run), "--suite", str(suite_file), "suite.only=[words]"])
+    main(["--trust", "errands", str(run), "--suite", str(suite_file), "suite.only=[words]"])
     alone = by_name(evaluated(run))
     assert list(alone) == ["words"] and alone["words"] == whole["words"]
     shares = {kind["success"] for kind in whole["kinds"]["players"]["student"]["kinds"].values()}
     assert shares != {kind["success"] for kind in whole["words"]["players"]["student"]["kinds"].values()}
-    main([str(run), f"suite={suite_file}", "suite.only=[words]", "--seed", "7"])
+    main(["--trust", "errands", str(run), f"suite={suite_file}", "suite.only=[words]", "--seed", "7"])
     assert by_name(evaluated(run))["words"]["players"] != whole["words"]["players"]
 
 
 def test_an_agent_that_adapts_takes_more_actions(tmp_path, suite_file):
     run_experiment(config(tmp_path / "runs", adapts=True), [])
     run = only_run_folder(tmp_path / "runs")
-    main([str(run), f"suite={suite_file}", "suite.only=[more,kinds]", "--mode", "deterministic"])
+    main(["--trust", "errands", str(run), f"suite={suite_file}", "suite.only=[more,kinds]", "--mode", "deterministic"])
     players = {name: test["players"]["student"] for name, test in by_name(evaluated(run)).items()}
     assert players["more"]["kinds"]["fetch"]["success"] == players["kinds"]["kinds"]["fetch"]["success"] == 1.0
 
@@ -136,7 +147,7 @@ def runs_of(root, *configs):
 def test_several_runs_are_put_together(tmp_path, suite_file, capsys):
     runs = runs_of(tmp_path / "runs", (0, 1.0, []), (1, 1.0, []))
     words = ["suite.only=[kinds,more]", "--policy", "student,random", "--out", str(tmp_path / "both")]
-    main([*map(str, runs), f"suite={suite_file}", *words])
+    main(["--trust", "errands", *map(str, runs), f"suite={suite_file}", *words])
     together = json.loads((tmp_path / "both" / "suite_toy" / "results.json").read_text())
     each = [json.loads((tmp_path / "both" / str(i) / "suite_toy" / "results.json").read_text()) for i in (0, 1)]
     shares = [by_name(one)["kinds"]["players"]["student"]["success"] for one in each]
@@ -155,7 +166,17 @@ def test_runs_of_several_experiments_stand_side_by_side(tmp_path, suite_file, ca
     typed = ["agent=reader", "agent.skill=0", "seed=0"], ["agent=reader", "agent.skill=30"]
     root = tmp_path / "runs"
     runs = runs_of(root, (0, 0.0, typed[0]), (0, 30.0, typed[1]), (1, 30.0, typed[1]))
-    main([*map(str, runs), f"suite={suite_file}", "suite.only=[kinds,more]", "--policy", "student,random"])
+    main(
+        [
+            "--trust",
+            "errands",
+            *map(str, runs),
+            f"suite={suite_file}",
+            "suite.only=[kinds,more]",
+            "--policy",
+            "student,random",
+        ]
+    )
     folder = root / "suite_toy"
     together = json.loads((folder / "results.json").read_text())
     labels = ["agent.skill=0", "agent.skill=30"]
@@ -182,7 +203,7 @@ def test_runs_of_several_experiments_stand_side_by_side(tmp_path, suite_file, ca
         ([*runs, "--policy", "random"], "several runs are given for their agents"),
     ):
         with pytest.raises(SystemExit):
-            main([*map(str, refused), f"suite={suite_file}"])
+            main(["--trust", "errands", *map(str, refused), f"suite={suite_file}"])
         assert message in " ".join(capsys.readouterr().err.split())
 
 
@@ -228,7 +249,14 @@ def test_experiments_are_named_by_what_tells_them_apart(tmp_path):
 def test_what_makes_no_sense_is_refused(tmp_path, suite_file, capsys, words, message):
     run_experiment(config(tmp_path / "runs"), [])
     with pytest.raises(SystemExit):
-        main([str(only_run_folder(tmp_path / "runs")), *(word.format(file=suite_file) for word in words)])
+        main(
+            [
+                "--trust",
+                "errands",
+                str(only_run_folder(tmp_path / "runs")),
+                *(word.format(file=suite_file) for word in words),
+            ]
+        )
     assert message in capsys.readouterr().err
 
 

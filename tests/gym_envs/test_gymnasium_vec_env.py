@@ -9,6 +9,7 @@ from llmrl.agents.random_agent import RandomPolicy
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import Act
 from llmrl.core.seeding import Seeds
+from llmrl.core.trust import Trust
 from llmrl.envs.gym.vec_env import GymnasiumEnv
 from llmrl.learners.rollout import Collector
 from llmrl.loops.playing import play_episodes
@@ -227,7 +228,11 @@ def test_numbers_are_clipped_to_their_bounds():
         ({"name": "FrozenLake-v1", "kwargs": {"desc": ["SFF", "FFX"]}}, r"'FFX'\] is no map: give rows"),
         ({"name": "FrozenLake-v1", "kwargs": {"desc": ["SFF", "FG"]}, "engine": "batched"}, r"is no map: give rows"),
         ({"name": "FrozenLake-v1", "kwargs": {"desc": ["FFF", "FFG"]}}, r"has no S"),
-        ({"name": "no_such_package:Tower-v3"}, r"needs the package no_such_package"),
+        ({"name": "no_such_package:Tower-v3"}, r"outside the trusted modules.*trusted_modules=\[no_such_package\]"),
+        (
+            {"name": "no_such_package:Tower-v3", "trust": Trust(("no_such_package",))},
+            r"cannot be imported: No module named 'no_such_package'",
+        ),
         ({"name": "CartPole-v1", "success": "return"}, r"need a number success_at"),
         ({"name": "CartPole-v1", "success_at": 3.0}, r"only they do"),
     ],

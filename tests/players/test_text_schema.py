@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import GameText
+from llmrl.core.trust import Trust
 from llmrl.envs.gym.games import GameMaker
 from llmrl.envs.texts import describer, describer_of
 from llmrl.envs.texts.own import draft, draft_actions
@@ -171,8 +172,8 @@ class TestFaults:
         [
             ("taksi", "there are acrobot, "),
             ("my/nowhere.yaml", "there is no such file"),
-            ("no_such_package.Words", "there is no such class"),
-            ("builtins.str", "it has no attribute game"),
+            ("no_such_package.Words", r"outside the trusted modules.*trusted_modules=\[no_such_package\]"),
+            (f"{__name__}.Speaking", "it has no attribute game"),
             ("own", "does not put itself into words: it has no method get_goal_description"),
             ("blackjack", "names 3 numbers|tells player_sum"),
             ("cartpole", "tells|names 4 numbers"),
@@ -180,7 +181,8 @@ class TestFaults:
     )
     def test_of_a_choice(self, text, message):
         with pytest.raises(ConfigError, match=message):
-            describer(text, GameMaker("MountainCar-v0" if text in ("blackjack", "cartpole") else "Taxi-v4"))
+            game = "MountainCar-v0" if text in ("blackjack", "cartpole") else "Taxi-v4"
+            describer(text, GameMaker(game, trust=Trust((__name__,))))
 
     def test_of_actions_that_are_not_the_games(self, tmp_path):
         file = tmp_path / "car.yaml"
@@ -233,7 +235,7 @@ class TestOwnWords:
         assert json.loads(words.describe((14, 10, 1), {})) == {"sum": 14, "dealer": 10, "ace": 1}
 
     def test_of_a_class(self):
-        words = describer_of(f"{__name__}.Words", gymnasium.make("Blackjack-v1"))
+        words = describer_of(f"{__name__}.Words", gymnasium.make("Blackjack-v1"), trust=Trust((__name__,)))
         assert words.describe((14, 10, 1), {}) == "cards: (14, 10, 1)"
 
     def test_of_a_file(self, tmp_path):

@@ -122,7 +122,7 @@ class LlmrlLauncher(Launcher):
         for config, overrides, environment in resolved:
             app.check_values(config)
             config["output_root"] = str(Path(config["output_root"]).expanduser().absolute())
-            hardware = build_hardware(config)
+            hardware = build_hardware(config, submits=True)
             cores = hardware.cores_for(app.game_processes(config))
             jobs.append(Job(config, overrides, hardware, cores, named_by(overrides, swept), environment))
         return jobs

@@ -7,19 +7,18 @@ class (ranges included, see `llmrl.core.limits`) before anything is constructed.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrl.core.arguments import checked, type_hints_of
 from llmrl.core.errors import ConfigError
+from llmrl.core.trust import Trust
 
-TRUSTED = ("llmrl.", "torch.optim.")
 _INJECTED = (
     *("seeds", "spec", "maker", "device", "llm", "scorer", "governed", "prompt_folder", "folder", "cores"),
     *("env", "env_options", "agents", "teacher", "principal", "meter", "space", "controller", "proposals", "processes"),
-    "known",
+    *("known", "trust"),
 )
 """Names of what is injected, and not set, unless the option's file has such a field."""
 
@@ -28,13 +27,13 @@ class Builder:
     """Builds config nodes.
 
     Args:
-        injected: objects offered to every part whose signature names them.
-        trusted: further module prefixes that `_target_` may point into (`trusted_modules` in the config).
+        injected: objects offered to every part whose signature names them; `trust` is offered always.
+        trusted: modules that `_target_` may point into beside those of `llmrl.core.trust`.
     """
 
     def __init__(self, injected: Mapping[str, Any] | None = None, trusted: Sequence[str] = ()) -> None:
-        self.injected = dict(injected or {})
-        self.trusted = (*TRUSTED, *(f"{name.rstrip('.')}." for name in trusted))
+        self.trust = Trust(tuple(trusted))
+        self.injected = {**(injected or {}), "trust": self.trust}
 
     def build(self, node: Mapping[str, Any], where: str) -> Any:
         """The object that `node` describes; `where` is its place in the config, for messages.
@@ -89,7 +88,7 @@ class Builder:
         for name, value in node.items():
             if name == "_target_":
                 continue
-            if name not in parameters:
+            if name not in parameters or name == "trust":
                 settable = [each for each in parameters if each in node or each not in _INJECTED]
                 raise ConfigError(f"{where} has no option '{name}'; it has: {', '.join(settable) or 'none'}")
             if isinstance(value, Mapping) and "_target_" in value:
@@ -124,24 +123,6 @@ class Builder:
         """The class or function that `_target_` names.
 
         Raises:
-            ConfigError: it is outside the trusted modules, or cannot be imported.
+            ConfigError: as `Trust.locate`.
         """
-        from hydra.errors import InstantiationException
-
-        if not target.startswith(self.trusted):
-            raise ConfigError(
-                f"{where}._target_={target} is outside the trusted modules ({', '.join(self.trusted)}); "
-                f"add trusted_modules=[{target.split('.')[0]}] if the code is yours"
-            )
-        try:
-            return _locate(target)
-        except InstantiationException as error:
-            raise ConfigError(f"{where}._target_={target} cannot be imported: {error.__cause__ or error}") from error
-
-
-@functools.cache
-def _locate(target: str) -> Any:
-    """Through Hydra's own lookup, which refuses what must not be instantiated; milliseconds, and asked for often."""
-    from hydra.utils import instantiate
-
-    return instantiate({"_target_": target, "_partial_": True}).func
+        return self.trust.locate(target, f"{where}._target_")

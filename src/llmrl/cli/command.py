@@ -88,8 +88,10 @@ def reporting(name: str, compute: Compute, config: Config, overrides: list[str])
     Raises:
         SystemExit: the run did not finish.
     """
+    from llmrl.core.printable import print_records
     from llmrl.core.processes import leaving_together
 
+    print_records()
     for library in _TALKATIVE:
         logging.getLogger(library).setLevel(logging.WARNING)
     with leaving_together():
@@ -131,7 +133,12 @@ def opened(argument: str) -> str:
 
 def console(name: str, app: Callable[[], Any], config_name: str) -> None:
     """Console script. Hydra has printed why a composition failed; what was mistyped gets what may have been meant."""
+    from llmrl.cli.trusting import guard_hydra
+    from llmrl.core.printable import print_records
+
+    print_records()
     sys.argv[1:] = [opened(argument) for argument in sys.argv[1:]]
+    guard_hydra()
     try:
         app()
     except SystemExit as stop:

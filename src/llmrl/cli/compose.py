@@ -12,12 +12,14 @@ from llmrl.cli.build import Builder
 from llmrl.cli.offers import can_search, needs_mechanism, no_mechanism, options
 from llmrl.cli.pretraining import located
 from llmrl.cli.together import check_together, processes_here
+from llmrl.cli.trusting import shell_keys
 from llmrl.core.errors import ConfigError
 from llmrl.core.objectives import Objective
 from llmrl.core.processes import local_device
 from llmrl.core.protocols import Agent, ChatModel, Controller, Loop, Meter, Proposer, Scorer, Teacher, VecEnv
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
+from llmrl.core.trust import Trust
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine
@@ -302,12 +304,18 @@ def _searched(controller: Controller, env: VecEnv) -> dict[str, Any]:
     return {"space": controller.space, "controller": controller}
 
 
-def build_hardware(config: Config) -> Hardware:
+def build_hardware(config: Config, submits: bool = False) -> Hardware:
     """What the run is computed on.
 
+    Args:
+        config: resolved, plain containers.
+        submits: whether jobs are to be made of it, whose command lines must then be trusted.
+
     Raises:
-        ConfigError: a field makes no sense.
+        ConfigError: a field makes no sense, or holds a command line that is not trusted.
     """
+    if submits:
+        Trust(tuple(config["trusted_modules"])).check_shell(shell_keys(config["hardware"]))
     hardware: Hardware = Builder(trusted=config["trusted_modules"]).build(config["hardware"], "hardware")
     return hardware
 

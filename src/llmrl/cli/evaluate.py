@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
+    from llmrl.cli.trusting import add_trust
+
     p = argparse.ArgumentParser(prog="llmrl-evaluate", description=__doc__)
     p.add_argument("run", type=Path, help="run folder: outputs/<name>/<overrides>-<hash>/seed=<n>")
     p.add_argument("others", type=Path, nargs="*", help="further runs, with a suite: other seeds, other agents")
@@ -87,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
         help="replies of a language model that evaluations of this run may pay for, all together (default llm.budget "
         "of the run)",
     )
+    add_trust(p)
     p.add_argument("--out", type=Path, default=None, help="where results go (default: <run>/evaluation)")
     return p
 
@@ -95,11 +98,10 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     """Play and return the results that were saved.
 
     Raises:
-        ConfigError, CheckpointError: the folder is no run, has no whole checkpoint, or the mechanism is out of bounds.
+        ConfigError, CheckpointError: the folder is no run, has no whole checkpoint, names code that is not trusted, or
+            the mechanism is out of bounds.
         LLMError: a language model that plays does not answer, or its budget is used up.
     """
-    import yaml
-
     from llmrl.cli.adapting import adapted, planned
     from llmrl.cli.asking import announced, askers, refused, with_budget
     from llmrl.cli.compose import build_llm, build_parts, judged_on
@@ -110,9 +112,10 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.cli.report import print_rows
     from llmrl.cli.results import write_results
     from llmrl.cli.stage import NO_FILMS, Stage
+    from llmrl.cli.trusting import check_known
     from llmrl.core.errors import BudgetExhausted, ConfigError
     from llmrl.core.seeding import Seeds
-    from llmrl.run.content import RUN_KEY, saved_state
+    from llmrl.run.content import RUN_KEY, read_config, saved_state
     from llmrl.run.metrics import FILE_NAME as METRICS_NAME
     from llmrl.run.metrics import place_of, read_metrics
 
@@ -127,7 +130,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     if len(asked) > 1 and len(names) * len(modes) > 1:
         raise ConfigError("several mechanisms are compared by one --policy in one --mode; name one of each")
     iteration, state = saved_state(args.run)
-    config = yaml.safe_load((args.run / "config.yaml").read_text())
+    config = read_config(args.run, args.trust)
+    check_known(config, str(args.run / "config.yaml"))
     if "method" in config:
         raise ConfigError(f"{args.run} is a run of llmrl-finetune, which evaluates itself: see its evaluation.json")
     if not args.env:

@@ -32,13 +32,14 @@ def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
     """A composed config as plain data, and what was typed for it; Hydra's own config must be set.
 
     Raises:
-        ConfigError: a value is missing, or data cannot be found.
+        ConfigError: a value is missing, data cannot be found, or a file says which code is to be trusted.
     """
     from llmrl.cli.finetune_parts import with_digests
+    from llmrl.cli.trusting import only_typed
 
-    plain = command.plain_config(config)
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
+    plain = only_typed(command.plain_config(config), overrides)
     if not any(override.startswith("method=") for override in overrides):
         # Which method made a model belongs into the run's name, chosen or not.
         overrides.append(f"method={hydra_config.runtime.choices['method']}")
@@ -118,13 +119,25 @@ def print_finished(run: Run, overrides: list[str]) -> None:
 
 def use_of(config: dict[str, Any], adapter: str, overrides: list[str]) -> str:
     """The command of a search whose prompts are like those that an adapter was trained on."""
-    # Quoted for the shell and for Hydra: names of run folders have equals signs.
-    model = f"llm=local_chat llm.model={shlex.quote(config['llm']['model'])} \"llm.adapter='{adapter}'\""
-    same = [shlex.quote(typed) for typed in overrides if _SAME.match(typed)]
+    model = [
+        f"llm.{key}={_for_hydra(value)}" for key, value in (("model", config["llm"]["model"]), ("adapter", adapter))
+    ]
+    same = [typed for typed in overrides if _SAME.match(typed)]
     told = [f"search.{name}={config['dataset'][name]}" for name in ("iterations", "episodes")]
-    return f"llmrl-train principal=llm {model} {' '.join([*same, *told])}"
+    return shlex.join(["llmrl-train", "principal=llm", "llm=local_chat", *model, *same, *told])
 
 
+def _for_hydra(value: str) -> str:
+    """A text as the value of an override: names of run folders have equals signs."""
+    if _PLAIN.fullmatch(value):
+        return value
+    # A backslash counts only where it stands before a quote.
+    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", value)
+    ended = re.sub(r"(\\+)$", lambda found: found[1] * 2, escaped)
+    return f"'{ended}'"
+
+
+_PLAIN = re.compile(r"[\w./-]+")
 _SAME = re.compile(r"\+{0,2}((env|agent|prompts)[.=]|principal\.|llm\.(max_tokens|chat_template|context_window|dtype))")
 _COLUMNS = ("before", "after", "difference", "random", "incumbent")
 

@@ -170,15 +170,17 @@ def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[s
     from omegaconf import OmegaConf
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+    from llmrl.cli.trusting import only_typed
     from llmrl.core.errors import ConfigError
 
     extra = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.absolute()}]"]
     try:
         with initialize_config_module("llmrl.conf", version_base="1.3"):
             config = compose("train", overrides=[*overrides, *extra])
-        return {
+        plain = {
             key: OmegaConf.to_object(config[key]) if OmegaConf.is_config(config[key]) else config[key] for key in keys
         }
+        return only_typed(plain, overrides)
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
     except (HydraException, OmegaConfBaseException) as error:

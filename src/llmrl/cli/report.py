@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from llmrl.cli.reached import print_reached
+from llmrl.core.printable import printable
 from llmrl.core.protocols import ChatModel, Meter, Scorer
 from llmrl.run.content import RESULTS_NAME
 
@@ -22,9 +25,29 @@ if TYPE_CHECKING:
     from llmrl.sweeps.jobs import Outcome
 
 
+class Terminal(Console):
+    """A console that shows texts from outside as what they are: brackets are no markup, colons no emoji, and what a
+    terminal would obey is spelled out.
+
+    Args:
+        width: where the output is no terminal; tables that go to a file are not squeezed into 80 columns.
+    """
+
+    def __init__(self, width: int = 120) -> None:
+        super().__init__(width=None if sys.stdout.isatty() else width, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
 def terminal() -> Console:
-    """Tables that go to a file are not squeezed into 80 columns. Brackets in a model's reply are no markup."""
-    return Console(width=None if sys.stdout.isatty() else 120, markup=False)
+    """The console of everything that is printed."""
+    return Terminal()
+
+
+def print_line(text: object) -> None:
+    """A line that is to stay as it is, whatever its length; of texts from outside what can be printed."""
+    sys.stdout.write(f"{printable(text)}\n")
 
 
 def print_plan(rows: Sequence[tuple[str, str]]) -> None:
@@ -42,8 +65,8 @@ def print_skipped(run: Run) -> None:
     if wanted > made:
         console.print(
             f"It was run with play.videos={made}, and {wanted} are asked for: rerun=true plays the same episodes "
-            "again, with films (replies that llm.cache kept are not paid again), and llmrl-evaluate "
-            f"'{_near(run.folder)}' --video films an episode of another seed.",
+            "again, with films (replies that llm.cache kept are not paid again), and "
+            f"{shlex.join(['llmrl-evaluate', str(_near(run.folder)), '--video'])} films an episode of another seed.",
             soft_wrap=True,
         )
 
@@ -96,8 +119,10 @@ def print_summary(run: Run) -> None:
         if isinstance(value, int | float | str) and not (measured and name.startswith(("evaluation/", "welfare/"))):
             table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else f"{value}")
     console.print(table)
-    console.print(f"Curves: tensorboard --logdir {run.folder.parent.parent}", soft_wrap=True)
-    console.print(f"Video and table of episodes: llmrl-evaluate '{run.folder}' --video", soft_wrap=True)
+    console.print(f"Curves: {shlex.join(['tensorboard', '--logdir', str(run.folder.parent.parent)])}", soft_wrap=True)
+    console.print(
+        f"Video and table of episodes: {shlex.join(['llmrl-evaluate', str(run.folder), '--video'])}", soft_wrap=True
+    )
     if "principal_steps" in run.summary:
         console.print("The best mechanism beside none: the same with --mechanism none,best", soft_wrap=True)
 
@@ -175,7 +200,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(column, justify="left" if sides[i : i + 1] == "l" else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 200, markup=False).print(table)
+    Terminal(200).print(table)
 
 
 def print_evaluation(results: dict[str, Any]) -> None:
@@ -275,11 +300,11 @@ def print_sweep(outcomes: Sequence[Outcome]) -> None:
     console.print(table)
     unfinished = [o for o in outcomes if o.state not in ("finished", "elsewhere", "submitted")]
     if unfinished:
-        console.print(f"Why: llmrl-sweep logs '{_near(unfinished[0].folder)}'", soft_wrap=True)
+        console.print(f"Why: {shlex.join(['llmrl-sweep', 'logs', str(_near(unfinished[0].folder))])}", soft_wrap=True)
         console.print("The same command again runs what is missing.")
-    root = _near(common_folder([outcome.folder for outcome in outcomes]))
+    root = shlex.quote(str(_near(common_folder([outcome.folder for outcome in outcomes]))))
     for command in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
-        console.print(f"{command} '{root}'", soft_wrap=True)
+        console.print(f"{command} {root}", soft_wrap=True)
 
 
 def _near(folder: Path) -> Path:

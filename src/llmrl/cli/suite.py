@@ -47,7 +47,7 @@ def evaluate_suite(args: argparse.Namespace, words: Sequence[str]) -> list[dict[
     runs = [args.run, *args.others]
     if len(runs) > 1 and STUDENT not in players:
         raise ConfigError(f"--policy={args.policy}: several runs are given for their agents, which are the student")
-    configs = [run_config(run) for run in runs]
+    configs = [run_config(run, args.trust) for run in runs]
     groups = experiments(runs, configs)
     found: list[dict[str, Any]] = []
     for run, config in zip(runs, configs, strict=True):
@@ -108,11 +108,11 @@ def _content(args: argparse.Namespace, words: Sequence[str]) -> tuple[str, dict[
 def print_suite(results: Mapping[str, Any]) -> None:
     """The table of a suite, and where the rest is."""
     from llmrl.analysis.suite import suite_table
-    from llmrl.cli.report import print_table, terminal
+    from llmrl.cli.report import print_line, print_table, terminal
 
     table = suite_table(results)
     print_table(table.caption, table.columns, table.rows, table.sides)
     for note in table.notes:
-        print(note)
+        print_line(note)
     files = "results.json, table.csv, table.md, suite.png"
     terminal().print(f"Saved in {results['out']}: {files}", soft_wrap=True)

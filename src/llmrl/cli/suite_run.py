@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 Config = Mapping[str, Any]
 
 
-def run_config(run: Path) -> dict[str, Any]:
-    """The config of a run that has an agent to be tested.
+def run_config(run: Path, trusted: Sequence[str]) -> dict[str, Any]:
+    """The config of a run that has an agent to be tested; `trusted` are modules that it may name.
 
     Raises:
-        LlmrlError: the folder is no run, has no whole checkpoint, or is one of `llmrl-finetune`.
+        LlmrlError: the folder is no run, has no whole checkpoint, is one of `llmrl-finetune`, or names code that is
+            not trusted.
     """
-    import yaml
-
+    from llmrl.cli.trusting import check_known
     from llmrl.core.errors import ConfigError
-    from llmrl.run.content import saved_state
+    from llmrl.run.content import read_config, saved_state
 
     saved_state(run)
-    config: dict[str, Any] = yaml.safe_load((run / "config.yaml").read_text())
+    config = read_config(run, trusted)
+    check_known(config, str(run / "config.yaml"))
     if "method" in config:
         raise ConfigError(f"{run} is a run of llmrl-finetune, which has no agent to be tested")
     return config
@@ -190,8 +191,11 @@ def _player(name: str, parts: Parts, env: VecEnv, reads: Sequence[str]) -> Polic
 
 def _say(done: int, of: int, test: Mapping[str, Any]) -> None:
     """How far a long evaluation is."""
+    from llmrl.core.printable import printable
+
     told = [
         f"{name} {test['refused'][name]}" if found is None else f"{name} {found['success']:.2f}"
         for name, found in test["players"].items()
     ]
-    sys.stderr.write(f"llmrl-evaluate: {done} of {of}, {test['title']}: {', '.join(told)}\n")
+    line = printable(f"{done} of {of}, {test['title']}: {', '.join(told)}", lines=False)
+    sys.stderr.write(f"llmrl-evaluate: {line}\n")

@@ -25,6 +25,9 @@ RETRIED = "failed,stopped,preempted,lost"
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
+    from llmrl.cli.trusting import add_trust
+    from llmrl.sweeps.cleaning import KINDS
+
     p = argparse.ArgumentParser(prog="llmrl-sweep", description=__doc__)
     commands = p.add_subparsers(dest="command", required=True)
 
@@ -42,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="one JSON list, for programs")
     retry = command("retry", "go on with what is not finished, as each run's config says", any_folder)
     retry.add_argument("--states", default=RETRIED, help=f"which runs, by state (default {RETRIED})")
+    add_trust(retry)
     retry.add_argument("--no-wait", action="store_true", help="return when they are submitted (SLURM)")
     command("cancel", "stop runs that run or wait; those that run save first", any_folder)
     logs = command("logs", "what a run and its job said last", "a run folder, outputs/<name>/<run>/seed=<n>")
@@ -49,8 +53,6 @@ def parser() -> argparse.ArgumentParser:
     clean = command(
         "clean", "remove what is no longer needed: say which kinds; shows it only, without --yes", any_folder
     )
-    from llmrl.sweeps.records import KINDS
-
     for kind, text in KINDS.items():
         clean.add_argument(f"--{kind}", action="store_true", help=text)
     clean.add_argument("--yes", action="store_true", help="remove it")
@@ -148,8 +150,10 @@ def retry(args: argparse.Namespace) -> int:
     from llmrl.analysis.runs import UNFINISHED
     from llmrl.cli.apps import app_of, compute
     from llmrl.cli.compose import build_hardware
-    from llmrl.cli.report import print_sweep
+    from llmrl.cli.report import print_line, print_sweep
+    from llmrl.cli.trusting import check_known
     from llmrl.core.errors import ConfigError
+    from llmrl.run.content import CONFIG_NAME
     from llmrl.sweeps.jobs import Job
     from llmrl.sweeps.launch import launch
     from llmrl.sweeps.records import records, to_retry
@@ -158,18 +162,21 @@ def retry(args: argparse.Namespace) -> int:
     if unknown := set(states) - set(UNFINISHED):
         raise ConfigError(f"--states: {', '.join(sorted(unknown))} cannot be retried; states: {', '.join(UNFINISHED)}")
     every = records(args.folder)
-    found = to_retry(every, states)
+    found = to_retry(every, states, args.trust)
     if not found:
-        print(f"no run in {args.folder} is {' or '.join(states)}")
+        print_line(f"no run in {args.folder} is {' or '.join(states)}")
         if "budget_exhausted" not in states and any(run.state == "budget_exhausted" for run in every):
-            print("some have used up their budget for language models: repeat their command with a larger llm.budget")
+            print_line(
+                "some have used up their budget for language models: repeat their command with a larger llm.budget"
+            )
         return 0
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     jobs = []
     for run, config, overrides in found:
         # Where the folder is now, which may be a copy; and what was begun is to be gone on with.
         config |= {"output_root": str(run.folder.parents[2]), "name": run.name, "rerun": False, "resume": True}
-        hardware = build_hardware(config)
+        check_known(config, str(run.folder / CONFIG_NAME))
+        hardware = build_hardware(config, submits=True)
         cores = hardware.cores_for(app_of(config).game_processes(config))
         jobs.append(Job(config, overrides, hardware, cores, overrides))
         if jobs[-1].folder != run.folder:
@@ -185,51 +192,60 @@ def retry(args: argparse.Namespace) -> int:
 
 def cancel(args: argparse.Namespace) -> int:
     """Cancel, and say what was reached."""
+    from llmrl.cli.report import print_line
     from llmrl.sweeps.records import cancel, records
 
     jobs, processes, unreachable = cancel(records(args.folder))
-    print(f"cancelled {jobs} SLURM jobs, told {processes} processes of this machine to save and stop")
+    print_line(f"cancelled {jobs} SLURM jobs, told {processes} processes of this machine to save and stop")
     for run in unreachable:
-        print(f"not reached: {run}")
+        print_line(f"not reached: {run}")
     return 1 if unreachable else 0
 
 
 def logs(args: argparse.Namespace) -> int:
     """Print the ends of a run's log files."""
+    from llmrl.cli.report import print_line
     from llmrl.core.errors import RunFolderError
     from llmrl.sweeps.records import records
 
     if not args.folder.is_dir() or not args.folder.name.startswith("seed="):
         raise RunFolderError(f"{args.folder} is no run folder; give one like outputs/<name>/<run>/seed=0")
     (record,) = records(args.folder)
-    print(f"{record.state}{f': {record.error}' if record.error else ''}")
+    print_line(f"{record.state}{f': {record.error}' if record.error else ''}")
     files = [Path(record.log)] if record.log else []
     for path in (*files, args.folder / "run.log", args.folder / "traceback.txt"):
         if path.is_file():
-            print(f"\n==> {path}")
-            with path.open(encoding="utf-8", errors="replace") as file:
-                sys.stdout.writelines(deque(file, args.lines))
+            print_line(f"\n==> {path}")
+            with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+                for line in deque(file, args.lines):
+                    print_line(line.removesuffix("\n"))
     return 0
 
 
 def clean(args: argparse.Namespace) -> int:
     """Show, or remove, what is no longer needed."""
+    from llmrl.cli.report import print_line
     from llmrl.core.errors import ConfigError
-    from llmrl.sweeps.records import KINDS, records, removable, remove, size
+    from llmrl.sweeps.cleaning import KINDS, link_to, removable, remove, size
+    from llmrl.sweeps.records import records
 
     kinds = [kind for kind in KINDS if getattr(args, kind)]
     if not kinds:
         raise ConfigError(f"say what to remove: {', '.join(f'--{kind}' for kind in KINDS)}")
     found = removable(args.folder, records(args.folder, sure=True), kinds)
+    for path in found:
+        if (link := link_to(args.folder, path)) is not None:
+            print_line(f" left alone    {path}: {link} is a link, and what is behind it may be anybody's")
+    found = [path for path in found if link_to(args.folder, path) is None]
     total = 0
     for path in found:
         total += (bytes_ := size(path))
-        print(f"{bytes_ / 1e6:10.1f} MB  {path}")
+        print_line(f"{bytes_ / 1e6:10.1f} MB  {path}")
         if args.yes:
-            remove(path)
-    print(f"{'removed' if args.yes else 'would remove'} {len(found)} items, {total / 1e6:.1f} MB")
+            remove(args.folder, path)
+    print_line(f"{'removed' if args.yes else 'would remove'} {len(found)} items, {total / 1e6:.1f} MB")
     if found and not args.yes:
-        print("--yes removes them")
+        print_line("--yes removes them")
     return 0
 
 

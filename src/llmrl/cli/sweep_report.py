@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmrl.core.printable import printable
+
 if TYPE_CHECKING:
     from llmrl.analysis.report import Report
 
@@ -114,7 +116,7 @@ class _Said:
     def __call__(self, text: str) -> None:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + self._EVERY_S
-            sys.stderr.write(f"llmrl-report: {text}\n")
+            sys.stderr.write(f"llmrl-report: {printable(text, lines=False)}\n")
 
 
 def print_numbers(numbers: Report, page: Path) -> None:
@@ -122,16 +124,16 @@ def print_numbers(numbers: Report, page: Path) -> None:
     from llmrl.analysis.played import players_table
     from llmrl.analysis.tables import beside, efficiency, not_counted, scores
     from llmrl.analysis.write import counted
-    from llmrl.cli.report import print_table
+    from llmrl.cli.report import print_line, print_table
 
     if numbers.players:
         table = players_table(numbers.players)
         print_table(table.caption, table.columns, table.rows, table.sides)
         for note in table.notes:
-            print(note)
+            print_line(note)
     for section in numbers.sections:
         for warning in section.warnings:
-            print(warning)
+            print_line(warning)
         for table in (
             scores(section, "", beside(section, numbers)),
             *([efficiency(section, "")] if section.efficiency else []),
@@ -141,12 +143,12 @@ def print_numbers(numbers: Report, page: Path) -> None:
             sides = "".join(table.sides[i] for i in kept)
             print_table(table.caption, [table.columns[i] for i in kept], rows, sides)
             for note in table.notes:
-                print(note)
+                print_line(note)
     if numbers.left:
         table = not_counted(numbers)
         print_table(table.caption, table.columns, table.rows, table.sides)
-    print(counted(numbers))
-    print(f"Report: {page}")
+    print_line(counted(numbers))
+    print_line(f"Report: {page}")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -161,7 +163,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.stderr.write(f"llmrl-report: {error}\n")
         raise SystemExit(1) from error
     if not numbers.counted:
-        sys.stderr.write(f"llmrl-report: no run in {args.folder} has a score; the report says why\n")
+        sys.stderr.write(f"llmrl-report: no run in {printable(args.folder)} has a score; the report says why\n")
         raise SystemExit(1)
 
 

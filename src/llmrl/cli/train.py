@@ -28,14 +28,15 @@ def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
     """A composed config as plain data, and what was typed for it; Hydra's own config must be set.
 
     Raises:
-        ConfigError: a value is missing, or a part cannot be found.
+        ConfigError: a value is missing, a part cannot be found, or a file says which code is to be trusted.
     """
     from llmrl.cli.compose import asking
     from llmrl.cli.outside import with_digests
+    from llmrl.cli.trusting import only_typed
 
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
-    plain = command.plain_config(config)
+    plain = only_typed(command.plain_config(config), overrides)
     if asking(plain) and not any(override.startswith("llm=") for override in overrides):
         # Which model is behind results belongs into the run's name, chosen or not: it may be none at all.
         overrides.append(f"llm={hydra_config.runtime.choices['llm']}")

@@ -3,15 +3,23 @@
 The command line prints their message without a traceback (which still goes to the run folder) and exits non-zero.
 """
 
+from llmrl.core.printable import printable
+
 
 def short_error(error: BaseException) -> str:
     """One line for a table: the message of an error that is meant to be read, else with what kind it is."""
-    first = (str(error).splitlines() or [""])[0]
+    first = printable((str(error).splitlines() or [""])[0], lines=False)
     return first if isinstance(error, LlmrlError) and first else f"{type(error).__name__}: {first}".rstrip(": ")
 
 
 class LlmrlError(Exception):
-    """Base of all errors that are the user's or the machine's business rather than a defect of this package."""
+    """Base of all errors that are the user's or the machine's business rather than a defect of this package.
+
+    Messages may hold what a server or a file says, so they are `printable`.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(LlmrlError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from importlib import resources
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
+from llmrl.core.trust import NOBODY
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import Ledger
@@ -43,8 +43,7 @@ def chat_model(
     target = node.pop("_target_", None)
     if target is None:
         raise ConfigError(f"llm={option} is no model")
-    module, _, name = target.rpartition(".")
-    kind = getattr(importlib.import_module(module), name)
+    kind = NOBODY.locate(target, f"llm={option}: _target_")
     if not (inspect.isclass(kind) and issubclass(kind, Provider)):
         raise ConfigError(f"llm={option} scores texts and does not chat")
     takes = inspect.signature(kind).parameters

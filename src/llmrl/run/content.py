@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.errors import CheckpointError
+from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.core.records import State
 from llmrl.run import owner, queued, status
 from llmrl.run.checkpoints import CheckpointStore
@@ -16,6 +17,7 @@ from llmrl.run.tensorboard import PATTERN
 log = logging.getLogger(__name__)
 
 CONFIG_NAME = "config.yaml"
+TRUSTED_KEY = "trusted_modules"
 RESULTS_NAME = "results.json"
 """Of what the final episodes measured, with standard errors."""
 SUMMARY_NAME = "summary.json"
@@ -30,10 +32,36 @@ RUN_KEY = "run"
 
 
 def save_config(path: Path, config: dict[str, Any]) -> None:
-    """Write a resolved config as YAML, in one step."""
+    """Write a resolved config as YAML, in one step; without the modules that are trusted, as a file can vouch for
+    none."""
     from omegaconf import OmegaConf
 
-    write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(config)))
+    kept = {key: value for key, value in config.items() if key != TRUSTED_KEY}
+    write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(kept)))
+
+
+def read_config(folder: Path, trusted: Sequence[str]) -> dict[str, Any]:
+    """The config of a run folder, plain data; nothing in it is interpolated.
+
+    Args:
+        folder: of the run.
+        trusted: modules that whoever asks trusts. What the file says of that is not heeded.
+
+    Raises:
+        RunFolderError: there is no config, or it cannot be read.
+    """
+    import yaml
+
+    path = folder / CONFIG_NAME
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise RunFolderError(
+            f"{path} cannot be read ({error}); give another run, or start this one by its command"
+        ) from error
+    if not isinstance(config, dict):
+        raise RunFolderError(f"{path} is no config of a run; give another run, or start this one by its command")
+    return {**{str(key): value for key, value in config.items()}, TRUSTED_KEY: list(trusted)}
 
 
 def remove_leftovers(folder: Path) -> None:

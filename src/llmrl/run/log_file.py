@@ -5,8 +5,17 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from llmrl.core.printable import printable
+
 FILE_NAME = "run.log"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _Formatter(logging.Formatter):
+    """Tracebacks hold what servers and files say, too, and logs are read on terminals."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 class LogFile:
@@ -14,7 +23,7 @@ class LogFile:
 
     def __init__(self, folder: Path) -> None:
         self._handler = logging.FileHandler(folder / FILE_NAME, encoding="utf-8")
-        self._handler.setFormatter(logging.Formatter(_FORMAT))
+        self._handler.setFormatter(_Formatter(_FORMAT))
         logging.getLogger().addHandler(self._handler)
         package = logging.getLogger("llmrl")
         self._level = package.level

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from llmrl.core.printable import printable
 from llmrl.run import status
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ class Progress:
     def say(self, text: str) -> None:
         """A line of news: above the bar on a terminal, a log line otherwise."""
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            line = printable(text)
+            self._bar.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
         else:
             log.info("%s", text)
 

@@ -21,6 +21,7 @@ RUNS_BESIDE = "LLMRL_RUNS_BESIDE"
 """Tells a run of a sweep how many share this machine's cores, itself included."""
 
 _CGROUP = Path("/sys/fs/cgroup")
+_SBATCH = re.compile(r"[A-Za-z][\w-]*")
 _GPU_ID = re.compile(r"\d+|(?:GPU|MIG)-.+")
 
 
@@ -57,6 +58,13 @@ class Slurm:
     processes_per_node: PositiveInt = 1
 
     def __post_init__(self) -> None:
+        # Each becomes a line of a shell script; a line break would begin one of its own.
+        for name in ("partition", "account", "qos", "constraint"):
+            if not str(getattr(self, name)).isprintable():
+                raise ConfigError(f"hardware.slurm.{name}={getattr(self, name)!r} is to be one line of text")
+        for key, value in (self.extra or {}).items():
+            if not _SBATCH.fullmatch(key) or not str(value).isprintable():
+                raise ConfigError(f"hardware.slurm.extra: {key!r}: {value!r} is no option of sbatch on one line")
         # submitit takes for a time-out what comes in the last fifth, or ten minutes, of the time limit; SLURM's warning
         # comes up to a minute early.
         latest = max(0.2 * 60 * self.time_min, 600.0) - 60

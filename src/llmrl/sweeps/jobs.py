@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 from llmrl.analysis.runs import Queue, RunRecord, State, read_run
 from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.core.printable import printable
 from llmrl.run import owner
 from llmrl.run.content import CONFIG_NAME, save_config
 from llmrl.run.files import write_atomic
@@ -192,7 +194,7 @@ def take_on(
 
 def write_log_header(log: Path, job: Job) -> None:
     """Begin the file that gets what a job prints."""
-    write_atomic(log, f"{job.command} {' '.join(job.overrides)}\n{job.folder}\n\n")
+    write_atomic(log, f"{shlex.join([job.command, *job.overrides])}\n{job.folder}\n\n")
 
 
 def describe(outcome: Outcome) -> str:
@@ -200,4 +202,4 @@ def describe(outcome: Outcome) -> str:
     result = f", result {outcome.result:.5g}" if outcome.result is not None else ""
     error = f": {outcome.error}" if outcome.error else ""
     took = f" after {outcome.seconds:.0f} s" if outcome.seconds is not None else ""
-    return f"{outcome.state}{took}{result}{error} ({outcome.folder})"
+    return printable(f"{outcome.state}{took}{result}{error} ({outcome.folder})", lines=False)

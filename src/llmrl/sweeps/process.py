@@ -21,6 +21,7 @@ from typing import Any
 
 from llmrl.analysis.runs import read_run
 from llmrl.core.errors import short_error
+from llmrl.core.trust import NOBODY
 from llmrl.run.owner import process_start
 from llmrl.run.signals import SIGNALS
 from llmrl.sweeps.hardware import RUNS_BESIDE, THREAD_VARIABLES
@@ -113,7 +114,8 @@ class RunProcess:
 def preload(jobs: Sequence[Job]) -> None:
     """Have the server import what these runs need; does nothing once it runs."""
     targets = {node.get("_target_") for job in jobs for node in job.config.values() if isinstance(node, dict)}
-    own = sorted({str(target).rpartition(".")[0] for target in targets if str(target).startswith("llmrl.")})
+    ours = [str(target) for target in targets if str(target).startswith("llmrl.")]
+    own = sorted({target.rpartition(".")[0] for target in ours if NOBODY.covers(target)})
     multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD, *own])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any
 from llmrl.analysis.runs import UNFINISHED, RunRecord, find_runs, read_run, read_runs
 from llmrl.core.errors import RunFolderError
 from llmrl.run import owner
-from llmrl.run.content import CONFIG_NAME
+from llmrl.run.content import read_config
 from llmrl.run.queued import read_queued
 from llmrl.run.status import read_status
 from llmrl.sweeps import slurm
@@ -119,69 +118,21 @@ def _waits_with(folder: Path, sweep: str) -> bool:
     return status is None or status.attempt <= queued.attempt or status.state == "running"
 
 
-def to_retry(runs: Sequence[RunRecord], states: Sequence[str]) -> list[tuple[RunRecord, dict[str, Any], list[str]]]:
-    """Each run in one of `states` with its resolved config and what was typed for it.
+def to_retry(
+    runs: Sequence[RunRecord], states: Sequence[str], trusted: Sequence[str]
+) -> list[tuple[RunRecord, dict[str, Any], list[str]]]:
+    """Each run in one of `states` with its resolved config, in which `trusted` are the modules that are trusted, and
+    what was typed for it.
 
     Raises:
         RunFolderError: a run has no config that can be read.
     """
-    import yaml
-
     found = []
     for run in runs:
         if run.state not in states:
             continue
-        path = run.folder / CONFIG_NAME
-        try:
-            config = yaml.safe_load(path.read_text(encoding="utf-8"))
-            queued = read_queued(run.folder)
-            status = read_status(run.folder)
-        except (OSError, yaml.YAMLError) as error:
-            raise RunFolderError(f"{path} cannot be read ({error}); start this run by its command") from error
+        config = read_config(run.folder, trusted)
+        queued, status = read_queued(run.folder), read_status(run.folder)
         overrides = status.overrides if status and status.overrides else queued.overrides if queued else []
         found.append((run, config, overrides))
     return found
-
-
-KINDS = {
-    "backups": "what reruns have moved aside (backup_<k>/)",
-    "checkpoints": "checkpoints of finished runs: they cannot be evaluated or built on afterwards",
-    "launches": "what jobs printed, and submitit's files (.sweeps/ in an output root), of launches that are over",
-    "unfinished": "whole folders of runs that are neither finished nor run nor wait, with checkpoints and paid replies",
-}
-"""What can be removed, and what that means."""
-
-
-def removable(folder: Path, runs: Sequence[RunRecord], kinds: Sequence[str]) -> list[Path]:
-    """What of `kinds` there is to remove; nothing of a run that runs or waits."""
-    found: list[Path] = []
-    idle = [run for run in runs if run.state not in ("running", "queued")]
-    for run in idle:
-        if "unfinished" in kinds and run.state in UNFINISHED:
-            found.append(run.folder)
-            continue
-        if "backups" in kinds:
-            found += sorted(run.folder.glob("backup_*"))
-        if "checkpoints" in kinds and run.state == "finished":
-            found += sorted(run.folder.glob("checkpoints"))
-    if "launches" in kinds:
-        busy = {Path(run.log).parent.parent for run in runs if run.log and run.state in ("running", "queued")}
-        found += [launch for launch in sorted(folder.rglob(".sweeps/*")) if launch not in busy]
-    return found
-
-
-def size(path: Path) -> int:
-    """Bytes in a file or folder."""
-    if path.is_file():
-        return path.stat().st_size
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-
-
-def remove(path: Path) -> None:
-    """Remove a file or folder, and the folder of a group of runs that is empty then."""
-    if path.is_file():
-        path.unlink()
-    else:
-        shutil.rmtree(path)
-    if path.name.startswith("seed=") and not any(path.parent.iterdir()):
-        path.parent.rmdir()

@@ -13,6 +13,7 @@ from llmrl.core.limits import PositiveFloat, PositiveInt
 from llmrl.core.records import Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec, GameText
+from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.babyai.games import LevelGames, to_minigrid
 from llmrl.envs.babyai.missions import in_french
 from llmrl.envs.babyai.prompts import Prompts, Template
@@ -71,6 +72,7 @@ class BabyAIEnv(Replayed):
         n_envs: games in lock step.
         horizon: steps after which an episode is truncated; None: the mission's own number.
         render: be able to draw games. Videos need it.
+        trust: which modules `level` may name.
 
     Attributes:
         missions: of each game, in words.
@@ -98,11 +100,12 @@ class BabyAIEnv(Replayed):
         n_envs: PositiveInt = 32,
         horizon: PositiveInt | None = None,
         render: bool = False,
+        trust: Trust = NOBODY,
     ) -> None:
         super().__init__(n_envs, seeds.integer("games"))
         self._language, self._scale = language, reward_scale
         self._names = action_names(language, actions)
-        makers = _makers(level, dict(kwargs or {}), kind, sampling, horizon, n_envs, seeds)
+        makers = _makers(level, dict(kwargs or {}), kind, sampling, horizon, n_envs, seeds, trust)
         self._games = LevelGames(makers, render)
         self._teller = teller(language, self._games.size, self._games.size)
         self._format = (language, template, self._names, history, dict(replace or {}))
@@ -318,6 +321,7 @@ def _makers(
     horizon: int | None,
     n: int,
     seeds: Seeds,
+    trust: Trust,
 ) -> list[GameMaker]:
     """What makes each game."""
     import llmrl.envs.babyai.registration  # noqa: F401
@@ -329,7 +333,7 @@ def _makers(
                 f"env.kind={kind}: the missions of env.level={level} are of one kind; only the levels of BabyAI-Text "
                 "(BabyAI-MixedTrainLocal-v0, ...) have several"
             )
-        return [GameMaker(level, kwargs, horizon)] * n
+        return [GameMaker(level, kwargs, horizon, trust=trust)] * n
     own = {"sampling": sampling, **kwargs}
     if kind == "legacy":
         drawn = seeds.numpy("kinds").integers(len(kinds), size=n).tolist()

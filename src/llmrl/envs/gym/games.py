@@ -10,6 +10,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import GameText
+from llmrl.core.trust import NOBODY, Trust
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -75,12 +76,14 @@ class GameMaker:
         kwargs: arguments of the environment.
         horizon: steps after which an episode is truncated, >= 1; None: the environment's own number.
         engine: `stock`, Gymnasium's own environment, one object a game; or `batched`, the same game as arrays.
+        trust: which modules an id, or a text of the game, may name.
     """
 
     id: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     horizon: int | None = None
     engine: Engine = "stock"
+    trust: Trust = NOBODY
 
     def make(self, n: int, render: bool = False) -> Games:
         """`n` games.

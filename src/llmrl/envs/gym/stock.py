@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "llmrl.envs.babyai.registration", "llmrl/": "llmrl.envs.gym.tasks"}
 """Modules that register the ids that begin so."""
+_OTHERS = ("GymV21Environment", "GymV26Environment")
+"""Ids of Gymnasium that import and make what their arguments name, past the gate for modules."""
 _EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "Box2D": "box2d", "swig": "box2d"}
 """Words in Gymnasium's complaint about a missing package -> our extra that brings it."""
 _KEEPS_ITS_WORLD = ("BipedalWalker", "CarRacing")
@@ -123,7 +125,7 @@ def make(maker: GameMaker, render: bool) -> gymnasium.Env[Any, Any]:
     mode: dict[str, Any] = {}
     limit = {} if maker.horizon is None else {"max_episode_steps": maker.horizon}
     try:
-        spec = _spec(maker.id)
+        spec = _spec(maker)
         if spec is not None:
             check_map(spec, maker)
         if render:
@@ -150,16 +152,22 @@ def make(maker: GameMaker, render: bool) -> gymnasium.Env[Any, Any]:
         raise refused(maker.id, maker.kwargs, fault) from fault
 
 
-def _spec(name: str) -> EnvSpec | None:
-    """What is registered under an id, once the package that registers it has been imported; None: nothing is."""
+def _spec(maker: GameMaker) -> EnvSpec | None:
+    """What is registered under an id, once the package that registers it has been imported; None: nothing is.
+
+    Raises:
+        ConfigError: the id names a module that is not trusted, or is one of those that make what another id says.
+    """
     import gymnasium
 
-    module, _, id = name.rpartition(":")
+    module, colon, id = maker.id.rpartition(":")
+    if id.startswith(_OTHERS):
+        raise ConfigError(f"env.id={maker.id} makes whatever an argument names; name that environment itself")
+    if colon:
+        maker.trust.load(module, f"env.id={maker.id}")
     for prefix, package in _PACKAGES.items():
         if id.startswith(prefix):
             importlib.import_module(package)
-    if module:
-        importlib.import_module(module)
     return gymnasium.registry.get(id)
 
 

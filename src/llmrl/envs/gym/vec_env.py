@@ -13,6 +13,7 @@ from llmrl.core.limits import PositiveInt
 from llmrl.core.records import Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec
+from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.gym.faults import MISREAD, check_rewards, first_outside
 from llmrl.envs.gym.games import Describer, Engine, GameMaker
 from llmrl.envs.gym.replayed import Replayed
@@ -56,10 +57,11 @@ class GymnasiumEnv(Replayed):
         success_at: see there.
         text: what puts the game into words: the name of a shipped text, a file, or `package.Class`; None: nothing.
         render: be able to draw games. Videos need it.
+        trust: which modules `id` and `text` may name.
 
     Raises:
-        ConfigError: no such environment, a package is missing, an action that nobody can choose, or a success that
-            needs a number and has none.
+        ConfigError: no such environment, a module that is not trusted, a package is missing, an action that nobody can
+            choose, or a success that needs a number and has none.
     """
 
     def __init__(
@@ -75,11 +77,12 @@ class GymnasiumEnv(Replayed):
         success_at: float | None = None,
         text: str | None = None,
         render: bool = False,
+        trust: Trust = NOBODY,
     ) -> None:
         super().__init__(n_envs, seeds.integer("games"))
         self._criterion = Criterion.of(success, success_at)
         self.clip_actions = True  # whoever plays may want its numbers to go to the games as they are
-        self.maker = GameMaker(id, dict(kwargs or {}), horizon, engine)
+        self.maker = GameMaker(id, dict(kwargs or {}), horizon, engine, trust)
         self._games = self.maker.make(n_envs, render)
         numbers = action_numbers(self._games.action_space, name or id)
         self._returns, self._best = np.zeros(n_envs), np.full(n_envs, -np.inf)

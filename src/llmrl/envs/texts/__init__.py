@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from llmrl.core.trust import NOBODY, Trust
+
 if TYPE_CHECKING:
     import gymnasium
 
@@ -21,12 +23,14 @@ def describer(text: str, maker: GameMaker, criterion: Criterion | None = None) -
 
     env = make(maker, render=False)
     try:
-        return describer_of(text, env, criterion)
+        return describer_of(text, env, criterion, maker.trust)
     finally:
         env.close()
 
 
-def describer_of(text: str, env: gymnasium.Env[Any, Any], criterion: Criterion | None = None) -> Describer:
+def describer_of(
+    text: str, env: gymnasium.Env[Any, Any], criterion: Criterion | None = None, trust: Trust = NOBODY
+) -> Describer:
     """What puts an environment into words.
 
     Args:
@@ -35,10 +39,12 @@ def describer_of(text: str, env: gymnasium.Env[Any, Any], criterion: Criterion |
             spaces).
         env: the environment; it is only looked at.
         criterion: what makes an episode a success, which is told (a class says it itself); None: nothing does.
+        trust: which modules a class may be in.
 
     Raises:
-        ConfigError: there is no such text, it lacks something, or it is not about this environment.
+        ConfigError: there is no such text, its class is not trusted, it lacks something, or it is not about this
+            environment.
     """
     from llmrl.envs.texts.find import find
 
-    return find(text, env, criterion)
+    return find(text, env, criterion, trust)

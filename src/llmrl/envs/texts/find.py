@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import GameText
+from llmrl.core.trust import Trust
 from llmrl.envs.gym.success import Criterion
 from llmrl.envs.texts.arguments import Arguments
 from llmrl.envs.texts.circumstances import changed, limit, success, together
@@ -31,7 +31,7 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in FILES.glob("*.yaml"))
 
 
-def find(text: str, env: gymnasium.Env[Any, Any], criterion: Criterion | None) -> Describer:
+def find(text: str, env: gymnasium.Env[Any, Any], criterion: Criterion | None, trust: Trust) -> Describer:
     """See `llmrl.envs.texts.describer_of`."""
     from llmrl.envs.texts.own import Drafted, OwnWords
 
@@ -46,16 +46,11 @@ def find(text: str, env: gymnasium.Env[Any, Any], criterion: Criterion | None) -
         if not path.is_file():
             raise ConfigError(f"env.text={text}: there is no such file")
         return Described(read_text(path), env, criterion)
-    module, _, name = text.rpartition(".")
-    if not module:
+    if "." not in text:
         raise ConfigError(
             f"env.text={text}: there are {', '.join(shipped())}, own, auto, a file my_text.yaml, and package.Class"
         )
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"env.text={text}: there is no such class ({error})") from error
-    built = found(env)
+    built = trust.locate(text, "env.text")(env)
     if not (isinstance(getattr(built, "game", None), GameText) and callable(getattr(built, "describe", None))):
         raise ConfigError(f"env.text={text}: it has no attribute game (a GameText) or no method describe")
     described: Describer = built
