@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.disk import remove, why
+from llmrl.core.errors import ConfigError, RunFolderError
 
 GIF_FRAMES = 150
 """GIFs are thinned to about this many frames: they hold no compressed video."""
@@ -188,12 +190,30 @@ def _wrapped(text: str, width: float, font: Any) -> list[str]:
 def save_film(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps: float) -> list[Path]:
     """Write frames, pictures [height, width, 3] of one even size or files of them, as `<name>.mp4` and `<name>.gif`.
 
-    One frame at a time is held. Returns the files.
+    One frame at a time is held. Returns the files, which appear whole or not at all.
+
+    Raises:
+        RunFolderError: they cannot be written.
     """
+    made = [folder / f"{name}.mp4", folder / f"{name}.gif"]
+    # Their endings say what they are to be.
+    partial = [path.with_name(f".{name}.{os.getpid()}{path.suffix}") for path in made]
+    try:
+        _make_film(frames, *partial, fps)
+        for path, whole in zip(partial, made, strict=True):
+            path.replace(whole)
+    except OSError as error:
+        raise RunFolderError(f"cannot write the film {made[0]}: {why(folder, error)}") from error
+    finally:
+        for path in partial:
+            remove(path)
+    return made
+
+
+def _make_film(frames: Sequence[np.ndarray | Path], mp4: Path, gif: Path, fps: float) -> None:
     import imageio.v2
     from PIL import Image
 
-    mp4, gif = folder / f"{name}.mp4", folder / f"{name}.gif"
     writer: Any = imageio.v2.get_writer(mp4, fps=fps, codec="libx264", macro_block_size=2)
     with writer:
         for frame in frames:
@@ -206,7 +226,6 @@ def save_film(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps:
 
     rest = pictures()
     next(rest).save(gif, save_all=True, append_images=rest, duration=max(20, round(1000 / fps)), loop=0)
-    return [mp4, gif]
 
 
 def _loaded(frame: np.ndarray | Path) -> np.ndarray:
