@@ -11,10 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
-EXIT_BUDGET = 3
-"""The run's budget for language models is used up; with a larger one the same command goes on."""
+from llmrl.cli.ending import EXIT_INTERRUPTED, ending, say
 
 Config = dict[str, Any]
 Resolve = Callable[[DictConfig], tuple[Config, list[str]]]
@@ -52,16 +49,12 @@ def task(name: str, config: DictConfig, resolve: Resolve, check: Check, compute:
     Raises:
         SystemExit: the config is wrong, or the run did not finish.
     """
-    from llmrl.core.errors import LlmrlError
     from llmrl.core.processes import placed
 
-    try:
+    with ending(name):
         plain, overrides = resolve(config)
         check(plain, overrides)
         _, world_size = placed()
-    except LlmrlError as error:
-        sys.stderr.write(f"\n{name}: {error}\n")
-        raise SystemExit(EXIT_FAILED) from error
     if plain["hardware"].get("launcher") == "slurm" and world_size == 1:
         sys.stderr.write(f"{name}: hardware=slurm_* submits with --multirun; without it the run is computed here\n")
     return reporting(name, compute, plain, overrides)
@@ -97,27 +90,22 @@ def reporting(name: str, compute: Compute, config: Config, overrides: list[str])
 
 
 def _reporting(name: str, compute: Compute, config: Config, overrides: list[str]) -> float | None:
-    from llmrl.core.errors import BudgetExhausted, LlmrlError, RunInUse
     from llmrl.core.processes import Processes
     from llmrl.run.run import Stopped
-    from llmrl.sweeps.work import EXIT_IN_USE
 
-    def say(text: object) -> None:
+    def tell(name: str, text: object) -> None:
         if Processes.joined().leads:
-            sys.stderr.write(f"\n{name}: {text}\n")
+            say(name, text)
 
-    try:
-        return compute(config, overrides)
-    except LlmrlError as error:
-        say(error)
-        code = EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED
-        raise SystemExit(EXIT_IN_USE if isinstance(error, RunInUse) else code) from error
-    except KeyboardInterrupt as interrupt:
-        say("stopped at once; the same command goes on from the last checkpoint")
-        raise SystemExit(EXIT_INTERRUPTED) from interrupt
-    except Stopped as stopped:
-        say(stopped)
-        raise SystemExit(stopped.exit_code) from stopped
+    with ending(name, tell):
+        try:
+            return compute(config, overrides)
+        except KeyboardInterrupt as interrupt:
+            tell(name, "stopped at once; the same command goes on from the last checkpoint")
+            raise SystemExit(EXIT_INTERRUPTED) from interrupt
+        except Stopped as stopped:
+            tell(name, stopped)
+            raise SystemExit(stopped.exit_code) from stopped
 
 
 def opened(argument: str) -> str:
@@ -139,5 +127,5 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
             from llmrl.cli.hints import missing_field, missing_option
 
             if hint := missing_option(sys.argv[1:]) or missing_field(sys.argv[1:], config_name):
-                sys.stderr.write(f"\n{name}: {hint}\n")
+                say(name, hint)
         raise
