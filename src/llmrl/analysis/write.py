@@ -69,9 +69,8 @@ def write_report(
         for folder in (out / "tables", out / "figures") if figures else (out / "tables",):
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunFolderError(
-            f"cannot write the report {out}: {why(out, error, '--out')}; choose a place with --out"
-        ) from error
+        reason = why(out, error, "--out")
+        raise RunFolderError(f"cannot write the report {out}: {reason}; choose a place with --out") from error
     for table in tables:
         write_atomic(out / "tables" / f"{table.name}.csv", table.csv())
         if table.columns:

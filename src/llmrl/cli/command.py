@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from llmrl.cli.ending import EXIT_INTERRUPTED, ending, say
+from llmrl.cli.ending import EXIT_FAILED, EXIT_INTERRUPTED, ending, say
 
 Config = dict[str, Any]
 Resolve = Callable[[DictConfig], tuple[Config, list[str]]]
@@ -26,13 +26,18 @@ _TALKATIVE = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets")
 
 
 def plain_config(config: DictConfig) -> Config:
-    """A composed config as plain data.
+    """A composed config as plain data; Hydra's own config must be set.
 
     Raises:
-        ConfigError: a value is missing.
+        ConfigError: a value is missing, or an option has been taken out.
     """
+    from hydra.core.hydra_config import HydraConfig
+
+    from llmrl.cli.hints import removed
     from llmrl.core.errors import ConfigError
 
+    if out := removed(HydraConfig.get().overrides.task):
+        raise ConfigError(out)
     try:
         container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
@@ -120,12 +125,18 @@ def opened(argument: str) -> str:
 def console(name: str, app: Callable[[], Any], config_name: str) -> None:
     """Console script. Hydra has printed why a composition failed; what was mistyped gets what may have been meant."""
     sys.argv[1:] = [opened(argument) for argument in sys.argv[1:]]
+    if any(argument.startswith(("--config-name", "-cn")) for argument in sys.argv[1:]):
+        from llmrl.cli.hints import saved_config
+
+        if mistaken := saved_config(sys.argv[1:]):
+            say(name, mistaken)
+            raise SystemExit(EXIT_FAILED)
     try:
         app()
     except SystemExit as stop:
         if stop.code == 1 and not isinstance(stop.__cause__, Exception):
-            from llmrl.cli.hints import missing_field, missing_option
+            from llmrl.cli.hints import hint
 
-            if hint := missing_option(sys.argv[1:]) or missing_field(sys.argv[1:], config_name):
-                say(name, hint)
+            if text := hint(sys.argv[1:], config_name):
+                say(name, text)
         raise

@@ -38,7 +38,7 @@ def ending(name: str, tell: Callable[[str, object], None] = say) -> Iterator[Non
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None
     except LlmrlError as error:
-        tell(name, _with_traceback(str(error), error) if error.__cause__ is not None else error)
+        tell(name, _with_traceback(str(error), error))
         code = EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED
         raise SystemExit(EXIT_IN_USE if isinstance(error, RunInUse) else code) from error
     except Exception as error:
@@ -66,7 +66,9 @@ def _with_traceback(text: str, error: BaseException, otherwise: str = "") -> str
     """`text`, and where the whole traceback is, or `otherwise`."""
     from llmrl.core.errors import EngineError, LlmrlError, kept_traceback
 
-    # Of an error that is meant to be read, only a game's own has more to tell.
-    kept = "" if isinstance(error, LlmrlError) and not isinstance(error, EngineError) else kept_traceback(error)
+    # Of errors that are meant to be read, only that which a game raised itself has more to tell.
+    inside = error.__cause__ is not None or hasattr(error, "__notes__")
+    readable = isinstance(error, LlmrlError) and not (isinstance(error, EngineError) and inside)
+    kept = "" if readable else kept_traceback(error)
     more = f"The whole traceback is in {kept}" if kept else otherwise
     return f"{text}\n{more}" if more else text

@@ -76,6 +76,6 @@ def why(path: Path, error: OSError, elsewhere: str = "output_root=<folder>") -> 
     room = f"{free / 1e6:,.1f} MB are free in {folder}"
     limited = {errno.EDQUOT: "; your quota is used up", errno.EFBIG: "; files may not be larger here (ulimit -f)"}
     return (
-        f"{reason}: {room}{limited.get(error.errno or 0, '')}. Make room (`llmrl-sweep clean` shows what runs no longer "
-        f"need) and repeat the same command, or choose another place with {elsewhere}"
+        f"{reason}: {room}{limited.get(error.errno or 0, '')}. Make room (`llmrl-sweep clean` shows what runs no "
+        f"longer need) and repeat the same command, or choose another place with {elsewhere}"
     )

@@ -23,8 +23,8 @@ from llmrl.run.status import read_status
 from llmrl.sweeps.hardware import Hardware
 
 Ending = State | Literal["submitted", "elsewhere", "refused"]
-"""What a launcher can say of a run: a run's state, `cancelled` where the launcher was stopped first; `submitted` and not
-waited for; `elsewhere`: another process or job works on it already; `refused`: it could not be submitted."""
+"""What a launcher can say of a run: a run's state, `cancelled` where the launcher was stopped first; `submitted` and
+not waited for; `elsewhere`: another process or job works on it already; `refused`: it could not be submitted."""
 
 
 STOPPED = "the sweep was stopped before this run's turn"

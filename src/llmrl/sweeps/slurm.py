@@ -193,9 +193,8 @@ def outcome_of(job: Job, queued: Queued, queue: Queue) -> Outcome:
         return Outcome.of(job, record)
     word = ended_states([queued.job_id], queue).get(queued.job_id, "")
     error = record.error if begun else f"job {queued.job_id} left the queue before the run had started"
-    state = (
-        record.state if begun else "cancelled" if word.startswith(CANCELLED) or record.state == "cancelled" else "lost"
-    )
+    taken_back = record.state == "cancelled" or word.startswith(CANCELLED)
+    state = record.state if begun else "cancelled" if taken_back else "lost"
     return Outcome.of(job, record, state=state, error=f"{error} (SLURM: {word})" if word else error)
 
 
