@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ import numpy as np
 
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.statistics import Levels
+from llmrl.core.fields import read_object
 from llmrl.run.content import RESULT_EPISODES, SUMMARY_NAME
 from llmrl.run.shared import PRETRAINING, REPLIES, SOCIETY
 
@@ -98,10 +98,10 @@ def _inside(run: RunRecord, score: float) -> list[np.ndarray] | None:
     A run of an earlier attempt may have left a summary behind that is not of this result.
     """
     try:
-        content = json.loads((run.folder / SUMMARY_NAME).read_text(encoding="utf-8"))
+        content = read_object(run.folder / SUMMARY_NAME)
         values = [np.asarray(society, dtype=np.float64) for society in content[RESULT_EPISODES]]
         result = float(np.mean([society.mean() for society in values]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
     return values if math.isclose(result, score, rel_tol=1e-4, abs_tol=1e-6) else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,10 @@ from typing import Any
 
 from llmrl.analysis.groups import Group
 from llmrl.analysis.runs import RunRecord
+from llmrl.core.fields import read_object
 from llmrl.run.content import SUMMARY_NAME
+
+log = logging.getLogger(__name__)
 
 OBJECTIVE = "principal/objective"
 """The metric that reference lines are about, as the result of a run with a principal is."""
@@ -55,9 +58,15 @@ def references_of(
             found = _references(run)
             if found is None:
                 continue
-            _into(levels, tuple(_over_contexts(found["contexts"], line) for line in LINES), group.shown)
-            if found["warning"]:
-                _into(warned, found["warning"], group.shown)
+            try:
+                level = tuple(_over_contexts(found["contexts"], line) for line in LINES)
+                warning = str(found["warning"] or "")
+            except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+                log.warning("%s: its reference lines cannot be read (%r)", run.folder / SUMMARY_NAME, error)
+                continue
+            _into(levels, level, group.shown)
+            if warning:
+                _into(warned, warning, group.shown)
     lines = [
         ReferenceLine(line, f"{name} ({'; '.join(labels)})" if len(levels) > 1 else name, *level)
         for told, labels in levels.items()
@@ -78,10 +87,10 @@ def _into(found: dict[Any, list[str]], key: Any, label: str) -> None:
 
 def _references(run: RunRecord) -> Mapping[str, Any] | None:
     try:
-        content = json.loads((run.folder / SUMMARY_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = read_object(run.folder / SUMMARY_NAME)
+    except (FileNotFoundError, ValueError):
         return None
-    return content.get("references") if isinstance(content, dict) else None
+    return content.get("references")
 
 
 def _over_contexts(contexts: Sequence[Mapping[str, Any]], line: str) -> tuple[float, float]:

@@ -98,7 +98,6 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         ConfigError, CheckpointError: the folder is no run, has no whole checkpoint, or the mechanism is out of bounds.
         LLMError: a language model that plays does not answer, or its budget is used up.
     """
-    import yaml
 
     from llmrl.cli.adapting import adapted, planned
     from llmrl.cli.asking import announced, askers, refused, with_budget
@@ -112,7 +111,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.cli.stage import NO_FILMS, Stage
     from llmrl.core.errors import BudgetExhausted, ConfigError
     from llmrl.core.seeding import Seeds
-    from llmrl.run.content import RUN_KEY, saved_state
+    from llmrl.run.content import RUN_KEY, read_config, saved_state
     from llmrl.run.metrics import FILE_NAME as METRICS_NAME
     from llmrl.run.metrics import place_of, read_metrics
 
@@ -127,7 +126,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     if len(asked) > 1 and len(names) * len(modes) > 1:
         raise ConfigError("several mechanisms are compared by one --policy in one --mode; name one of each")
     iteration, state = saved_state(args.run)
-    config = yaml.safe_load((args.run / "config.yaml").read_text())
+    config = read_config(args.run)
     if "method" in config:
         raise ConfigError(f"{args.run} is a run of llmrl-finetune, which evaluates itself: see its evaluation.json")
     if not args.env:

@@ -6,9 +6,9 @@ sweep over these shares them.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.cli import needed as needed_runs
@@ -17,6 +17,8 @@ from llmrl.cli.compose import POLICIES, Parts, loop_kind
 from llmrl.cli.needed import NeededRun
 from llmrl.cli.offers import options
 from llmrl.cli.outside import without_digests
+from llmrl.core.errors import RunFolderError
+from llmrl.core.fields import read_object
 from llmrl.loops.references import References, Situation, coarse_scan, neutral
 from llmrl.run.content import SUMMARY_NAME
 
@@ -92,12 +94,24 @@ def known(config: Config, parts: Parts) -> Callable[[], References | None]:
         runs = needed(config, parts)
         if not runs or not all(run.finished for run in runs):
             return None
-        scan, untrained = (
-            json.loads((run.folder / SUMMARY_NAME).read_text(encoding="utf-8"))["history"] for run in runs
-        )
+        scan, untrained = (_history(run.folder / SUMMARY_NAME) for run in runs)
         return References.of(scan, untrained)
 
     return found
+
+
+def _history(path: Path) -> list[dict[str, Any]]:
+    """The proposals of a finished run.
+
+    Raises:
+        RunFolderError: its summary is gone or damaged.
+    """
+    try:
+        history = read_object(path)["history"]
+        return [dict(entry) for entry in history]
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        again = "remove that run's folder, and it is computed again"
+        raise RunFolderError(f"{path}, of the reference lines, cannot be read ({error!r}); {again}") from error
 
 
 def told(config: Config, parts: Parts) -> list[tuple[str, str]]:

@@ -22,13 +22,11 @@ def run_config(run: Path) -> dict[str, Any]:
     Raises:
         LlmrlError: the folder is no run, has no whole checkpoint, or is one of `llmrl-finetune`.
     """
-    import yaml
-
     from llmrl.core.errors import ConfigError
-    from llmrl.run.content import saved_state
+    from llmrl.run.content import read_config, saved_state
 
     saved_state(run)
-    config: dict[str, Any] = yaml.safe_load((run / "config.yaml").read_text())
+    config = read_config(run)
     if "method" in config:
         raise ConfigError(f"{run} is a run of llmrl-finetune, which has no agent to be tested")
     return config

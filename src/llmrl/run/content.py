@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.errors import CheckpointError
+from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.core.records import State
 from llmrl.run import owner, queued, status
 from llmrl.run.checkpoints import CheckpointStore
@@ -41,6 +41,25 @@ def remove_leftovers(folder: Path) -> None:
     for path in folder.glob(".*.tmp"):
         if not path.name.startswith((".clock", ".owner")):
             path.unlink(missing_ok=True)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The resolved config that a run has saved.
+
+    Raises:
+        RunFolderError: there is none, or it is damaged.
+    """
+    import yaml
+
+    path = folder / CONFIG_NAME
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        first = " ".join(str(error).split())
+        raise RunFolderError(f"{path} cannot be read ({first}); start this run by its command") from error
+    if not isinstance(content, dict) or not content:
+        raise RunFolderError(f"{path} holds no configuration; start this run by its command")
+    return content
 
 
 def saved_state(folder: Path) -> tuple[int, State]:

@@ -13,7 +13,7 @@ from typing import Any
 from llmrl.analysis.runs import CANCELLED, UNFINISHED, RunRecord, find_runs, read_run, read_runs
 from llmrl.core.errors import RunFolderError
 from llmrl.run import owner
-from llmrl.run.content import CONFIG_NAME
+from llmrl.run.content import read_config
 from llmrl.run.queued import cancelled_by, read_queued
 from llmrl.run.status import read_status
 from llmrl.sweeps import slurm
@@ -137,21 +137,11 @@ def to_retry(runs: Sequence[RunRecord], states: Sequence[str]) -> list[tuple[Run
     Raises:
         RunFolderError: a run has no config that can be read.
     """
-    import yaml
-
     found = []
     for run in runs:
         if run.state not in states:
             continue
-        path = run.folder / CONFIG_NAME
-        try:
-            config = yaml.safe_load(path.read_text(encoding="utf-8"))
-            queued = read_queued(run.folder)
-            status = read_status(run.folder)
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise RunFolderError(f"{path} cannot be read ({error}); start this run by its command") from error
-        if not isinstance(config, dict):
-            raise RunFolderError(f"{path} holds no configuration; start this run by its command")
+        config, queued, status = read_config(run.folder), read_queued(run.folder), read_status(run.folder)
         overrides = status.overrides if status and status.overrides else queued.overrides if queued else []
         found.append((run, config, overrides))
     return found
