@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -200,6 +202,8 @@ def save_film(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps:
     partial = [path.with_name(f".{name}.{os.getpid()}{path.suffix}") for path in made]
     try:
         _make_film(frames, *partial, fps)
+        if not _is_whole(partial[0]):
+            raise OSError(errno.EIO, "the encoder ended before the film")
         for path, whole in zip(partial, made, strict=True):
             path.replace(whole)
     except OSError as error:
@@ -208,6 +212,20 @@ def save_film(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps:
         for path in partial:
             remove(path)
     return made
+
+
+def _is_whole(mp4: Path) -> bool:
+    """Whether a film has all its parts: the encoder is another process, whose failure to write them is told nowhere."""
+    size, at, kinds = mp4.stat().st_size, 0, set()
+    with mp4.open("rb") as file:
+        while at + 8 <= size:
+            file.seek(at)
+            length, kind = struct.unpack(">I4s", file.read(8))
+            if length == 1:
+                length = struct.unpack(">Q", file.read(8).rjust(8, b"\0"))[0]
+            kinds.add(kind)
+            at += max(length, 8)
+    return at == size and b"moov" in kinds
 
 
 def _make_film(frames: Sequence[np.ndarray | Path], mp4: Path, gif: Path, fps: float) -> None:

@@ -260,7 +260,7 @@ class ChatClient:
                     # A replayed reply says 0: nothing was sent for it.
                     attempts=attempts if reply.attempts else 0,
                 )
-                for reply in map(self._believed, given)
+                for reply in given
             ]
         finally:
             for i, reservation in enumerate(reservations):
@@ -285,7 +285,7 @@ class ChatClient:
         took = self.limits.start(tokens, self._wait)
         self._wait(0.0)
         try:
-            replies = self.provider.complete(requests)
+            replies = [self._believed(reply) for reply in self.provider.complete(requests)]
         except TransientError as error:
             if error.retry_after is not None and error.retry_after <= self.retry.longest_retry_after:
                 self.limits.hold(error.retry_after)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import pickle
 import re
 import sys
 from collections.abc import Mapping
@@ -104,7 +103,7 @@ class CheckpointStore:
             content = torch.load(io.BytesIO(data[:-_FOOTER]), map_location="cpu", weights_only=True)
             version, found = content["format"], content["config_hash"]
             iteration, encoded = content["iteration"], content["state"]
-        except (pickle.UnpicklingError, RuntimeError, ValueError, LookupError, TypeError, EOFError) as error:
+        except Exception as error:
             raise CheckpointError(
                 f"{path} is not a checkpoint of this program: {(str(error).splitlines() or [type(error).__name__])[0]}"
             ) from error
@@ -115,7 +114,10 @@ class CheckpointStore:
                 f"{path} belongs to another configuration: it was written under config hash {found or 'none'}, "
                 f"this run has {self.config_hash}. Use the configuration it was written under, or start anew."
             )
-        return int(iteration), _decode(encoded)
+        try:
+            return int(iteration), _decode(encoded)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{path} is not a checkpoint of this program: {error!r}") from error
 
     def load_newest(self) -> tuple[int, State] | None:
         """The newest whole checkpoint; a damaged one is warned of and the one before it used. None if there is none.
