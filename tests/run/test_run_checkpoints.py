@@ -252,6 +252,6 @@ def test_killed_while_saving_leaves_whole_checkpoints(tmp_path: Path) -> None:
         assert newest is not None
         assert newest[0] > last
         last = newest[0]
-    (tmp_path / "checkpoint_000000000.tmp").touch()  # as if killed in the middle of a write
+    (tmp_path / ".checkpoint_000000000.pt.1.tmp").touch()  # as if killed in the middle of a write
     store.clean()
-    assert not list(tmp_path.glob("*.tmp"))
+    assert not list(tmp_path.glob("*.tmp")) and not list(tmp_path.glob(".*.tmp"))

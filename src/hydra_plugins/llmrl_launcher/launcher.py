@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,9 +63,9 @@ class LlmrlLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from llmrl.cli.apps import app_of, compute
-        from llmrl.cli.command import EXIT_FAILED
+        from llmrl.cli.ending import ending
         from llmrl.cli.report import print_sweep
-        from llmrl.core.errors import ConfigError, LlmrlError
+        from llmrl.core.errors import ConfigError
         from llmrl.sweeps.launch import launch
 
         assert self.config is not None
@@ -74,7 +73,7 @@ class LlmrlLauncher(Launcher):
         setup_globals()
         configure_log(self.config.hydra.job_logging, self.config.hydra.verbose)
         logging.getLogger("llmrl").setLevel(logging.INFO)
-        try:
+        with ending(app.name):
             jobs = self._compose(job_overrides, initial_job_idx)
             if len(dry := {job.config["dry_run"] for job in jobs}) > 1:
                 raise ConfigError("dry_run is for all runs of a sweep or for none")
@@ -84,9 +83,6 @@ class LlmrlLauncher(Launcher):
                 return [_ended(list(overrides), None, 0) for overrides in job_overrides]
             sweep_folder = Path(self.config.hydra.sweep.dir).expanduser().absolute()
             outcomes, code = launch(jobs, compute, sweep_folder, self.wait)
-        except LlmrlError as error:
-            sys.stderr.write(f"\n{app.name}: {error}\n")
-            raise SystemExit(EXIT_FAILED) from error
         print_sweep(outcomes)
         return [_ended(list(o), outcome, code) for o, outcome in zip(job_overrides, outcomes, strict=True)]
 

@@ -53,13 +53,10 @@ class OptunaSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        from llmrl.core.errors import LlmrlError
+        from llmrl.cli.ending import ending
 
-        try:
+        with ending(self._app()):
             self._search([*(f"{key}={value}" for key, value in self.params.items()), *arguments])
-        except LlmrlError as error:
-            sys.stderr.write(f"\n{self._app()}: {error}\n")
-            raise SystemExit(1) from error
 
     def _app(self) -> str:
         """The command that was typed."""
@@ -207,7 +204,7 @@ def _result(job: JobReturn) -> Result:
     """
     from hydra.core.utils import JobStatus
 
-    from llmrl.cli.command import EXIT_FAILED
+    from llmrl.cli.ending import EXIT_FAILED
     from llmrl.core.errors import BudgetExhausted, ConfigError
     from llmrl.run.run import Stopped
 

@@ -77,4 +77,6 @@ def run_totals(run: Path) -> CallTotals:
 
 
 def _plus(a: Any, b: Any) -> Any:
-    return None if a is None or b is None else a + b
+    """The sum of two amounts, unknown if one of them is; none is negative."""
+    known = all(isinstance(x, int | float) and not isinstance(x, bool) and x >= 0 for x in (a, b))
+    return a + b if known else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,10 @@ from llmrl.analysis.levels import clusters_of
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.statistics import standard_error
 from llmrl.analysis.table import NOTHING, Table
+from llmrl.core.fields import fitting, read_object, record_of
 from llmrl.run.content import RESULTS_NAME
+
+log = logging.getLogger(__name__)
 
 SHOWN = {
     "success": "success",
@@ -27,6 +30,16 @@ SHOWN = {
     "invalid_rate": "invalid replies",
 }
 """Means over episodes that are shown, and what they are called; each with its standard error."""
+
+
+@dataclass(frozen=True)
+class _Results:
+    """What is read of a `results.json`; of `per_episode` only what is `SHOWN`."""
+
+    per_episode: dict[str, Any]
+    learned: bool
+    carried: list[str]
+    episodes: int
 
 
 @dataclass(frozen=True)
@@ -148,8 +161,15 @@ def _cell(name: str, each: Played) -> str:
 
 def _read(run: RunRecord) -> dict[str, Any] | None:
     try:
-        content = json.loads((run.folder / RESULTS_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = read_object(run.folder / RESULTS_NAME)
+        if "per_episode" not in content or "learned" not in content:
+            return None
+        record_of(_Results, content)
+        for name in SHOWN.keys() & content["per_episode"].keys():
+            fitting(content["per_episode"][name], list[float | None], name)
+    except FileNotFoundError:
         return None
-    usable = isinstance(content, dict) and isinstance(content.get("per_episode"), dict) and "learned" in content
-    return content if usable else None
+    except ValueError as error:
+        log.warning("%s cannot be read: %s", run.folder / RESULTS_NAME, error)
+        return None
+    return content

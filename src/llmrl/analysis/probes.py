@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from llmrl.analysis.figures import COLOURS, Drawing, check_installed, styled
 from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.core.fields import read_object
 from llmrl.run.content import PROBES_NAME
 from llmrl.run.files import write_bytes
 from llmrl.run.metrics import FILE_NAME, read_metrics
@@ -46,12 +46,15 @@ def probes_drawing(folder: Path) -> Drawing:
         RunFolderError: the files of the run cannot be read.
     """
     try:
-        asked = json.loads((folder / PROBES_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        asked = read_object(folder / PROBES_NAME)
+    except (FileNotFoundError, ValueError) as error:
         raise RunFolderError(f"{folder / PROBES_NAME} cannot be read: {error}") from error
     rows = read_metrics(folder / FILE_NAME, "probe")
     caption = "Probability of each action in the probes' situations; thick: the action that is intended there."
-    return styled("probes", caption, lambda: _figure(asked, rows))
+    try:
+        return styled("probes", caption, lambda: _figure(asked, rows))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"{folder / PROBES_NAME} or the probes' metrics are damaged: {error!r}") from error
 
 
 def _figure(asked: dict[str, Any], rows: list[dict[str, Any]]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from typing import Any
 
 from llmrl.analysis.groups import Group
 from llmrl.analysis.runs import RunRecord
+from llmrl.run.content import SUMMARY_NAME
+
+log = logging.getLogger(__name__)
 
 OBJECTIVE = "principal/objective"
 """The metric that reference lines are about, as the result of a run with a principal is."""
@@ -53,9 +57,15 @@ def references_of(
             found = run.summary().get("references")
             if found is None:
                 continue
-            _into(levels, tuple(_over_contexts(found["contexts"], line) for line in LINES), group.shown)
-            if found["warning"]:
-                _into(warned, found["warning"], group.shown)
+            try:
+                level = tuple(_over_contexts(found["contexts"], line) for line in LINES)
+                warning = str(found["warning"] or "")
+            except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+                log.warning("%s: its reference lines cannot be read (%r)", run.folder / SUMMARY_NAME, error)
+                continue
+            _into(levels, level, group.shown)
+            if warning:
+                _into(warned, warning, group.shown)
     lines = [
         ReferenceLine(line, f"{name} ({'; '.join(labels)})" if len(levels) > 1 else name, *level)
         for told, labels in levels.items()

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.core.errors import RunFolderError
+from llmrl.core.fields import read_object
 from llmrl.run import owner
 from llmrl.run.content import SUMMARY_NAME
 from llmrl.run.folder import split_overrides
@@ -22,16 +24,19 @@ from llmrl.run.metrics import KIND, X
 from llmrl.run.queued import Queued, read_queued
 from llmrl.run.status import Progress, RunState, Status, read_status
 
-State = RunState | Literal["queued", "lost", "unreadable"]
-"""A run's state as a reader sees it. `queued`: a launcher has taken it on, it waits. `lost`: its process, or its place
-in the queue, is gone without a word (kill -9, out of memory, a dead machine). `unreadable`: a record is damaged or of a
-newer llmrl."""
+State = RunState | Literal["queued", "cancelled", "lost", "unreadable"]
+"""A run's state as a reader sees it. `queued`: a launcher has taken it on, it waits. `cancelled`: the user took it back
+before it began. `lost`: its process, or its place in the queue, is gone without a word (kill -9, out of memory, a dead
+machine). `unreadable`: a record is damaged or of a newer llmrl."""
 
-UNFINISHED: tuple[State, ...] = ("failed", "stopped", "preempted", "budget_exhausted", "lost")
+UNFINISHED: tuple[State, ...] = ("failed", "stopped", "preempted", "budget_exhausted", "cancelled", "lost")
 """States in which nobody works on a run and the same command would go on with it."""
 
 _NOT_RUNS = {"checkpoints", "evaluation", "videos", "llm_cache", "__pycache__"}
 _TAIL_BYTES = 16_384
+_SEED = re.compile(r"seed=(-?[0-9]{1,18})")
+CANCELLED = "CANCELLED"
+"""SLURM's word, in accounts with who did it, for a job that was taken back."""
 NOTHING_RECORDED = "no process has got far enough to record anything"
 
 
@@ -84,10 +89,9 @@ class RunRecord:
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`; empty where there is none that can be read."""
         try:
-            content = json.loads((self.folder / SUMMARY_NAME).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return read_object(self.folder / SUMMARY_NAME)
+        except (FileNotFoundError, ValueError):
             return {}
-        return content if isinstance(content, dict) else {}
 
     def last_metrics(self) -> dict[str, Any]:
         """The newest value of each counter and metric in the last whole rows of `metrics.jsonl`; empty without rows.
@@ -98,16 +102,17 @@ class RunRecord:
             with (self.folder / METRICS_NAME).open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 lines = file.read().splitlines(keepends=True)
-        except FileNotFoundError:
+        except OSError:
             return {}
         newest: dict[str, Any] = {}
         for line in lines:
             if line.endswith(b"\n"):
                 try:
                     newest |= json.loads(line)
-                except (ValueError, TypeError):
+                except (ValueError, TypeError, RecursionError):
                     continue  # the first is cut where reading began
-        return {name: value for name, value in newest.items() if name not in (KIND, X)}
+        numbers = (int, float, type(None))
+        return {name: x for name, x in newest.items() if name not in (KIND, X) and isinstance(x, numbers)}
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -122,7 +127,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    if folder.name.startswith("seed=") and folder.name[5:].lstrip("-").isdecimal():
+    if _SEED.fullmatch(folder.name):
         yield folder
         return
     with os.scandir(folder) as entries:
@@ -194,7 +199,10 @@ def read_run(folder: Path, queue: Queue | None = None) -> RunRecord:
             job_id=queued.job_id,
             updated=queued.submitted,
         )
-    state, error_text = _started_state(folder, status, queued, queue)
+    try:
+        state, error_text = _started_state(folder, status, queued, queue)
+    except RunFolderError as error:
+        return RunRecord(**place, **launched, state="unreadable", error=str(error))
     job = status.job_id
     taken_on_again = queued is not None and status.attempt <= queued.attempt and state != "running"
     if queued is not None and taken_on_again and _queued_state(queued, queue)[0] == "queued":
@@ -221,6 +229,8 @@ def read_run(folder: Path, queue: Queue | None = None) -> RunRecord:
 
 def _queued_state(queued: Queued, queue: Queue | None) -> tuple[State, str]:
     """Whether what was taken on still waits, and if not, what became of it."""
+    if queued.cancelled:
+        return "cancelled", f"cancelled before it began: {queued.cancelled}"
     if queued.error:
         return "lost", queued.error
     if queued.launcher == "local" or not queued.job_id:
@@ -230,6 +240,8 @@ def _queued_state(queued: Queued, queue: Queue | None) -> tuple[State, str]:
         return "lost", f"the launcher (process {queued.pid} on {queued.host}) ended before {missed}"
     if queue is None or queue.state(queued, queued.job_id) != "":
         return "queued", ""
+    if queue.ended.get(queued.job_id, "").startswith(CANCELLED):
+        return "cancelled", f"cancelled before it began: job {queued.job_id}, with scancel"
     return "lost", f"job {queued.job_id} left the queue before the run had started"
 
 
@@ -257,5 +269,4 @@ def _alive(holder: owner.Owner, path: Path) -> bool:
 
 
 def _seed(folder: Path) -> int:
-    text = folder.name.removeprefix("seed=")
-    return int(text) if text.lstrip("-").isdecimal() else 0
+    return int(found[1]) if (found := _SEED.fullmatch(folder.name)) else 0

@@ -14,7 +14,7 @@ import numpy as np
 from llmrl.analysis import training
 from llmrl.analysis.runs import RunRecord
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.run.metrics import FILE_NAME, KIND, TIME, metrics_of
+from llmrl.run.metrics import COUNTERS, FILE_NAME, KIND, TIME, metrics_of
 from llmrl.run.training_episodes import training_metrics
 
 AXES = {
@@ -144,9 +144,10 @@ def metric_names(runs: Iterable[RunRecord]) -> list[str]:
         names.update(training.PREFIX + name for name in training_metrics(run.folder))
         for line in _lines(run.folder):
             try:
-                names.update(metrics_of(json.loads(line)))
-            except ValueError:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            names.update(metrics_of(row) if isinstance(row, dict) else ())
     return sorted(name for name in names if not name.startswith(TIME))
 
 
@@ -157,9 +158,13 @@ def _rows(folder: Path, metric: str) -> list[dict[str, Any]]:
     for number, line in enumerate(_lines(folder), start=1):
         if wanted in line:
             try:
-                rows.append(dict(json.loads(line)))
-            except (ValueError, TypeError) as error:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
                 raise RunFolderError(f"{folder / FILE_NAME}, line {number} is damaged") from error
+            told = isinstance(row, dict) and isinstance(row.get(metric), int | float | None)
+            if not told or not all(isinstance(row.get(axis, 0), int | float) for axis in COUNTERS):
+                raise RunFolderError(f"{folder / FILE_NAME}, line {number} is damaged: {metric} is no number there")
+            rows.append(row)
     return [row for row in rows if metric in row]
 
 

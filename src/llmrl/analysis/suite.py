@@ -12,6 +12,7 @@ from llmrl.analysis.figures import COLOURS, Drawing, check_installed, styled
 from llmrl.analysis.proportions import mean_proportion
 from llmrl.analysis.statistics import Interval
 from llmrl.analysis.table import NOTHING, Table
+from llmrl.core import disk
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.run.content import RESULTS_NAME
 from llmrl.run.files import write_atomic, write_bytes, write_json
@@ -128,7 +129,7 @@ def write_suite(results: Results, folder: Path, figure: bool = True) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunFolderError(f"cannot write {folder}: {error.strerror or error}") from error
+        raise RunFolderError(f"cannot write {folder}: {disk.why(folder, error)}") from error
     table = suite_table(results)
     write_json(folder / RESULTS_NAME, {**results, "out": str(folder)})
     write_atomic(folder / "table.csv", table.csv())

@@ -203,7 +203,7 @@ def _env_steps(folder: Path) -> int:
     """Environment steps of the newest update that a run has logged."""
     try:
         lines = (folder / METRICS_NAME).read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
+    except OSError:
         return 0
     for line in reversed(lines):
         if b'"update"' in line and line.endswith(b"\n"):
@@ -211,7 +211,7 @@ def _env_steps(folder: Path) -> int:
                 row = json.loads(line)
                 if row[KIND] == "update":
                     return int(row["env_steps"])
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise RunFolderError(f"{folder / METRICS_NAME} is damaged: {error!r}") from error
     return 0
 

@@ -16,6 +16,7 @@ from llmrl.analysis.levels import FEW
 from llmrl.analysis.report import Report, Section
 from llmrl.analysis.table import Table
 from llmrl.analysis.tables import slugs, tables_of
+from llmrl.core.disk import why
 from llmrl.core.errors import RunFolderError
 from llmrl.run.files import write_atomic, write_bytes
 
@@ -68,7 +69,8 @@ def write_report(
         for folder in (out / "tables", out / "figures") if figures else (out / "tables",):
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunFolderError(f"cannot write the report {out}: {error.strerror}; choose a place with --out") from error
+        reason = why(out, error, "--out")
+        raise RunFolderError(f"cannot write the report {out}: {reason}; choose a place with --out") from error
     for table in tables:
         write_atomic(out / "tables" / f"{table.name}.csv", table.csv())
         if table.columns:

@@ -11,10 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
-EXIT_BUDGET = 3
-"""The run's budget for language models is used up; with a larger one the same command goes on."""
+from llmrl.cli.ending import EXIT_FAILED, EXIT_INTERRUPTED, ending, say
 
 Config = dict[str, Any]
 Resolve = Callable[[DictConfig], tuple[Config, list[str]]]
@@ -29,13 +26,18 @@ _TALKATIVE = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets")
 
 
 def plain_config(config: DictConfig) -> Config:
-    """A composed config as plain data.
+    """A composed config as plain data; Hydra's own config must be set.
 
     Raises:
-        ConfigError: a value is missing.
+        ConfigError: a value is missing, or an option has been taken out.
     """
+    from hydra.core.hydra_config import HydraConfig
+
+    from llmrl.cli.hints import removed
     from llmrl.core.errors import ConfigError
 
+    if out := removed(HydraConfig.get().overrides.task):
+        raise ConfigError(out)
     try:
         container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
@@ -52,16 +54,12 @@ def task(name: str, config: DictConfig, resolve: Resolve, check: Check, compute:
     Raises:
         SystemExit: the config is wrong, or the run did not finish.
     """
-    from llmrl.core.errors import LlmrlError
     from llmrl.core.processes import placed
 
-    try:
+    with ending(name):
         plain, overrides = resolve(config)
         check(plain, overrides)
         _, world_size = placed()
-    except LlmrlError as error:
-        sys.stderr.write(f"\n{name}: {error}\n")
-        raise SystemExit(EXIT_FAILED) from error
     if plain["hardware"].get("launcher") == "slurm" and world_size == 1:
         sys.stderr.write(f"{name}: hardware=slurm_* submits with --multirun; without it the run is computed here\n")
     return reporting(name, compute, plain, overrides)
@@ -99,27 +97,22 @@ def reporting(name: str, compute: Compute, config: Config, overrides: list[str])
 
 
 def _reporting(name: str, compute: Compute, config: Config, overrides: list[str]) -> float | None:
-    from llmrl.core.errors import BudgetExhausted, LlmrlError, RunInUse
     from llmrl.core.processes import Processes
     from llmrl.run.run import Stopped
-    from llmrl.sweeps.work import EXIT_IN_USE
 
-    def say(text: object) -> None:
+    def tell(name: str, text: object) -> None:
         if Processes.joined().leads:
-            sys.stderr.write(f"\n{name}: {text}\n")
+            say(name, text)
 
-    try:
-        return compute(config, overrides)
-    except LlmrlError as error:
-        say(error)
-        code = EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED
-        raise SystemExit(EXIT_IN_USE if isinstance(error, RunInUse) else code) from error
-    except KeyboardInterrupt as interrupt:
-        say("stopped at once; the same command goes on from the last checkpoint")
-        raise SystemExit(EXIT_INTERRUPTED) from interrupt
-    except Stopped as stopped:
-        say(stopped)
-        raise SystemExit(stopped.exit_code) from stopped
+    with ending(name, tell):
+        try:
+            return compute(config, overrides)
+        except KeyboardInterrupt as interrupt:
+            tell(name, "stopped at once; the same command goes on from the last checkpoint")
+            raise SystemExit(EXIT_INTERRUPTED) from interrupt
+        except Stopped as stopped:
+            tell(name, stopped)
+            raise SystemExit(stopped.exit_code) from stopped
 
 
 def opened(argument: str) -> str:
@@ -138,13 +131,19 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
 
     print_records()
     sys.argv[1:] = [opened(argument) for argument in sys.argv[1:]]
+    if any(argument.startswith(("--config-name", "-cn")) for argument in sys.argv[1:]):
+        from llmrl.cli.hints import saved_config
+
+        if mistaken := saved_config(sys.argv[1:]):
+            say(name, mistaken)
+            raise SystemExit(EXIT_FAILED)
     guard_hydra()
     try:
         app()
     except SystemExit as stop:
         if stop.code == 1 and not isinstance(stop.__cause__, Exception):
-            from llmrl.cli.hints import missing_field, missing_option
+            from llmrl.cli.hints import hint
 
-            if hint := missing_option(sys.argv[1:]) or missing_field(sys.argv[1:], config_name):
-                sys.stderr.write(f"\n{name}: {hint}\n")
+            if text := hint(sys.argv[1:], config_name):
+                say(name, text)
         raise

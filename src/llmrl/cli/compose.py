@@ -13,13 +13,16 @@ from llmrl.cli.offers import can_search, needs_mechanism, no_mechanism, options
 from llmrl.cli.pretraining import located
 from llmrl.cli.together import check_together, processes_here
 from llmrl.cli.trusting import shell_keys
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, LlmrlError
+from llmrl.core.limits import NonNegativeFloat
+from llmrl.core.memory import check_games
 from llmrl.core.objectives import Objective
 from llmrl.core.processes import local_device
 from llmrl.core.protocols import Agent, ChatModel, Controller, Loop, Meter, Proposer, Scorer, Teacher, VecEnv
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.trust import Trust
+from llmrl.envs.guard import guarded, raised
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine
@@ -181,7 +184,7 @@ def build_parts(
         render = True
     if render is not None and "render" in env_node:
         env_node["render"] = render
-    env: VecEnv = Builder({"seeds": seeds.child("env"), "device": device}, trusted).build(env_node, "env")
+    env = build_env(env_node, {"seeds": seeds.child("env"), "device": device}, trusted)
     try:
         kind = loop_kind(config)
         governed = kind == "design"
@@ -214,7 +217,7 @@ def build_parts(
                 raise ConfigError("a teacher is one more loss of a learning agent; use agent=ppo, or teacher=none")
             agents.append(builder.build(config["agent"], "agent"))
         # A principal is told the objective it is judged on.
-        judged, cost = judged_on(config, env.spec), config["design"]["spending_cost"]
+        judged, cost = judged_on(config, env.spec), spending_cost(config)
         offered["spec"] = replace(env.spec, objective=judged, spending_cost=cost)
         if kind in ("design", "search"):
             offered["proposals"] = proposals_of(config, kind)
@@ -230,6 +233,23 @@ def build_parts(
         env.close()
         raise
     return Parts(env, agents, principal, teacher, llm, device)
+
+
+def build_env(node: Mapping[str, Any], injected: Mapping[str, Any], trusted: Sequence[str]) -> VecEnv:
+    """The environment that a config's `env` describes; what it raises from then on names it.
+
+    Raises:
+        ConfigError: an option that cannot be, or more games than fit into memory.
+        EngineError: it cannot be made for another reason.
+    """
+    check_games(node.get("n_envs"))
+    try:
+        env: VecEnv = Builder(injected, trusted).build(node, "env")
+    except LlmrlError:
+        raise
+    except Exception as error:
+        raise raised(str(node.get("_target_")), "its constructor", error) from error
+    return guarded(env)
 
 
 def loop_kind(config: Config) -> LoopKind:
@@ -280,7 +300,7 @@ def build_loop(config: Config, parts: Parts, known: Callable[[], Any] | None = N
     if parts.principal is not None:
         injected["principal"] = parts.principal
     else:
-        injected |= {"objective": judged_on(config, parts.env.spec), "spending_cost": config["design"]["spending_cost"]}
+        injected |= {"objective": judged_on(config, parts.env.spec), "spending_cost": spending_cost(config)}
     builder = Builder(injected, config["trusted_modules"])
     built: Loop = builder.build({"_target_": LOOPS[kind], **config[section(kind)]}, section(kind))
     return built
@@ -295,6 +315,16 @@ def judged_on(config: Config, spec: EnvSpec) -> Objective:
     builder = Builder(trusted=config["trusted_modules"])
     chosen: Objective | None = builder.value(config["design"]["objective"], Objective | None, "design.objective")
     return chosen or spec.objective
+
+
+def spending_cost(config: Config) -> float:
+    """What a society's welfare loses for each unit of reward that the mechanism spends: `design.spending_cost`.
+
+    Raises:
+        ConfigError: it is no finite number >= 0.
+    """
+    builder = Builder(trusted=config["trusted_modules"])
+    return float(builder.value(config["design"]["spending_cost"], NonNegativeFloat, "design.spending_cost"))
 
 
 def _searched(controller: Controller, env: VecEnv) -> dict[str, Any]:
@@ -327,6 +357,8 @@ def check_values(config: Config) -> None:
         raise ConfigError(f"seed={config['seed']!r}: a whole number >= 0 is needed")
     for group in ("env", "agent", "principal", "teacher", "hardware"):
         builder.check(config[group], group)
+    check_games(config["env"].get("n_envs"))
+    spending_cost(config)
     check_together(config)
     if asking(config):
         builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")

@@ -231,16 +231,12 @@ def main(argv: list[str] | None = None) -> None:
 
     words, rest = split_words(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(rest)
-    from llmrl.cli.command import EXIT_BUDGET, EXIT_FAILED
+    from llmrl.cli.ending import ending
     from llmrl.cli.report import print_evaluation
-    from llmrl.core.errors import BudgetExhausted, LlmrlError
 
-    try:
+    with ending("llmrl-evaluate"):
         if words or args.suite:
             for results in evaluate_suite(args, words):
                 print_suite(results)
         else:
             print_evaluation(evaluate(args))
-    except LlmrlError as error:
-        sys.stderr.write(f"llmrl-evaluate: {error}\n")
-        raise SystemExit(EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED) from error

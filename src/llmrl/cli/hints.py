@@ -3,12 +3,84 @@
 from __future__ import annotations
 
 import difflib
+import re
+import shlex
+import sys
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+_CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-path", "-cp", "--config-dir", "-cd")}
+_OPEN_KEY = re.compile(r"\.(kwargs|arguments|replace)(\.|$)")
 _PARTS = "parts"
 """Folders of what options are made of, which nobody chooses."""
+
+
+def removed(overrides: Sequence[str]) -> str | None:
+    """A sentence about the first override that takes an option out of the config (`~principal`); None if none does.
+
+    Keys of other people's classes (`env.kwargs.<key>`) may be taken out, and what is Hydra's own.
+    """
+    for override in overrides:
+        key = override.partition("=")[0].removeprefix("~").partition("@")[0]
+        if not override.startswith("~") or key.startswith("hydra") or _OPEN_KEY.search(key):
+            continue
+        if (resources.files("llmrl.conf") / key / "none.yaml").is_file():
+            return f"~{key}: an experiment without it is written {key}=none"
+        return (
+            f"~{key}: no option can be left out of an experiment; set {key}=<value>, or leave ~{key} out of the command"
+        )
+    return None
+
+
+def ungrammatical(overrides: Sequence[str]) -> bool:
+    """Whether one of the overrides is none in Hydra's grammar: Hydra has said where, and nothing else is known then."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        OverridesParser.create().parse_overrides([each for each in overrides if not each.startswith("-")])
+    except HydraException:
+        return True
+    return False
+
+
+def saved_config(arguments: Sequence[str]) -> str | None:
+    """A sentence about a run's saved config that is given as `--config-name`; None if none is."""
+    given = {flag: _values(arguments, *names) for flag, names in _CONFIG.items()}
+    for name in given["name"]:
+        folders = [Path(), *map(Path, given["folder"])]
+        for path in (folder / (name if name.endswith(".yaml") else f"{name}.yaml") for folder in folders):
+            if path.is_file() and (path.name == "config.yaml" or path.parent.name.startswith("seed=")):
+                return _of_run(path)
+        if "/" in name and name.rpartition("/")[2].removesuffix(".yaml") == "config":
+            return _of_run(Path(name))
+    return None
+
+
+def _of_run(path: Path) -> str:
+    from llmrl.core.errors import RunFolderError
+    from llmrl.run.status import read_status
+
+    what = f"{path} is the config that a run has saved, with all values filled in; --config-name takes none"
+    try:
+        status = read_status(path.parent)
+    except RunFolderError:
+        status = None
+    if status is None or not status.overrides:
+        return f"{what}. Give the options by which that run was started"
+    command = f"{Path(sys.argv[0]).name} {shlex.join(status.overrides)}"
+    return f"{what}. The same run: {command}\nWith rerun=true it is computed again, with seed=<n> for another seed"
+
+
+def hint(arguments: Sequence[str], primary: str) -> str | None:
+    """What may have been meant by arguments with which Hydra could compose no config; None if nobody can tell.
+
+    `primary` is the config that the command composes.
+    """
+    if ungrammatical(arguments):
+        return None
+    return removed(arguments) or missing_option(arguments) or missing_field(arguments, primary)
 
 
 def missing_option(arguments: Sequence[str]) -> str | None:
@@ -48,8 +120,13 @@ def _no_option(group: str, option: str, found: set[str]) -> str:
 
 def _folders(arguments: Sequence[str]) -> list[Path]:
     """Folders of the user's own options."""
-    after = [arguments[i + 1] for i, a in enumerate(arguments[:-1]) if a in ("--config-dir", "-cd")]
-    return [Path(each) for each in (*after, *(a.partition("=")[2] for a in arguments if a.startswith("--config-dir=")))]
+    return [Path(each) for each in _values(arguments, "--config-dir", "-cd")]
+
+
+def _values(arguments: Sequence[str], *names: str) -> list[str]:
+    """What is given for a flag, after it or with an equals sign."""
+    after = [arguments[i + 1] for i, a in enumerate(arguments[:-1]) if a in names]
+    return [*after, *(a.partition("=")[2] for a in arguments if a.partition("=")[0] in names and "=" in a)]
 
 
 def missing_field(arguments: Sequence[str], primary: str = "train") -> str | None:
@@ -75,6 +152,8 @@ def missing_field(arguments: Sequence[str], primary: str = "train") -> str | Non
     except HydraException:
         return None
     for key, _ in pairs:
+        if key.partition("@")[0] in groups:  # a part, and which there are is known
+            continue
         *parents, field = key.split(".")
         node = OmegaConf.select(config, ".".join(parents)) if parents else config
         if isinstance(node, DictConfig) and field not in list(node):  # `in` denies a field without a default

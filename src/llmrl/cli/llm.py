@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,10 +189,10 @@ def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[s
 def main(argv: Sequence[str] | None = None) -> None:
     """Console script."""
     args = parser().parse_args(argv)
+    from llmrl.cli.ending import ending
     from llmrl.cli.report import print_rows, print_table
-    from llmrl.core.errors import LlmrlError
 
-    try:
+    with ending("llmrl-llm"):
         if args.command == "check":
             print_rows("One request", check(args.overrides, args.config_dir))
         elif args.command == "make":
@@ -202,9 +201,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             print_rows("A small model", make(args))
         else:
             print_table(str(args.folder), *totals(args.folder))
-    except LlmrlError as error:
-        sys.stderr.write(f"llmrl-llm: {error}\n")
-        raise SystemExit(1) from error
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ sweep over these shares them.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.analysis.references import LINES
@@ -17,6 +17,8 @@ from llmrl.cli.compose import POLICIES, Parts, asking, games_of_a_society, loop_
 from llmrl.cli.needed import NeededRun
 from llmrl.cli.offers import options
 from llmrl.cli.outside import without_digests
+from llmrl.core.errors import RunFolderError
+from llmrl.core.fields import read_object
 from llmrl.loops.references import References, Situation, coarse_scan
 from llmrl.run.content import SUMMARY_NAME
 
@@ -83,11 +85,24 @@ def ensure(config: Config, parts: Parts, behind: Sequence[NeededRun], run: Run) 
 
 
 def known(behind: Sequence[NeededRun]) -> References | None:
-    """Return the reference lines that the runs `behind` them give; None while these are not finished, or are none."""
+    """Return the reference lines that the runs `behind` them give; None while these are not finished, or are none.
+
+    Raises:
+        RunFolderError: the summary of one of them is gone or damaged.
+    """
     if not behind or not all(run.finished for run in behind):
         return None
-    scan, untrained = (json.loads((run.folder / SUMMARY_NAME).read_text(encoding="utf-8"))["history"] for run in behind)
+    scan, untrained = (_history(run.folder / SUMMARY_NAME) for run in behind)
     return References.of(scan, untrained)
+
+
+def _history(path: Path) -> list[dict[str, Any]]:
+    """The proposals of a finished run."""
+    try:
+        return [dict(entry) for entry in read_object(path)["history"]]
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        again = "remove that run's folder, and it is computed again"
+        raise RunFolderError(f"{path}, of the reference lines, cannot be read ({error!r}); {again}") from error
 
 
 def told(config: Config, parts: Parts, behind: Sequence[NeededRun]) -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -16,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llmrl.cli.reached import print_reached
+from llmrl.core.fields import read_object
 from llmrl.core.printable import printable
 from llmrl.core.protocols import ChatModel, Meter, Scorer
 from llmrl.run.content import RESULTS_NAME
@@ -73,13 +73,13 @@ def print_skipped(run: Run) -> None:
 
 def _recorded(folder: Path) -> dict[str, Any]:
     """The config that a run was started with last; empty where it cannot be read."""
-    import yaml
+    from llmrl.core.errors import RunFolderError
+    from llmrl.run.content import read_config
 
     try:
-        content = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
+        return read_config(folder, ())
+    except RunFolderError:
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def print_summary(run: Run) -> None:
@@ -161,9 +161,10 @@ _ESTIMATES = ("mean", "s.e.", "95% interval", "min", "max")
 
 def _measured(folder: Path) -> dict[str, Any]:
     """What the final episodes of a run measured; empty where it has none."""
-    path = folder / RESULTS_NAME
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return content
+    try:
+        return read_object(folder / RESULTS_NAME)
+    except (FileNotFoundError, ValueError):
+        return {}
 
 
 def _numbers(row: dict[str, float | None]) -> list[str]:

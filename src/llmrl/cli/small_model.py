@@ -57,7 +57,7 @@ def make(args: argparse.Namespace) -> list[tuple[str, str]]:
     Raises:
         ConfigError: the environment has no such texts, the folder is not empty, or widths do not fit.
     """
-    from llmrl.cli.build import Builder
+    from llmrl.cli.compose import build_env
     from llmrl.cli.llm import composed
     from llmrl.core.errors import ConfigError
     from llmrl.core.seeding import Seeds
@@ -67,7 +67,7 @@ def make(args: argparse.Namespace) -> list[tuple[str, str]]:
         raise ConfigError(f"{args.folder} is there and not empty: give another folder, or remove it")
     config = composed(args.overrides, None, ("env", "seed", "trusted_modules"))
     seeds = Seeds(config["seed"]).child("small model")
-    env: VecEnv = Builder({"seeds": seeds.child("env")}, config["trusted_modules"]).build(config["env"], "env")
+    env = build_env(config["env"], {"seeds": seeds.child("env")}, config["trusted_modules"])
     try:
         texts = _texts(env, args.channel, seeds)
     finally:

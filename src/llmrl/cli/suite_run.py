@@ -131,7 +131,7 @@ def _play_test(
 ) -> dict[str, Any]:
     """What each player did in each kind, or why it could not: the error that says so. Kinds that cannot be done with
     the actions there are, are in `lacking` with the reason."""
-    from llmrl.cli.build import Builder
+    from llmrl.cli.compose import build_env
     from llmrl.core.errors import ConfigError
     from llmrl.core.seeding import Seeds
     from llmrl.loops.suite import play_kind
@@ -143,7 +143,7 @@ def _play_test(
     for kind, node in test.environments(own.action_names):
         seeds = Seeds(args.seed).child("suite").child(test.name).child(kind)
         try:
-            env: VecEnv = Builder({"seeds": seeds.child("env")}, config["trusted_modules"]).build(node, "env")
+            env = build_env(node, {"seeds": seeds.child("env")}, config["trusted_modules"])
         except ConfigError as error:
             refused |= {name: str(error) for name in names}
             break

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("run", "seed", "state", "try", "done", "steps/s", "left", "last", "LLM $", "where", "")
 STYLES = {"failed": "red", "lost": "red", "unreadable": "red", "running": "green"}
-RETRIED = "failed,stopped,preempted,lost"
+RETRIED = "failed,stopped,preempted,cancelled,lost"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -258,13 +258,8 @@ def _clock(seconds: float) -> str:
 def main(argv: list[str] | None = None) -> None:
     """Console script."""
     args = parser().parse_args(argv)
-    from llmrl.core.errors import LlmrlError
+    from llmrl.cli.ending import ending
 
     commands = {"status": status, "retry": retry, "cancel": cancel, "logs": logs, "clean": clean}
-    try:
+    with ending("llmrl-sweep"):
         raise SystemExit(commands[args.command](args))
-    except LlmrlError as error:
-        sys.stderr.write(f"llmrl-sweep: {error}\n")
-        raise SystemExit(1) from error
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None

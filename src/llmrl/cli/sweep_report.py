@@ -154,17 +154,14 @@ def print_numbers(numbers: Report, page: Path) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Console script."""
     args = parser().parse_args(argv)
-    from llmrl.core.errors import LlmrlError
+    from llmrl.cli.ending import EXIT_FAILED, ending, say
 
-    try:
+    with ending("llmrl-report"):
         numbers, page = report(args)
         print_numbers(numbers, page)
-    except LlmrlError as error:
-        sys.stderr.write(f"llmrl-report: {error}\n")
-        raise SystemExit(1) from error
     if not numbers.counted:
-        sys.stderr.write(f"llmrl-report: no run in {printable(args.folder)} has a score; the report says why\n")
-        raise SystemExit(1)
+        say("llmrl-report", f"no run in {args.folder} has a score; the report says why")
+        raise SystemExit(EXIT_FAILED)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,9 @@ def checked(value: Any, hint: Any, where: str) -> Any:
 
     try:
         try:
-            adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+            # Nothing that is computed with can be infinite, or no number.
+            settings = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+            adapter: TypeAdapter[Any] = TypeAdapter(hint, config=settings)
         except PydanticUserError:  # dataclasses and models carry their own configuration
             adapter = TypeAdapter(hint)
         return adapter.validate_python(value, strict=not isinstance(value, list | dict))
@@ -56,4 +58,6 @@ def checked(value: Any, hint: Any, where: str) -> Any:
         first = error.errors()[0]
         place = "".join(f"[{p}]" if isinstance(p, int) else "" for p in first["loc"])
         wrong = first["input"] if place else value
-        raise ConfigError(f"{where}{place}={wrong!r}: {first['msg'].lower()}, got {type(wrong).__name__}") from error
+        whole = first["type"] == "int_type" and isinstance(wrong, float) and wrong.is_integer() and abs(wrong) < 1e18
+        got = f"write {int(wrong)}" if whole else f"got {type(wrong).__name__}"
+        raise ConfigError(f"{where}{place}={wrong!r}: {first['msg'].lower()}, {got}") from error

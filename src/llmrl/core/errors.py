@@ -12,6 +12,19 @@ def short_error(error: BaseException) -> str:
     return first if isinstance(error, LlmrlError) and first else f"{type(error).__name__}: {first}".rstrip(": ")
 
 
+_TRACEBACK = "__llmrl_traceback__"
+
+
+def keep_traceback(error: BaseException, path: str) -> None:
+    """Note on an error where its whole traceback has been written."""
+    setattr(error, _TRACEBACK, path)
+
+
+def kept_traceback(error: BaseException) -> str:
+    """Where the whole traceback of an error has been written; empty if nowhere."""
+    return str(getattr(error, _TRACEBACK, ""))
+
+
 class LlmrlError(Exception):
     """Base of all errors that are the user's or the machine's business rather than a defect of this package.
 

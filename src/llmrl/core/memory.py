@@ -35,6 +35,18 @@ def free_memory(device: str) -> int | None:
     return min(limits) if limits else None
 
 
+LEAST_GAME = 256
+"""Bytes that one of many games takes at the very least: its state, what is seen of it in one step, its sums."""
+
+
+def check_games(n_envs: object) -> None:
+    """Raise ConfigError for more games, `env.n_envs`, than could be in this machine's memory, whatever they are."""
+    if isinstance(n_envs, int):
+        most = round(SHARE * (free_memory("cpu") or 0) / LEAST_GAME)
+        advice = f"at the very most {most:,} games fit, and of most environments a few thousand"
+        need_memory(n_envs * LEAST_GAME, "cpu", f"env.n_envs={n_envs}: the games", advice)
+
+
 def need_memory(n_bytes: int, device: str, what: str, advice: str) -> None:
     """Raise ConfigError where `n_bytes` for `what` would not fit; `advice` says what would."""
     free = free_memory(device)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.disk import remove, why
+from llmrl.core.errors import ConfigError, RunFolderError
 
 GIF_FRAMES = 150
 """GIFs are thinned to about this many frames: they hold no compressed video."""
@@ -188,12 +192,46 @@ def _wrapped(text: str, width: float, font: Any) -> list[str]:
 def save_film(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps: float) -> list[Path]:
     """Write frames, pictures [height, width, 3] of one even size or files of them, as `<name>.mp4` and `<name>.gif`.
 
-    One frame at a time is held. Returns the files.
+    One frame at a time is held. Returns the files, which appear whole or not at all.
+
+    Raises:
+        RunFolderError: they cannot be written.
     """
+    made = [folder / f"{name}.mp4", folder / f"{name}.gif"]
+    # Their endings say what they are to be.
+    partial = [path.with_name(f".{name}.{os.getpid()}{path.suffix}") for path in made]
+    try:
+        _make_film(frames, *partial, fps)
+        if not _is_whole(partial[0]):
+            raise OSError(errno.EIO, "the encoder ended before the film")
+        for path, whole in zip(partial, made, strict=True):
+            path.replace(whole)
+    except OSError as error:
+        raise RunFolderError(f"cannot write the film {made[0]}: {why(folder, error)}") from error
+    finally:
+        for path in partial:
+            remove(path)
+    return made
+
+
+def _is_whole(mp4: Path) -> bool:
+    """Whether a film has all its parts: the encoder is another process, whose failure to write them is told nowhere."""
+    size, at, kinds = mp4.stat().st_size, 0, set()
+    with mp4.open("rb") as file:
+        while at + 8 <= size:
+            file.seek(at)
+            length, kind = struct.unpack(">I4s", file.read(8))
+            if length == 1:
+                length = struct.unpack(">Q", file.read(8).rjust(8, b"\0"))[0]
+            kinds.add(kind)
+            at += max(length, 8)
+    return at == size and b"moov" in kinds
+
+
+def _make_film(frames: Sequence[np.ndarray | Path], mp4: Path, gif: Path, fps: float) -> None:
     import imageio.v2
     from PIL import Image
 
-    mp4, gif = folder / f"{name}.mp4", folder / f"{name}.gif"
     writer: Any = imageio.v2.get_writer(mp4, fps=fps, codec="libx264", macro_block_size=2)
     with writer:
         for frame in frames:
@@ -206,7 +244,6 @@ def save_film(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps:
 
     rest = pictures()
     next(rest).save(gif, save_all=True, append_images=rest, duration=max(20, round(1000 / fps)), loop=0)
-    return [mp4, gif]
 
 
 def _loaded(frame: np.ndarray | Path) -> np.ndarray:

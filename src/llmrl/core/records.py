@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -193,6 +194,19 @@ class ChatReply:
     finish: str = ""
     attempts: int = 1
     error: str = ""
+
+
+def impossible(reply: ChatReply) -> list[str]:
+    """Which numbers of a reply none can have: negative, not finite, or no numbers."""
+    counts = [name for name in ("prompt_tokens", "completion_tokens", "cached_tokens") if not _counts(reply, name)]
+    cost = reply.cost
+    amount = cost is None or (isinstance(cost, int | float) and not isinstance(cost, bool) and 0 <= cost < math.inf)
+    return counts if amount else [*counts, "cost"]
+
+
+def _counts(reply: ChatReply, name: str) -> bool:
+    value = getattr(reply, name)
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 
 @dataclass(frozen=True)

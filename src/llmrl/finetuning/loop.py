@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.errors import CheckpointError, ConfigError
+from llmrl.core.errors import CheckpointError, ConfigError, RunFolderError
+from llmrl.core.fields import read_object
 from llmrl.core.limits import PositiveInt
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
@@ -307,9 +308,14 @@ def _tag(name: str) -> str:
 
 
 def read_results(run: Path) -> dict[str, Any] | None:
-    """What `evaluation.json` of a run folder holds; None where there is none."""
-    import json
+    """What `evaluation.json` of a run folder holds; None where there is none.
 
-    path = run / RESULTS
-    found: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    return found
+    Raises:
+        RunFolderError: it cannot be read.
+    """
+    try:
+        return read_object(run / RESULTS)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise RunFolderError(f"{run / RESULTS} cannot be read: {error}") from error

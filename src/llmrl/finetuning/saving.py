@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from llmrl.core.disk import sync_folder, why
 from llmrl.core.errors import RunFolderError
 from llmrl.llms.local.adapter import CONFIG, write_base
-from llmrl.run.files import sync_folder
 
 
 def save_adapter(model: Any, folder: Path, name: str, revision: str | None, files: str | None) -> None:
@@ -40,7 +40,9 @@ def save_adapter(model: Any, folder: Path, name: str, revision: str | None, file
         temporary.replace(folder)
         sync_folder(folder.parent)
     except OSError as error:
-        raise RunFolderError(f"cannot write the adapter to {folder}: {error.strerror or error}") from error
+        raise RunFolderError(f"cannot write the adapter to {folder}: {why(folder, error)}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _texts(values: list[Any]) -> bool:

@@ -18,6 +18,7 @@ from llmrl.core.spaces import ParameterSpace
 from llmrl.core.unit import from_unit
 from llmrl.loops.episodes import drawn
 from llmrl.loops.proposals import FILE_NAME, read_proposals
+from llmrl.run.content import read_config
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import unwritable
 
@@ -149,15 +150,13 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
     Raises:
         ConfigError: it is no search run, has no proposals yet, or is about another task.
     """
-    import yaml
-
     path = folder / FILE_NAME
     if not path.is_file() or not (folder / "config.yaml").is_file():
         raise ConfigError(
             f"dataset.runs: {folder} is no folder of a search run (it has no {FILE_NAME}); give one like "
             "outputs/cartpole/<run>/seed=0, or a folder around such ones"
         )
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    config = read_config(folder, ())
     other = task_of(config, seeded="seed" in task)
     differs = sorted(key for key in {*task, *other} if task.get(key) != other.get(key))
     if differs:

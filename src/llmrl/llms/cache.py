@@ -12,12 +12,14 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from llmrl.core.disk import remove, why
 from llmrl.core.errors import LLMError, RunFolderError
-from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.core.fields import record_of
+from llmrl.core.records import ChatReply, ChatRequest, impossible
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ class Cache:
 
     def __init__(self, folder: Path, mode: Mode = "readwrite") -> None:
         self.folder, self.mode = folder, mode
+        self._damaged: set[Path] = set()  # of which it has been told
 
     def get(self, key: str) -> ChatReply | None:
         """The kept reply, with `attempts` 0; None if there is none. A damaged file counts as none, with a warning."""
@@ -44,13 +47,13 @@ class Cache:
             return None
         path = self._path(key)
         try:
-            entry = json.loads(path.read_text(encoding="utf-8"))
-            reply = entry["reply"]
-            return ChatReply(_join(reply["text"]), attempts=0, **{name: reply[name] for name in _KEPT})
+            return _reply(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
-            logger.warning("%s is damaged (%s: %s) and will be asked for anew", path, type(error).__name__, error)
+        except (ValueError, RecursionError) as error:
+            if path not in self._damaged:
+                logger.warning("%s is damaged (%s) and will be asked for anew", path, error)
+            self._damaged.add(path)
             return None
         except OSError as error:
             raise _unusable("read", path, error) from error
@@ -96,7 +99,7 @@ class Cache:
                 partial.rename(path)  # what is there is damaged
             return reply
         finally:
-            partial.unlink(missing_ok=True)
+            remove(partial)
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"
@@ -119,13 +122,36 @@ def _entry(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: C
 
 
 def _unusable(verb: str, path: Path, error: OSError) -> RunFolderError:
+    reason = why(path, error, "llm.cache_dir=<folder>")
     return RunFolderError(
-        f"cannot {verb} the cache of replies {path}: {error.strerror or error}. Choose another folder with "
-        "llm.cache_dir=<folder>, or do without: llm.cache=off"
+        f"cannot {verb} the cache of replies {path}: {reason}. Choose another folder with llm.cache_dir=<folder>, or "
+        "do without: llm.cache=off"
     )
 
 
-def _join(lines: list[str]) -> str:
-    if not isinstance(lines, list):
-        raise TypeError("the text is no list of lines")
-    return "\n".join(lines)
+@dataclass(frozen=True)
+class _Kept:
+    """What an entry holds of a reply, see `ChatReply`; `text` by lines."""
+
+    text: list[str]
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+    cost: float | None
+    latency: float
+    finish: str
+
+
+def _reply(entry: Any) -> ChatReply:
+    """The reply of an entry.
+
+    Raises:
+        ValueError: it is none, or one with numbers that none can have.
+    """
+    if not isinstance(entry, dict) or not isinstance(entry.get("reply"), dict):
+        raise ValueError("it holds no reply")
+    kept = record_of(_Kept, entry["reply"])
+    reply = ChatReply("\n".join(kept.text), attempts=0, **{name: getattr(kept, name) for name in _KEPT})
+    if wrong := impossible(reply):
+        raise ValueError(f"its {wrong[0]} is {getattr(reply, wrong[0])!r}")
+    return reply

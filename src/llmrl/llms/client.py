@@ -7,6 +7,7 @@ A call passes through the pieces in this order; each is a small class of its own
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, NotAsked
-from llmrl.core.records import ChatReply, ChatRequest, State
+from llmrl.core.records import ChatReply, ChatRequest, State, impossible
 from llmrl.llms.budget import Budget, Reservation
 from llmrl.llms.cache import Cache, Mode
 from llmrl.llms.ledger import FILE_NAME, Ledger
@@ -24,6 +25,8 @@ from llmrl.llms.limits import Limits
 from llmrl.llms.provider import Provider
 from llmrl.llms.request_key import Repeats, request_key
 from llmrl.llms.retry import Retry, TransientError
+
+logger = logging.getLogger(__name__)
 
 Failures = Literal["stop", "fall_back"]
 
@@ -103,7 +106,7 @@ class ChatClient:
             self.budget.spent = ledger.spent_before
         self._repeats = Repeats()
         self._lock = threading.Lock()
-        self._stopping, self._broken = stopping, False
+        self._stopping, self._broken, self._believing = stopping, False, True
         self._used = {"calls": 0.0, **dict.fromkeys(_TOTALS, 0.0)}
         # Totals that miss a number are not zero but unknown, and stay so.
         self._unknown = dict.fromkeys(_TOTALS, False)
@@ -264,6 +267,15 @@ class ChatClient:
                 self.budget.settle(reservation, replies[i] if replies else None)
         return [self._keep(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
+    def _believed(self, reply: ChatReply) -> ChatReply:
+        """The reply without numbers that none can have: they are unknown, and take nothing from what was spent."""
+        wrong = impossible(reply)
+        if wrong and self._believing:
+            self._believing = False
+            said = ", ".join(f"{name}={getattr(reply, name)!r}" for name in wrong)
+            logger.warning("%s tells of a reply with %s, which is taken for unknown (told once)", self.label, said)
+        return replace(reply, **dict.fromkeys(wrong)) if wrong else reply
+
     def _cost(self, reply: ChatReply) -> float | None:
         if reply.cost is not None:
             return reply.cost
@@ -273,7 +285,7 @@ class ChatClient:
         took = self.limits.start(tokens, self._wait)
         self._wait(0.0)
         try:
-            replies = self.provider.complete(requests)
+            replies = [self._believed(reply) for reply in self.provider.complete(requests)]
         except TransientError as error:
             if error.retry_after is not None and error.retry_after <= self.retry.longest_retry_after:
                 self.limits.hold(error.retry_after)
@@ -283,9 +295,11 @@ class ChatClient:
         return replies
 
     def _keep(self, call: _Call, reply: ChatReply) -> ChatReply:
-        if self.cache is not None:
-            reply = self.cache.put(call.key, self.provider.identity, call.request, reply)
-        self._record(call, reply)
+        try:
+            if self.cache is not None:
+                reply = self.cache.put(call.key, self.provider.identity, call.request, reply)
+        finally:
+            self._record(call, reply)  # it is paid, whether or not it could be kept
         return reply
 
     def _record(self, call: _Call, result: ChatReply | LLMError) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import re
 from abc import abstractmethod
@@ -11,6 +13,8 @@ from typing import Any
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.provider import Provider
+
+logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 10**9
 """No prompt and no reply has so many."""
@@ -106,5 +110,14 @@ class HostedProvider(Provider):
 
 
 def token_count(value: object) -> int | None:
-    """A count as a server reports it; None for anything that cannot be one."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_TOKENS else None
+    """A count as a server reports it; None, with a warning, for anything that cannot be one."""
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_TOKENS):
+        return value
+    _warn_of_count()
+    return None
+
+
+@functools.cache
+def _warn_of_count() -> None:
+    """Once in a process: a server that counts wrongly does so in every reply."""
+    logger.warning("a server counts tokens in numbers that none can have, such as negative ones: they are unknown")

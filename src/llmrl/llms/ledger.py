@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from llmrl.core.disk import why
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.budget import Budget, Spent
@@ -45,7 +46,7 @@ class Ledger:
             _close_last_line(path)
             self.spent_before = _last_spent(path)
         except OSError as error:
-            raise RunFolderError(f"cannot write the call log {path}: {error.strerror or error}") from error
+            raise RunFolderError(f"cannot write the call log {path}: {why(path, error)}") from error
 
     def record(
         self,
@@ -89,7 +90,10 @@ class Ledger:
         with self._lock:
             # Read under the lock, so that totals never fall from one line to the next.
             line["spent"] = asdict(budget.spent)
-            _append(self.path, json.dumps(line, ensure_ascii=False) + "\n")
+            try:
+                _append(self.path, json.dumps(line, ensure_ascii=False) + "\n")
+            except OSError as error:
+                raise RunFolderError(f"cannot write the call log {self.path}: {why(self.path, error)}") from error
 
 
 def read_calls(path: Path) -> Iterator[dict[str, Any]]:

@@ -48,7 +48,7 @@ class ReplayChat(Provider):
         self._replies: dict[str, ChatReply] = {}
         recorded: dict[str, Any] = {}
         for call in read_calls(self.path):
-            if "reply" in call and "hash" in call:
+            if isinstance(call.get("reply"), str) and isinstance(call.get("hash"), str):
                 recorded = recorded or call
                 numbers: dict[str, Any] = {name: call[name] for name in _REPLY if call.get(name) is not None}
                 self._replies[call["hash"]] = ChatReply(call["reply"], attempts=0, **numbers)

@@ -13,8 +13,6 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import os
-import pickle
 import re
 import sys
 from collections.abc import Mapping
@@ -23,9 +21,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from llmrl.core.disk import beside, remove, why
 from llmrl.core.errors import CheckpointError
 from llmrl.core.records import State
-from llmrl.run.files import sync_folder
 
 log = logging.getLogger(__name__)
 
@@ -73,20 +71,18 @@ class CheckpointStore:
             "state": _encode(state, "state"),
         }
         path = self.path(iteration)
-        temporary = path.with_suffix(".tmp")
+        writer = _HashingWriter()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.clean()
-            with temporary.open("wb") as file:
-                writer = _HashingWriter(file)
+            with beside(path) as file:
+                writer.file = file
                 torch.save(content, writer)  # type: ignore[arg-type]  # needs `write` and `flush` only
                 file.write(MAGIC + writer.digest())
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            sync_folder(self.folder)
         except (OSError, RuntimeError) as error:  # torch reports a failing write as RuntimeError
-            raise CheckpointError(f"cannot write {path}: {error}") from error
+            failed = error if isinstance(error, OSError) else writer.error
+            reason = why(path, failed) if failed is not None else error
+            raise CheckpointError(f"cannot write {path}: {reason}") from error
         self._prune(path)
         return path
 
@@ -107,9 +103,9 @@ class CheckpointStore:
             content = torch.load(io.BytesIO(data[:-_FOOTER]), map_location="cpu", weights_only=True)
             version, found = content["format"], content["config_hash"]
             iteration, encoded = content["iteration"], content["state"]
-        except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError) as error:
+        except Exception as error:
             raise CheckpointError(
-                f"{path} is not a checkpoint of this program: {str(error).splitlines()[0]}"
+                f"{path} is not a checkpoint of this program: {(str(error).splitlines() or [type(error).__name__])[0]}"
             ) from error
         if version != _FORMAT:
             raise CheckpointError(f"{path} has checkpoint format {version}; this version reads {_FORMAT}")
@@ -118,7 +114,10 @@ class CheckpointStore:
                 f"{path} belongs to another configuration: it was written under config hash {found or 'none'}, "
                 f"this run has {self.config_hash}. Use the configuration it was written under, or start anew."
             )
-        return int(iteration), _decode(encoded)
+        try:
+            return int(iteration), _decode(encoded)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{path} is not a checkpoint of this program: {error!r}") from error
 
     def load_newest(self) -> tuple[int, State] | None:
         """The newest whole checkpoint; a damaged one is warned of and the one before it used. None if there is none.
@@ -146,8 +145,8 @@ class CheckpointStore:
 
     def clean(self) -> None:
         """Remove what a killed process left half-written, or had no time to remove. For the owner of the run only."""
-        for leftover in [*self.folder.glob("checkpoint_*.tmp"), *self.paths()[: -self.keep]]:
-            leftover.unlink()
+        for leftover in [*self.folder.glob(".checkpoint_*.tmp"), *self.paths()[: -self.keep]]:
+            remove(leftover)
 
     def _prune(self, newest: Path) -> None:
         # Files of later iterations are damaged ones that loading went past: this run is now behind them.
@@ -160,18 +159,29 @@ class DamagedCheckpointError(CheckpointError):
 
 
 class _HashingWriter:
-    """Passes writes on to a file and digests them on the way, so that a checkpoint is in memory only once."""
+    """Passes writes on to `file` and digests them on the way, so that a checkpoint is in memory only once.
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    Attributes:
+        file: to be set before the first write.
+        error: of a write that failed; torch tells of it without saying why.
+    """
+
+    file: IO[bytes]
+
+    def __init__(self) -> None:
         self._hash = hashlib.sha256()
+        self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
         self._hash.update(data)
-        return self._file.write(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
     def flush(self) -> None:
-        self._file.flush()
+        self.file.flush()
 
     def digest(self) -> bytes:
         return self._hash.digest()

@@ -55,12 +55,11 @@ def read_config(folder: Path, trusted: Sequence[str]) -> dict[str, Any]:
     path = folder / CONFIG_NAME
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise RunFolderError(
-            f"{path} cannot be read ({error}); give another run, or start this one by its command"
-        ) from error
-    if not isinstance(config, dict):
-        raise RunFolderError(f"{path} is no config of a run; give another run, or start this one by its command")
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        first = " ".join(str(error).split())
+        raise RunFolderError(f"{path} cannot be read ({first}); start this run by its command") from error
+    if not isinstance(config, dict) or not config:
+        raise RunFolderError(f"{path} holds no configuration; start this run by its command")
     return {**{str(key): value for key, value in config.items()}, TRUSTED_KEY: list(trusted)}
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from llmrl.core.disk import why
 from llmrl.core.errors import RunFolderError
 from llmrl.core.pictures import save_film
 from llmrl.core.records import State
@@ -50,7 +51,7 @@ class EpisodeFiles:
         try:
             self._cut_back({"bytes": 0, "open": []} if state is None else state)
         except OSError as error:
-            raise RunFolderError(f"cannot write {self._folder}: {error.strerror or error}") from error
+            raise RunFolderError(f"cannot write {self._folder}: {why(self._folder, error)}") from error
 
     def step(self, episode: int, line: Mapping[str, Any]) -> None:
         """One player's step of an episode."""

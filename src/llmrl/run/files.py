@@ -1,14 +1,14 @@
-"""Writing small files so that a reader, or a crash, never meets half of one."""
+"""Writing small files so that a reader, or a crash, never meets half of one; reading them without trusting them."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llmrl.core.disk import beside, why
 from llmrl.core.errors import RunFolderError
 
 
@@ -27,12 +27,11 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         RunFolderError: the folder cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        with beside(path) as file:
+            file.write(content)
     except OSError as error:
-        raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from error
+        raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -58,12 +57,3 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames inside `folder` survive a power cut, where the file system can."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from llmrl.core.disk import FULL, why
 from llmrl.core.errors import RunFolderError
 
 EXCLUDED: tuple[str, ...] = (
@@ -166,6 +167,5 @@ def run_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Iter
 
 def unwritable(folder: Path, error: OSError) -> RunFolderError:
     """The error for a folder of runs that cannot be created or written."""
-    return RunFolderError(
-        f"cannot write {folder}: {error.strerror or error}. Choose a writable place with output_root=<folder>."
-    )
+    place = "" if error.errno in FULL else " Choose a writable place with output_root=<folder>."
+    return RunFolderError(f"cannot write {folder}: {why(folder, error)}.{place}")

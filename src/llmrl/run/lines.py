@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from llmrl.core.disk import why
 from llmrl.core.errors import RunFolderError
 
 log = logging.getLogger(__name__)
@@ -36,25 +38,59 @@ class LineFile:
                 log.info("%s: dropping %d lines written after the checkpoint", path, len(whole) - lines)
             self._file.truncate(sum(len(line) + 1 for line in whole[:lines]))
         except OSError as error:
-            raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from error
-        self._lines = lines
+            raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
+        self._lines, self._path = lines, path
+        self._size = os.fstat(self._file.fileno()).st_size
 
     def write(self, lines: Iterable[str]) -> None:
-        """Append lines, each without its end."""
+        """Append lines, each without its end.
+
+        Raises:
+            RunFolderError: they cannot be written.
+        """
         written = list(lines)
-        self._file.write("".join(f"{line}\n" for line in written).encode("utf-8", "replace"))
-        self._file.flush()
+        data = "".join(f"{line}\n" for line in written).encode("utf-8", "replace")
+        try:
+            self._file.write(data)
+            self._file.flush()
+        except OSError as error:
+            raise RunFolderError(f"cannot write {self._path}: {why(self._path, error)}") from error
         self._lines += len(written)
+        self._size += len(data)
 
     def position(self) -> int:
-        """Lines written so far, synced to disk: what a checkpoint stores as the place to resume from."""
+        """Lines written so far, synced to disk: what a checkpoint stores as the place to resume from.
+
+        Raises:
+            RunFolderError: they are not all there, see `check`.
+        """
         if not self._file.closed:
             os.fsync(self._file.fileno())
+            self.check()
         return self._lines
+
+    def check(self) -> None:
+        """Raise RunFolderError if the file is no longer where it was, or not as long as what was written to it."""
+        try:
+            found, ours = self._path.stat(), os.fstat(self._file.fileno())
+        except OSError as error:
+            raise self._meddled(f"is not there any more ({error.strerror})") from error
+        if not os.path.samestat(found, ours):
+            raise self._meddled("is another file now")
+        if found.st_size != self._size:
+            raise self._meddled(f"has {found.st_size} bytes, and {self._size} were written")
+
+    def _meddled(self, how: str) -> RunFolderError:
+        return RunFolderError(
+            f"{self._path} {how}: somebody removed, replaced or changed it while the run went on, so what was measured "
+            "is lost. Start this run anew with rerun=true, which moves the old content aside"
+        )
 
     @property
     def closed(self) -> bool:
         return self._file.closed
 
     def close(self) -> None:
-        self._file.close()
+        """Close it; lines that found no room are given up, as `write` has told."""
+        with contextlib.suppress(OSError):
+            self._file.close()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
+from llmrl.core.disk import why
+from llmrl.core.errors import RunFolderError
 from llmrl.core.printable import printable
 
 FILE_NAME = "run.log"
@@ -18,11 +21,29 @@ class _Formatter(logging.Formatter):
         return printable(super().format(record))
 
 
+class _Handler(logging.FileHandler):
+    """Says once that the file cannot be written, where the library would print a traceback for each line."""
+
+    told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        if not self.told:
+            self.told = True
+            sys.stderr.write(f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}\n")
+
+
 class LogFile:
-    """Writes what is logged into the folder of a run, from construction until `close`."""
+    """Writes what is logged into the folder of a run, from construction until `close`.
+
+    Raises:
+        RunFolderError: the file cannot be opened.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._handler = logging.FileHandler(folder / FILE_NAME, encoding="utf-8")
+        try:
+            self._handler = _Handler(folder / FILE_NAME, encoding="utf-8")
+        except OSError as error:
+            raise RunFolderError(f"cannot write {folder / FILE_NAME}: {why(folder, error)}") from error
         self._handler.setFormatter(_Formatter(_FORMAT))
         logging.getLogger().addHandler(self._handler)
         package = logging.getLogger("llmrl")
@@ -39,4 +60,7 @@ class LogFile:
         if self._handler in logging.getLogger().handlers:
             logging.getLogger().removeHandler(self._handler)
             logging.getLogger("llmrl").setLevel(self._level)
-            self._handler.close()
+            try:
+                self._handler.close()
+            except OSError as error:  # what is left could not be written; the run has been told of that
+                sys.stderr.write(f"{self._handler.baseFilename} cannot be written: {error}\n")

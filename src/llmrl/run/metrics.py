@@ -89,18 +89,21 @@ class MetricLog:
         self._not_finite: set[str] = set()
         self._file = LineFile(self._path, lines)
         kept = read_metrics(self._path)
-        self._elapsed = float(kept[-1].get(TIME + "elapsed_s", 0.0)) if kept else 0.0
         self._started = time.monotonic()
         self._placed: dict[str, str] = {}  # the counter of the rows of each kind
         self._kinds: dict[str, str] = {}  # the kind of row that each metric is in
         try:
             for row in kept:
+                _check_numbers(row)
                 self._check(row)
+            if lacking := [name for name in ("elapsed_s", "unix") for row in kept if TIME + name not in row]:
+                raise ValueError(f"a row has no {TIME}{lacking[0]}")
         except ValueError as error:
             raise RunFolderError(
                 f"{self._path} cannot be gone on with: {error}. Start this run anew with rerun=true, which moves the "
                 "old content aside."
             ) from error
+        self._elapsed = float(kept[-1][TIME + "elapsed_s"]) if kept else 0.0
         self._x = _x(kept[-1]) if kept else 0
         self.digest = 0
         self._texts: dict[str, TextOf] = {}
@@ -152,6 +155,10 @@ class MetricLog:
         Lines rather than bytes, because how long the clock's numbers are differs from run to run.
         """
         return self._file.position()
+
+    def check(self) -> None:
+        """Raise RunFolderError if the file has been removed, replaced or changed while the run went on."""
+        self._file.check()
 
     def close(self, succeeded: bool = True, final: Mapping[str, Any] | None = None) -> None:
         """Close both files.
@@ -223,16 +230,20 @@ def read_metrics(path: Path, kind: Kind | None = None) -> list[dict[str, Any]]:
     A last line that is still being written is left out.
 
     Raises:
-        RunFolderError: a whole line is not a JSON object.
+        RunFolderError: the file cannot be read, or a whole line is not a JSON object.
     """
     lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
-        if not text.endswith("\n"):
-            break
+    try:
+        whole = path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read: {error.strerror or error}") from error
+    for number, text in enumerate(whole, start=1):
         try:
-            line = json.loads(text)
+            line = json.loads(text.decode("utf-8"))
             lines.append({name: math.nan if value is None else value for name, value in line.items()})
-        except (ValueError, AttributeError) as error:
+        except UnicodeDecodeError as error:
+            raise RunFolderError(f"{path}, line {number} is not UTF-8 (byte {error.start} of it)") from error
+        except (ValueError, AttributeError, RecursionError) as error:
             raise RunFolderError(f"{path}, line {number} is not a JSON object: {error}") from error
     return lines if kind is None else [line for line in lines if line.get(KIND) == kind]
 
@@ -241,12 +252,16 @@ def metric_tables(path: Path) -> dict[Kind, MetricTable]:
     """A `metrics.jsonl` as one tidy table for each kind of row that it has.
 
     Raises:
-        RunFolderError: a whole line is not a JSON object, or has no `kind` and `x`.
+        RunFolderError: a whole line is not a JSON object, has no `kind` and `x`, or a metric that is no number.
     """
     rows: dict[Kind, list[dict[str, Any]]] = {}
     for number, row in enumerate(read_metrics(path), start=1):
-        if row.get(KIND) not in KINDS or row.get(X) not in row:
+        if row.get(KIND) not in KINDS or row.get(X) not in COUNTERS or row[X] not in row:
             raise RunFolderError(f"{path}, line {number} does not say what it is about: it has no {KIND} or {X}")
+        try:
+            _check_numbers(row)
+        except ValueError as error:
+            raise RunFolderError(f"{path}, line {number}: {error}") from error
         rows.setdefault(row[KIND], []).append(row)
     tables = {}
     for kind, of_kind in rows.items():
@@ -256,6 +271,13 @@ def metric_tables(path: Path) -> dict[Kind, MetricTable]:
         columns = {n: np.array([row.get(n, math.nan) for row in of_kind]) for n in (x, *counters, *metrics)}
         tables[kind] = MetricTable(kind, x, columns)
     return tables
+
+
+def _check_numbers(row: Mapping[str, Any]) -> None:
+    """Raise ValueError if a counter or metric of a row that was read is no number."""
+    for name, value in row.items():
+        if name not in (KIND, X) and (not isinstance(value, int | float) or isinstance(value, bool)):
+            raise ValueError(f"{name} is {repr(value)[:60]}, not a number")
 
 
 def place_of(rows: Sequence[Mapping[str, Any]]) -> int:

@@ -19,7 +19,9 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from llmrl.core.disk import remove
 from llmrl.core.errors import RunFolderError, RunInUse
+from llmrl.core.fields import read_object, record_of
 from llmrl.run.folder import unwritable
 from llmrl.run.heartbeat import STALE_AFTER_S, Heartbeat
 
@@ -65,13 +67,21 @@ class Owner:
 class Ownership:
     """Holds a run folder for this process from construction until `release`.
 
+    Args:
+        folder: the run folder.
+        attempt: of the run.
+        stale_after_s: seconds after its last sign of life at which an owner on another machine counts as gone.
+        anew: the run is to start anew, so an owner file that cannot be read is moved aside.
+
     Raises:
         RunInUse: another live process holds the folder.
-        RunFolderError: it cannot be written.
+        RunFolderError: it cannot be written, or its owner file cannot be read.
     """
 
-    def __init__(self, folder: Path, attempt: int = 1, stale_after_s: float = STALE_AFTER_S) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, attempt: int = 1, stale_after_s: float = STALE_AFTER_S, anew: bool = False
+    ) -> None:
+        self.folder, self._anew = folder, anew
         self.owner = Owner.this_process(attempt)
         self._path = folder / FILE_NAME
         self._stale_after_s = stale_after_s
@@ -81,7 +91,11 @@ class Ownership:
     @property
     def held(self) -> bool:
         """Whether the folder is still ours (another machine may have taken it over after a long suspension)."""
-        current = read_owner(self.folder)
+        try:
+            current = read_owner(self.folder)
+        except RunFolderError as error:
+            log.error("%s", error)
+            return False
         return current is not None and current.token == self.owner.token
 
     def release(self) -> None:
@@ -99,14 +113,22 @@ class Ownership:
                 continue
             except OSError as error:
                 raise unwritable(self.folder, error) from error
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(asdict(self.owner), file)
+            try:
+                with os.fdopen(descriptor, "w") as file:
+                    json.dump(asdict(self.owner), file)
+            except OSError as error:
+                remove(self._path)  # an empty one would be in the way of the next process
+                raise unwritable(self.folder, error) from error
             return
         raise RunFolderError(f"{self.folder} is being claimed by several processes at once; start this one again")
 
     def _clear_stale(self) -> None:
         """Remove an owner file whose process is gone; wait if that is not certain yet; raise if it is in use."""
-        current = read_owner(self.folder)
+        try:
+            current = read_owner(self.folder)
+        except RunFolderError:
+            self._move_unreadable()
+            return
         if current is None:
             age = _age(self._path)
             if age is None:
@@ -126,16 +148,39 @@ class Ownership:
             self._path.rename(aside)
         except FileNotFoundError:
             return
-        moved = _parse(aside)
+        try:
+            moved = _parse(aside)
+        except RunFolderError:
+            moved = None
         if moved is not None and (current is None or moved.token != current.token) and not self._path.exists():
             aside.rename(self._path)
             return
         aside.unlink(missing_ok=True)
         log.info("took over %s from %s, which is gone", self.folder, current or "a process that died while starting")
 
+    def _move_unreadable(self) -> None:
+        """Move an owner file that cannot be read aside, if the run is to start anew; else raise what is wrong with it,
+        unless somebody may be writing it this instant."""
+        age = _age(self._path)
+        if age is None or age < _EMPTY_GRACE_S:
+            time.sleep(0.05)
+            return
+        if not self._anew:
+            read_owner(self.folder)  # raises, or has been written meanwhile
+            return
+        try:
+            self._path.rename(self.folder / f"unreadable-{self.owner.token}-{FILE_NAME}")
+        except OSError as error:
+            raise unwritable(self.folder, error) from error
+        log.warning("%s did not tell who works on the folder, and is moved aside", self._path)
+
 
 def read_owner(folder: Path) -> Owner | None:
-    """The process that holds `folder`, dead or alive; None if there is none (or it is just writing its name)."""
+    """The process that holds `folder`, dead or alive; None if there is none (or it is just writing its name).
+
+    Raises:
+        RunFolderError: the owner file does not say who that is.
+    """
     return _parse(folder / FILE_NAME)
 
 
@@ -162,9 +207,16 @@ def job_id() -> str:
 
 def _parse(path: Path) -> Owner | None:
     try:
-        return Owner(**json.loads(path.read_text()))
-    except (FileNotFoundError, ValueError, TypeError):
+        if path.is_file() and path.stat().st_size == 0:
+            return None
+        return record_of(Owner, read_object(path))
+    except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise RunFolderError(
+            f"{path} does not tell who works on this folder ({error}). If nobody does, delete that file and repeat the "
+            "command, or start the run anew with rerun=true, which moves the old content aside"
+        ) from error
 
 
 def this_machine() -> str:
@@ -199,7 +251,7 @@ def _age(path: Path) -> float | None:
     try:
         probe.touch()
         now = probe.stat().st_mtime
-        return now - path.stat().st_mtime
+        return now - path.lstat().st_mtime
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -6,13 +6,13 @@ writes it, the run itself never does, so the two cannot overwrite each other's n
 
 from __future__ import annotations
 
-import json
 import logging
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from llmrl.core.errors import RunFolderError
+from llmrl.core.fields import read_object, record_of
 from llmrl.run.files import write_json
 from llmrl.run.heartbeat import is_fresh
 from llmrl.run.owner import process_exists, this_machine
@@ -41,6 +41,7 @@ class Queued:
         code: digest of the package's code at that time (`run.provenance.code_digest`).
         overrides: what was typed for this run, as Hydra overrides.
         error: why the scheduler would not have it; empty if it has.
+        cancelled: who or what cancelled it before it began; empty if nobody has.
     """
 
     launcher: Literal["local", "slurm"]
@@ -58,6 +59,7 @@ class Queued:
     code: str
     overrides: list[str]
     error: str = ""
+    cancelled: str = ""
 
     def write(self, folder: Path) -> None:
         """Replace the record in `folder`."""
@@ -78,12 +80,23 @@ def read_queued(folder: Path) -> Queued | None:
     """
     path = folder / FILE_NAME
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return Queued(**{f.name: content[f.name] for f in fields(Queued)})
+        return record_of(Queued, read_object(path))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError) as error:
+    except ValueError as error:
         raise RunFolderError(f"{path} cannot be read ({error}); delete that file") from error
+
+
+def cancelled_by(folder: Path, who: str) -> None:
+    """Write down that the user cancelled a run, which nobody has begun since it was taken on. One that begins all the
+    same has a later attempt, and this counts no more; one that cannot be written down stays as it is.
+    """
+    try:
+        queued = read_queued(folder)
+        if queued is not None:
+            replace(queued, cancelled=who).write(folder)
+    except RunFolderError as error:
+        log.warning("%s: it is cancelled, and that could not be written down: %s", folder, error)
 
 
 def warn_of_changed_code(folder: Path, attempt: int, digest: str) -> None:

@@ -23,7 +23,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, ProcessesError, RunFolderError, short_error
+from llmrl.core.disk import remove
+from llmrl.core.errors import (
+    BudgetExhausted,
+    Interrupted,
+    LLMError,
+    ProcessesError,
+    RunFolderError,
+    keep_traceback,
+    short_error,
+)
 from llmrl.core.processes import Processes
 from llmrl.core.records import State
 from llmrl.run import owner, status
@@ -49,6 +58,7 @@ from llmrl.run.tensorboard import hyperparameters_of
 
 log = logging.getLogger(__name__)
 
+TRACEBACK_NAME = "traceback.txt"
 GRACE_S = 20.0
 """How long a run that was told to stop may take to its next safe point; SLURM kills 30 s (KillWait) after SIGTERM."""
 
@@ -118,12 +128,12 @@ class Run:
         run.folder = run_folder(root, name, config, overrides, seed)
         run.seed, run.config = seed, dict(config)
         run.checkpoint_every_s = checkpoint_every_s
-        before = status.read_status(run.folder)
+        before = _before(run.folder, rerun)
         interrupted = (run.folder / PARTIAL_BACKUP).exists()  # somebody began a rerun and did not get far
         if before is not None and before.state == "finished" and not rerun and not interrupted:
             run.state, run.status, run.result = "finished", before, before.result
             return run
-        run._ownership = owner.Ownership(run.folder, attempt=before.attempt + 1 if before else 1)
+        run._ownership = owner.Ownership(run.folder, attempt=before.attempt + 1 if before else 1, anew=rerun)
         try:
             run._start(overrides, fresh=rerun or interrupted or not resume)
         except BaseException as error:
@@ -213,7 +223,7 @@ class Run:
 
         Raises:
             CheckpointError: it cannot be written.
-            RunFolderError: another process has taken over the folder.
+            RunFolderError: another process has taken over the folder, or somebody has changed what the run writes.
         """
         self._check_held()
         with self.stop.saving():
@@ -234,7 +244,9 @@ class Run:
 
         Raises:
             Stopped: after saving, so that nothing is lost.
+            RunFolderError: somebody has changed what the run writes.
         """
+        self.metrics.check()
         signal_number, due = agreed(self.processes, self.stop.signal, self.checkpoint_due(), self.metrics.digest)
         if due:
             self.checkpoint(iteration, state())
@@ -281,6 +293,8 @@ class Run:
 
     def _check_held(self) -> None:
         if self._ownership is None or not self._ownership.held:
+            if not self.folder.is_dir():
+                raise RunFolderError(f"{self.folder} has been removed; the same command begins this run again")
             raise RunFolderError(
                 f"{self.folder} has been taken over by {owner.read_owner(self.folder) or 'nobody known'}; "
                 "this process stops without writing to it"
@@ -288,8 +302,9 @@ class Run:
 
     def _finish(self) -> None:
         self._check_held()
+        self.metrics.position()  # what it measured is on the disk, all of it
         self.status.state, self.status.result, self.status.error = "finished", self.result, ""
-        (self.folder / "traceback.txt").unlink(missing_ok=True)
+        remove(self.folder / TRACEBACK_NAME)
         self.metrics.close(final={"result": self.result} | self.summary)
         if self.summary:
             write_json(self.folder / SUMMARY_NAME, self.summary)
@@ -315,19 +330,38 @@ class Run:
             self._log_file.error(log, "".join(lines) if self.status.state == "failed" else self.status.error)
         try:
             if self.status.state == "failed":
-                write_atomic(self.folder / "traceback.txt", "".join(lines))
-            if hasattr(self, "metrics"):
-                self.metrics.close(succeeded=False)
+                write_atomic(self.folder / TRACEBACK_NAME, "".join(lines))
+                keep_traceback(error, str(self.folder / TRACEBACK_NAME))
             self.status.write(self.folder)
-        except (OSError, RunFolderError) as second:
+        except RunFolderError as second:
             # A full disk must not hide the error that ended the run.
             log.error("could not record the failure in %s: %s", self.folder, second)
+        try:
+            if hasattr(self, "metrics"):
+                self.metrics.close(succeeded=False)
+        except RunFolderError as second:
+            log.error("%s", second)
 
     def _release(self) -> None:
         if self._log_file is not None:
             self._log_file.close()
         if self._ownership is not None:
             self._ownership.release()
+
+
+def _before(folder: Path, rerun: bool) -> status.Status | None:
+    """What earlier attempts left; nothing that can be read is nothing, to a run that starts anew.
+
+    Raises:
+        RunFolderError: it cannot be read.
+    """
+    try:
+        return status.read_status(folder)
+    except RunFolderError as error:
+        if not rerun:
+            raise
+        log.warning("%s", error)
+        return None
 
 
 def agreed(processes: Processes, signal_number: int | None, due: bool, digest: int) -> tuple[int | None, bool]:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, get_args
 
 from llmrl.core.errors import RunFolderError
+from llmrl.core.fields import fitting, read_object, record_of
 from llmrl.run.files import write_json
 from llmrl.run.owner import job_id
 
 FILE_NAME = "status.json"
 FORMAT = 2
 """Version of the run folder's layout; raised when an older llmrl could misread a newer folder."""
-STATES = ("running", "finished", "failed", "stopped", "preempted", "budget_exhausted")
 RunState = Literal["running", "finished", "failed", "stopped", "preempted", "budget_exhausted"]
+STATES: tuple[RunState, ...] = get_args(RunState)
 
 
 @dataclass
@@ -69,7 +69,11 @@ class Status:
     format: int = FORMAT
 
     def write(self, folder: Path) -> None:
-        """Replace the status file of `folder`."""
+        """Replace the status file of `folder`, such that the new one outlives a power cut.
+
+        Raises:
+            RunFolderError: it cannot be written.
+        """
         self.updated = time.time()
         write_json(folder / FILE_NAME, asdict(self))
 
@@ -82,22 +86,17 @@ def read_status(folder: Path) -> Status | None:
     """
     path = folder / FILE_NAME
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if content.get("format", FORMAT) > FORMAT:
+        content = read_object(path)
+        if fitting(content.get("format", FORMAT), int, "format") > FORMAT:
             raise RunFolderError(
                 f"{folder} was written by a newer llmrl (layout {content['format']}, this one knows {FORMAT}); "
                 "use that version for it, or another output_root"
             )
-        known = {f.name for f in fields(Status)}
-        status = Status(**{key: value for key, value in content.items() if key in known})
-        status.progress = Progress(**content["progress"])
+        return record_of(Status, content)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except ValueError as error:
         raise RunFolderError(
             f"{path} cannot be read ({error}); delete that file and repeat the command: the run goes on from its "
-            "checkpoints"
+            "checkpoints, or starts anew with rerun=true, which moves the old content aside"
         ) from error
-    if status.state not in STATES:
-        raise RunFolderError(f"{path} has the unknown state {status.state!r}; known: {', '.join(STATES)}")
-    return status

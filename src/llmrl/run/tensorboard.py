@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from llmrl.core.disk import remove, why
+from llmrl.core.errors import RunFolderError
 from llmrl.run.folder import split_overrides
 
 HyperParameters = Mapping[str, bool | int | float | str]
@@ -28,6 +31,9 @@ class EventFile:
     appears as it is written.
 
     `started` is the Unix time at which the run's clock begins, in seconds, as is every `wall_time`.
+
+    Raises:
+        RunFolderError: it cannot be written; of every method that writes.
     """
 
     def __init__(self, folder: Path, started: float) -> None:
@@ -36,7 +42,8 @@ class EventFile:
 
         self._path = folder / _UNPUBLISHED
         self._started = started
-        self._file = self._path.open("wb")
+        with self._told():
+            self._file = self._path.open("wb")
         self._records = RecordWriter(self._file)
         self._write(Event(wall_time=started, file_version="brain.Event:2"))
 
@@ -46,9 +53,10 @@ class EventFile:
         earlier = list(folder.glob(PATTERN))
         # A name TensorBoard recognises and sorts after the earlier ones.
         name = PATTERN.replace("*", f"{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}")
-        self._path = self._path.rename(folder / name)
+        with self._told():
+            self._path = self._path.rename(folder / name)
         for path in earlier:
-            path.unlink()
+            remove(path)
 
     def scalars(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
         """All `values` of one step as one record."""
@@ -93,7 +101,11 @@ class EventFile:
         self._summary(Summary(value=[value]))
 
     def close(self) -> None:
-        self._records.close()
+        """Close the file; what was never published is removed."""
+        with self._told():
+            self._records.close()
+        if self._path.name == _UNPUBLISHED:
+            remove(self._path)
 
     def _summary(self, summary: Any, step: int = 0, wall_time: float | None = None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -101,8 +113,18 @@ class EventFile:
         self._write(Event(step=step, wall_time=self._started if wall_time is None else wall_time, summary=summary))
 
     def _write(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
-        self._file.flush()
+        with self._told():
+            self._records.write(event.SerializeToString())
+            self._file.flush()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self._path.name == _UNPUBLISHED:
+                remove(self._path)
+            raise RunFolderError(f"cannot write the curves {self._path}: {why(self._path, error)}") from error
 
 
 def hyperparameters_of(overrides: list[str], seed: int) -> HyperParameters:

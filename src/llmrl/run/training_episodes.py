@@ -115,7 +115,7 @@ def read_training_episodes(folder: Path) -> Recorded | None:
         return Recorded(int(about["games"]), about["horizon"], begun, places, metrics)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, DeprecationWarning) as error:
+    except (OSError, ValueError, KeyError, TypeError, DeprecationWarning) as error:
         raise RunFolderError(f"{path} is damaged: {error}") from error
 
 
@@ -126,5 +126,5 @@ def training_metrics(folder: Path) -> list[str]:
             file.readline()
             names = file.readline().rstrip("\n").split("\t")
             return [name for name in names if name == "length" or (name and name not in PLACE)]
-    except FileNotFoundError:
+    except (OSError, UnicodeDecodeError):
         return []

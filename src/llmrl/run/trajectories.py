@@ -5,8 +5,8 @@ trajectories/<k>.npz    one row for each step of a player (`Trajectories` says w
 
 from __future__ import annotations
 
-import os
 import zipfile
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from llmrl.core.disk import beside, why
 from llmrl.core.errors import RunFolderError
 from llmrl.core.records import State
 
@@ -104,7 +105,7 @@ class TrajectoryFiles:
                 if path.stem.isdecimal() and int(path.stem) not in self._written:
                     path.unlink()
         except OSError as error:
-            raise RunFolderError(f"cannot write {self._folder}: {error.strerror or error}") from error
+            raise RunFolderError(f"cannot write {self._folder}: {why(self._folder, error)}") from error
         lost = [k for k in self._written if not self._path(k).is_file()]
         if lost:
             raise RunFolderError(
@@ -120,13 +121,11 @@ class TrajectoryFiles:
         """
         number = max(self._written, default=-1) + 1 if number is None else number
         path = self._path(number)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            with temporary.open("wb") as file:
+            with beside(path) as file:
                 np.savez_compressed(file, **_arrays(trajectories))
-            temporary.replace(path)
         except OSError as error:
-            raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from error
+            raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
         self._written.append(number)
         return path
 
@@ -212,7 +211,7 @@ def _read(path: Path) -> Trajectories:
     try:
         with np.load(path, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zlib.error, zipfile.BadZipFile) as error:
         raise RunFolderError(f"{path} cannot be read as trajectories: {error}") from error
     names = [each.name for each in fields(Trajectories)]
     if lacking := [name for name in ("format", *names) if name not in arrays]:

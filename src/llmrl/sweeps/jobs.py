@@ -20,16 +20,16 @@ from llmrl.run.content import CONFIG_NAME, save_config
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import find_folder, run_folder, split_overrides
 from llmrl.run.provenance import code_digest
-from llmrl.run.queued import Queued
+from llmrl.run.queued import Queued, cancelled_by
 from llmrl.run.status import read_status
 from llmrl.sweeps.hardware import Hardware
 
-Ending = State | Literal["submitted", "elsewhere", "refused", "not started"]
-"""What a launcher can say of a run: a run's state; `submitted` and not waited for; `elsewhere`: another process or job
-works on it already; `refused`: it could not be submitted; `not started`: the launcher was stopped first."""
+Ending = State | Literal["submitted", "elsewhere", "refused"]
+"""What a launcher can say of a run: a run's state, `cancelled` where the launcher was stopped first; `submitted` and
+not waited for; `elsewhere`: another process or job works on it already; `refused`: it could not be submitted."""
 
 
-STOPPED = "the sweep was stopped"
+STOPPED = "the sweep was stopped before this run's turn"
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,13 @@ def take_on(
         save_config(folder / CONFIG_NAME, c)
     queued.write(folder)
     return queued
+
+
+def cancelled(job: Job) -> Outcome:
+    """The outcome of a job that the launcher was stopped before; its folder, if there is one, tells of it."""
+    if job.folder.is_dir():
+        cancelled_by(job.folder, STOPPED)
+    return Outcome(job, job.folder, "cancelled", error=STOPPED)
 
 
 def write_log_header(log: Path, job: Job) -> None:

@@ -28,7 +28,7 @@ EXIT_CODES = {
     "budget_exhausted": 3,
     "preempted": 128 + signal.SIGTERM,
     "stopped": 128 + signal.SIGINT,
-    "not started": 1,
+    "cancelled": 128 + signal.SIGINT,
 }
 """Exit code by a run's ending, the worst first."""
 

@@ -14,7 +14,7 @@ from llmrl.run.folder import unwritable
 from llmrl.run.progress import Progress
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.hardware import Machine
-from llmrl.sweeps.jobs import STOPPED, Job, Outcome, describe, take_on, write_log_header
+from llmrl.sweeps.jobs import Job, Outcome, cancelled, describe, take_on, write_log_header
 from llmrl.sweeps.process import RunProcess, preload, thread_limits
 from llmrl.sweeps.work import Task
 
@@ -51,11 +51,17 @@ class Pool:
 
     def run(self) -> list[Outcome]:
         """Until the last run has ended; outcomes as they came."""
-        self._take_on()
-        preload(self.jobs)
         threads = max((job.hardware.threads or job.cores for job in self.jobs), default=1)
-        bar = Progress(len(self.jobs), "runs", "sweep", done=len(self.outcomes))
-        with thread_limits(threads), bar as progress, StopFlag() as stop:
+        # Before a run is taken on: whatever waits when the user stops the sweep is cancelled, and not just left.
+        with thread_limits(threads), StopFlag() as stop:
+            self._take_on(stop)
+            preload(self.jobs)
+            self._compute(stop)
+        return self.outcomes + [cancelled(job) for job, _, _ in self.waiting]
+
+    def _compute(self, stop: StopFlag) -> None:
+        """Start and end processes until none is left, or those that are left are not to be started."""
+        with Progress(len(self.jobs), "runs", "sweep", done=len(self.outcomes)) as progress:
             told = False
             while self.running or (self.waiting and not stop.requested):
                 try:
@@ -64,7 +70,7 @@ class Pool:
                     self._wait()
                     if stop.signal is not None and not told:
                         told = True
-                        waiting = f"{len(self.waiting)} are not started"
+                        waiting = f"{len(self.waiting)} that wait are cancelled"
                         progress.say(f"telling {len(self.running)} runs to save and stop; {waiting}")
                         self._signal(stop.signal)
                 except KeyboardInterrupt:
@@ -75,16 +81,17 @@ class Pool:
                     self.outcomes.append(process.outcome(stop.signal))
                     progress.say(describe(self.outcomes[-1]))
                     progress.update(len(self.outcomes))
-        left = [Outcome(job, job.folder, "not started", error=STOPPED) for job, _, _ in self.waiting]
-        return self.outcomes + left
 
-    def _take_on(self) -> None:
+    def _take_on(self, stop: StopFlag) -> None:
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(self.logs, error) from error
         for i, job in enumerate(self.jobs):
             log_file = self.logs / f"{i:04d}-{job.folder.parent.name}-{job.folder.name}.log"
+            if stop.requested:
+                self.waiting.append((job, 0, log_file))
+                continue
             try:
                 write_log_header(log_file, job)
                 queued = take_on(job, "local", self.logs.parent, str(log_file))

@@ -25,7 +25,7 @@ from llmrl.core.trust import NOBODY
 from llmrl.run.owner import process_start
 from llmrl.run.signals import SIGNALS
 from llmrl.sweeps.hardware import RUNS_BESIDE, THREAD_VARIABLES
-from llmrl.sweeps.jobs import STOPPED, Job, Outcome
+from llmrl.sweeps.jobs import Job, Outcome, cancelled
 from llmrl.sweeps.work import EXIT_IN_USE, Task, Work
 
 PRELOAD = "llmrl.sweeps.preload"
@@ -94,7 +94,7 @@ class RunProcess:
         if code == EXIT_IN_USE:
             return replace(outcome, state="elsewhere", skipped=True, error=said)
         if not begun and stopped_by is not None and code in (-stopped_by, 128 + stopped_by):
-            return replace(outcome, state="not started", error=STOPPED)
+            return replace(cancelled(self.job), seconds=outcome.seconds)
         if code < 0:
             return replace(outcome, state="lost", error=f"its process was killed by {signal.Signals(-code).name}")
         if code > 0 and (not begun or record.state in ("queued", "running", "lost")):

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.runs import UNFINISHED, RunRecord, find_runs, read_run, read_runs
+from llmrl.analysis.runs import CANCELLED, UNFINISHED, RunRecord, find_runs, read_run, read_runs
 from llmrl.core.errors import RunFolderError
 from llmrl.run import owner
 from llmrl.run.content import read_config
-from llmrl.run.queued import read_queued
+from llmrl.run.queued import cancelled_by, read_queued
 from llmrl.run.status import read_status
 from llmrl.sweeps import slurm
 
@@ -47,10 +47,15 @@ def records(folder: Path, sure: bool = False) -> list[RunRecord]:
     again = [read_run(r.folder, queue) if r.launcher == "slurm" else r for r in found]
     over = {r.job_id for r in again if r.job_id and r.launcher == "slurm" and r.state in ("lost", "preempted")}
     gone = slurm.ended_states(over, queue)
-    return [
-        replace(r, error=f"{r.error} (SLURM: {gone[r.job_id]})") if r.job_id in gone and r.state in UNFINISHED else r
-        for r in again
-    ]
+    return [_with_word(r, gone[r.job_id]) if r.job_id in gone and r.state in UNFINISHED else r for r in again]
+
+
+def _with_word(run: RunRecord, word: str) -> RunRecord:
+    """A run that nobody works on, with what SLURM says of its job."""
+    error = f"{run.error} (SLURM: {word})"
+    if run.state == "lost" and run.attempt == 0 and word.startswith(CANCELLED):
+        return replace(run, state="cancelled", error=error)
+    return replace(run, error=error)
 
 
 def cancel(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
@@ -64,8 +69,12 @@ def cancel(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
         SlurmError: SLURM refused.
     """
     active = [r for r in runs if r.state in ("running", "queued")]
-    jobs = [r.job_id for r in active if r.job_id and r.launcher == "slurm"]
+    in_slurm = [r for r in active if r.job_id and r.launcher == "slurm"]
+    jobs = [r.job_id for r in in_slurm]
     slurm.cancel(jobs)
+    for run in in_slurm:
+        if run.state == "queued":
+            cancelled_by(run.folder, f"job {run.job_id}, with llmrl-sweep cancel")
     told: set[int] = set()
     unreachable: list[str] = []
     folders = {r.folder for r in active}
@@ -83,7 +92,10 @@ def cancel(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
 
 def _process(run: RunRecord) -> int | None:
     """The process that works on a run, if it is on this machine."""
-    holder = owner.read_owner(run.folder)
+    try:
+        holder = owner.read_owner(run.folder)
+    except RunFolderError:
+        return None
     if holder is None or not owner.process_exists(holder.machine, holder.pid, holder.process_start):
         return None
     return holder.pid

@@ -15,13 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.runs import Queue, read_run
+from llmrl.analysis.runs import CANCELLED, Queue, read_run
+from llmrl.core.disk import why
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.run.progress import Progress
 from llmrl.run.queued import Queued
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.hardware import THREAD_VARIABLES, Hardware, Slurm
-from llmrl.sweeps.jobs import STOPPED, Job, Outcome, describe, take_on
+from llmrl.sweeps.jobs import Job, Outcome, cancelled, describe, take_on
 from llmrl.sweeps.work import ALONE_S, ClusterWork, Task, Work
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,20 @@ def accounted_states(ids: Sequence[str]) -> dict[str, str]:
         ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State", "--jobs", ",".join(ids)]
     )
     pairs = (line.split("|", 1) for line in (text or "").splitlines() if "|" in line)
-    return {job: state.split()[0] for job, state in pairs if state}
+    return {job: state.split()[0] for jobs, state in pairs if state.strip() for job in _tasks(jobs)}
+
+
+def _tasks(jobs: str) -> list[str]:
+    """The jobs that one line of accounts is about: tasks of an array that never began share one.
+
+    >>> _tasks("12"), _tasks("12_3"), _tasks("12_[0-1,4%2]")
+    (['12'], ['12_3'], ['12_0', '12_1', '12_4'])
+    """
+    found = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", jobs)
+    if found is None:
+        return [jobs]
+    ranges = [part.split("-") for part in found[2].split(",") if part.strip("-")]
+    return [f"{found[1]}_{task}" for each in ranges for task in range(int(each[0]), int(each[-1]) + 1)]
 
 
 def submit(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> tuple[dict[Path, Queued], list[Outcome], bool]:
@@ -111,21 +125,21 @@ def submit(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> tuple[dict[Pa
     submitted: dict[Path, Queued] = {}
     refused: list[Outcome] = []
     taken: list[tuple[Job, Queued]] = []
-    for job in jobs:
-        try:
-            taken.append((job, take_on(job, "slurm", sweep_folder, cluster=cluster, user=user)))
-        except RunFolderError as error:
-            refused.append(Outcome(job, job.folder, "failed", error=str(error)))
     limit = int(_setting("MaxArraySize") or 1000)
     # A signal waits until what has been submitted is written down.
     with StopFlag() as stop:
+        for job in jobs:
+            try:
+                taken.append((job, take_on(job, "slurm", sweep_folder, cluster=cluster, user=user)))
+            except RunFolderError as error:
+                refused.append(Outcome(job, job.folder, "failed", error=str(error)))
         for alike in _alike(taken):
             before = ""
             for chunk in (alike[i : i + limit] for i in range(0, len(alike), limit)):
                 works = [ClusterWork(Work(task, j.config, j.overrides, j.folder, j.environment)) for j, _ in chunk]
                 try:
                     if stop.requested:
-                        refused += [Outcome(job, job.folder, "not started", error=STOPPED) for job, _ in chunk]
+                        refused += [cancelled(job) for job, _ in chunk]
                         continue
                     ids = _submit_array(works, folder, chunk[0][0], before)
                 except SlurmError as error:
@@ -179,7 +193,8 @@ def outcome_of(job: Job, queued: Queued, queue: Queue) -> Outcome:
         return Outcome.of(job, record)
     word = ended_states([queued.job_id], queue).get(queued.job_id, "")
     error = record.error if begun else f"job {queued.job_id} left the queue before the run had started"
-    state = record.state if begun else "lost"
+    taken_back = record.state == "cancelled" or word.startswith(CANCELLED)
+    state = record.state if begun else "cancelled" if taken_back else "lost"
     return Outcome.of(job, record, state=state, error=f"{error} (SLURM: {word})" if word else error)
 
 
@@ -249,7 +264,7 @@ def _submit_array(works: Sequence[ClusterWork], folder: Path, job: Job, before: 
     except (FailedSubmissionError, FailedJobError, subprocess.CalledProcessError) as error:
         raise SlurmError(_why(error, slurm)) from error
     except OSError as error:
-        raise SlurmError(f"cannot write the job's files to {folder}: {error.strerror or error}") from error
+        raise SlurmError(f"cannot write the job's files to {folder}: {why(folder, error)}") from error
 
 
 def _parameters(hardware: Hardware, slurm: Slurm, cores: int) -> dict[str, Any]:

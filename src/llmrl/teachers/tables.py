@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.disk import beside, why
+from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.teachers.planners import Distribution
 from llmrl.teachers.plans import plan_text
 
@@ -93,9 +94,15 @@ def read_table(path: Path, domain: str, corrected: bool = False) -> Table:
 
 
 def write_table(path: Path, domain: str, about: str, plans: Mapping[str, Distribution]) -> None:
-    """Whole or not at all; sentences in alphabetical order, so that files of two runs can be compared."""
+    """Whole or not at all; sentences in alphabetical order, so that files of two runs can be compared.
+
+    Raises:
+        RunFolderError: it cannot be written.
+    """
     rows = {sentence: {plan_text(plan): p for plan, p in plans[sentence]} for sentence in sorted(plans)}
     content: dict[str, Any] = {"domain": domain, "about": about, "plans": rows}
-    part = path.with_name(f".{path.name}.tmp")
-    part.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    part.replace(path)
+    try:
+        with beside(path) as file:
+            file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
+    except OSError as error:
+        raise RunFolderError(f"cannot write the plan table {path}: {why(path, error)}") from error

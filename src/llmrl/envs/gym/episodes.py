@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llmrl.core.errors import LlmrlError
 from llmrl.core.protocols import Controller
+from llmrl.envs.guard import raised
 from llmrl.envs.gym.lanes import Lanes, Rules
 from llmrl.envs.gym.workers import WorkerPool
 
@@ -63,7 +65,7 @@ class Evaluator:
 
         Raises:
             ConfigError: the controller reads what the game does not show, or cannot go to another process.
-            EngineError: a worker process died.
+            EngineError: a worker process died, or the game raised an error of its own.
         """
         vectors, seeds = np.asarray(vectors, dtype=np.float64), np.asarray(seeds, dtype=np.int64)
         total = len(vectors) * len(seeds)
@@ -74,7 +76,12 @@ class Evaluator:
             if self._lanes.games.n != width:
                 self._lanes.close()
                 self._lanes = Lanes(self._rules, width)
-            scores = self._lanes.play(controller, vectors, seeds, iter(range(total)))
+            try:
+                scores = self._lanes.play(controller, vectors, seeds, iter(range(total)))
+            except LlmrlError:
+                raise
+            except Exception as fault:
+                raise raised(self._rules.maker.id, "an episode", fault) from fault
         shape, order, success = (len(vectors), len(seeds)), np.argsort(scores.job), self._rules.success
         won = None if success is None else success.judge(scores.returned, scores.best_reward, scores.terminated)
         returns, lengths = scores.returned[order].reshape(shape), scores.length[order].reshape(shape)

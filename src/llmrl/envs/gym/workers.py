@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError, EngineError
+from llmrl.envs.guard import raised
 from llmrl.envs.gym.lanes import Lanes, Scores
 
 if TYPE_CHECKING:
@@ -193,7 +194,8 @@ def _serve(link: Connection, jobs: int) -> None:
         except (ConfigError, EngineError) as fault:
             answer = fault
         except Exception as fault:  # noqa: BLE001 (whatever a game of a third party raises is told to who waits)
-            answer = EngineError(f"{rules.maker.id}: {fault!r} in a worker process\n{traceback.format_exc()}")
+            answer = raised(rules.maker.id, "a worker process", fault)
+            answer.add_note(traceback.format_exc())
         link.send(answer)
 
 

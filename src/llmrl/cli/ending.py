@@ -1,0 +1,76 @@
+"""The one place where commands say what went wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+EXIT_BUDGET = 3
+"""The run's budget for language models is used up; with a larger one the same command goes on."""
+WHOLE = "HYDRA_FULL_ERROR"
+"""Variable that asks for tracebacks on the terminal, as Hydra has it."""
+
+
+def say(name: str, text: object) -> None:
+    """A message of the command `name`, on standard error; of texts from outside what can be printed."""
+    from llmrl.core.printable import printable
+
+    sys.stderr.write(f"\n{name}: {printable(text)}\n")
+
+
+@contextmanager
+def ending(name: str, tell: Callable[[str, object], None] = say) -> Iterator[None]:
+    """Around what the command `name` does: whatever goes wrong is one message, and the exit code.
+
+    An error that nobody foresaw is told without its traceback, which is in the run folder, if there is one; where the
+    variable `HYDRA_FULL_ERROR` is set it goes on, and Python shows it.
+
+    Raises:
+        SystemExit: something went wrong.
+    """
+    from llmrl.core.errors import BudgetExhausted, LlmrlError, RunInUse
+    from llmrl.sweeps.work import EXIT_IN_USE
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None
+    except LlmrlError as error:
+        tell(name, _with_traceback(str(error), error))
+        code = EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED
+        raise SystemExit(EXIT_IN_USE if isinstance(error, RunInUse) else code) from error
+    except Exception as error:
+        if os.environ.get(WHOLE, "0") != "0":
+            raise
+        tell(name, _unforeseen(error))
+        raise SystemExit(EXIT_FAILED) from error
+
+
+def _unforeseen(error: Exception) -> str:
+    from pathlib import Path
+
+    from llmrl.core.disk import FULL, why
+    from llmrl.core.errors import short_error
+
+    if isinstance(error, OSError) and error.errno in FULL:
+        place = Path(str(error.filename or "."))
+        return _with_traceback(f"cannot write {place}: {why(place, error)}", error)
+    if isinstance(error, MemoryError):
+        return _with_traceback(f"there is not enough memory: {short_error(error)}", error)
+    return _with_traceback(short_error(error), error, f"{WHOLE}=1 before the command shows the whole traceback")
+
+
+def _with_traceback(text: str, error: BaseException, otherwise: str = "") -> str:
+    """`text`, and where the whole traceback is, or `otherwise`."""
+    from llmrl.core.errors import EngineError, LlmrlError, kept_traceback
+
+    # Of errors that are meant to be read, only that which a game raised itself has more to tell.
+    inside = error.__cause__ is not None or hasattr(error, "__notes__")
+    readable = isinstance(error, LlmrlError) and not (isinstance(error, EngineError) and inside)
+    kept = "" if readable else kept_traceback(error)
+    more = f"The whole traceback is in {kept}" if kept else otherwise
+    return f"{text}\n{more}" if more else text

@@ -1,0 +1,162 @@
+"""Counts and costs that none can have: from a server, a provider, a kept reply or a log; none lowers what was spent."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmrl.analysis.llm_calls import CallTotals
+from llmrl.core.records import ChatReply, ChatRequest, impossible
+from llmrl.llms import hosted
+from llmrl.llms.cache import Cache
+from llmrl.llms.client import ChatClient
+from llmrl.llms.hosted import token_count
+from llmrl.llms.ledger import Ledger
+from llmrl.llms.provider import Provider
+
+PRICED = {"input_price": 1.0, "output_price": 2.0}
+
+
+class Sure(Provider):
+    """Gives the replies it was made with, one after the other."""
+
+    label = "sure"
+    parallel = False
+
+    def __init__(self, *replies: ChatReply) -> None:
+        super().__init__(**PRICED)
+        self.replies = list(replies)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"model": "sure"}
+
+    def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
+        return [self.replies.pop(0) for _ in requests]
+
+
+GOOD = ChatReply("yes", prompt_tokens=1000, completion_tokens=1000, cost=0.5)
+IMPOSSIBLE: list[dict[str, Any]] = [
+    {"cost": -1.0},
+    {"cost": float("nan")},
+    {"cost": float("-inf")},
+    {"cost": "0.5"},
+    {"prompt_tokens": -10_000_000},
+    {"completion_tokens": -1},
+    {"cached_tokens": -5},
+    {"prompt_tokens": "11"},
+    {"completion_tokens": True},
+]
+
+
+def ask(text: str = "a") -> ChatRequest:
+    return ChatRequest(({"role": "user", "content": text},))
+
+
+@pytest.mark.parametrize("odd", IMPOSSIBLE)
+def test_they_are_unknown_and_what_was_spent_never_falls(
+    tmp_path: Path, odd: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = ChatClient(Sure(GOOD, replace(GOOD, **odd), replace(GOOD, **odd)), ledger=Ledger(tmp_path / "calls.jsonl"))
+    client.chat([ask()])
+    before = client.budget.spent
+    [reply] = client.chat([ask("b")])
+    client.chat([ask("c")])
+    assert getattr(reply, next(iter(odd))) is None or (reply.cost or 0) >= 0
+    assert not impossible(reply)
+    after = client.budget.spent
+    assert after.cost >= before.cost and after.tokens >= before.tokens
+    assert caplog.text.count("taken for unknown") == 1
+    assert Ledger(tmp_path / "calls.jsonl").spent_before == after
+
+
+@given(st.one_of(st.none(), st.integers(), st.floats(), st.booleans(), st.text(max_size=3)))
+def test_what_is_possible_is_a_finite_amount(value: Any) -> None:
+    for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost"):
+        wrong = impossible(replace(GOOD, **{name: value}))
+        assert wrong in ([], [name])
+        if wrong == [] and value is not None:
+            assert value >= 0 and value < float("inf") and not isinstance(value, bool | str)
+
+
+def test_a_server_that_counts_wrongly_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    hosted._warn_of_count.cache_clear()
+    assert token_count(None) is None and not caplog.text
+    assert [token_count(x) for x in (-7, "11", 1.5, True, 7)] == [None, None, None, None, 7]
+    assert caplog.text.count("counts tokens in numbers that none can have") == 1
+
+
+KEPT: list[tuple[str, Any]] = [
+    ("prompt_tokens", "12"),
+    ("prompt_tokens", -3),
+    ("completion_tokens", 1.5),
+    ("completion_tokens", True),
+    ("cached_tokens", []),
+    ("cost", "free"),
+    ("cost", -0.25),
+    ("cost", float("nan")),
+    ("latency", None),
+    ("finish", 7),
+    ("text", "flat"),
+    ("text", [1]),
+    ("text", None),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), KEPT)
+def test_a_kept_reply_with_such_a_number_is_not_there_and_is_replaced(
+    tmp_path: Path, name: str, value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    ChatClient(Sure(GOOD), Cache(tmp_path)).chat([ask()])
+    [path] = tmp_path.rglob("*.json")
+    entry = json.loads(path.read_text())
+    entry["reply"][name] = value
+    path.write_text(json.dumps(entry))
+    model = Sure(replace(GOOD, text="anew"))
+    [reply] = ChatClient(model, Cache(tmp_path)).chat([ask()])
+    assert reply.text == "anew" and not model.replies
+    assert caplog.text.count("is damaged") == 1 and name in caplog.text
+    [again] = ChatClient(Sure(), Cache(tmp_path)).chat([ask()])
+    assert again.text == "anew" and again.attempts == 0
+
+
+@pytest.mark.parametrize("text", ["null", "7", "[]", '"x"', '{"reply": null}', '{"reply": []}', "[" * 50_000])
+def test_a_kept_reply_of_another_form_is_not_there(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    ChatClient(Sure(GOOD), Cache(tmp_path)).chat([ask()])
+    [path] = tmp_path.rglob("*.json")
+    path.write_text(text)
+    assert ChatClient(Sure(replace(GOOD, text="anew")), Cache(tmp_path)).chat([ask()])[0].text == "anew"
+    assert caplog.text.count("is damaged") == 1
+
+
+def test_totals_of_a_log_never_fall() -> None:
+    totals = CallTotals()
+    for line in ({"cost": 0.5, "prompt_tokens": 10}, {"cost": -9.0, "prompt_tokens": "12"}):
+        totals.add({"model": "m", "completion_tokens": 1, **line})
+    assert totals.cost is None and totals.prompt_tokens is None and totals.completion_tokens == 2
+
+
+def test_a_reply_that_cannot_be_kept_is_still_in_the_ledger(tmp_path: Path) -> None:
+    from llmrl.core.errors import RunFolderError
+
+    (tmp_path / "file").touch()
+    client = ChatClient(Sure(GOOD), Cache(tmp_path / "file"), Ledger(tmp_path / "calls.jsonl"))
+    with pytest.raises(RunFolderError, match=r"llm\.cache=off"):
+        client.cache.mode = "readwrite"  # type: ignore[union-attr]
+        client._keep(client_call(), GOOD)
+    assert "yes" in (tmp_path / "calls.jsonl").read_text()
+
+
+def client_call() -> Any:
+    from llmrl.llms.client import _Call
+
+    return _Call(ask(), "ab" * 32)

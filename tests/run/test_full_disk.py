@@ -1,0 +1,149 @@
+"""What cannot be written is one clear message, leaves nothing half-written, and costs nothing that was there."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from full_disk import no_file_larger_than
+
+from llmrl.core.disk import FULL, beside, why
+from llmrl.core.errors import CheckpointError, LlmrlError, RunFolderError
+from llmrl.core.pictures import save_film
+from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.llms.cache import Cache
+from llmrl.llms.ledger import Ledger
+from llmrl.run.checkpoints import CheckpointStore
+from llmrl.run.files import write_atomic
+from llmrl.run.lines import LineFile
+from llmrl.run.metrics import MetricLog
+from llmrl.run.owner import Ownership
+from llmrl.run.run import Run
+from llmrl.run.status import read_status
+from llmrl.run.trajectories import Trajectories, TrajectoryFiles
+from llmrl.teachers.tables import write_table
+
+ROOM = 200
+LONG = "x" * 10_000
+NOISE = list(np.random.default_rng(0).integers(0, 255, (4, 64, 64, 3), dtype=np.uint8))
+
+
+def trajectories() -> Trajectories:
+    n = 2000
+    numbers = np.random.default_rng(0).normal(size=n).astype(np.float32)
+    whole = np.arange(n, dtype=np.int64)
+    flags = np.zeros(n, dtype=bool)
+    texts = np.array(["a"] * n, dtype=object)
+    return Trajectories(
+        [], [], whole - whole - 1, whole, numbers, numbers, numbers, numbers, flags, flags, whole, whole, whole,
+        whole, numbers, texts, texts,
+    )  # fmt: skip
+
+
+def keep_reply(folder: Path) -> None:
+    Cache(folder).put("ab" * 32, {}, ChatRequest(({"role": "user", "content": LONG},)), ChatReply("yes"))
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "a small file": lambda folder: write_atomic(folder / "note.txt", LONG),
+    "a checkpoint": lambda folder: CheckpointStore(folder).save(1, {"weights": torch.zeros(5000)}),
+    "trajectories": lambda folder: TrajectoryFiles(folder).write(trajectories()),
+    "a kept reply": keep_reply,
+    "a plan table": lambda folder: write_table(folder / "plans.json", "d", LONG, {}),
+    "a film": lambda folder: save_film(NOISE, folder, "film", 4.0),
+}
+
+
+@pytest.mark.parametrize("what", WRITERS)
+def test_nothing_half_written_is_left(tmp_path: Path, what: str) -> None:
+    with no_file_larger_than(ROOM), pytest.raises(LlmrlError) as caught:
+        WRITERS[what](tmp_path)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()], "a partial file is left"
+    assert str(tmp_path) in str(caught.value)
+    if what != "a film":  # whose encoder is another process, and says what it likes
+        said = str(caught.value)
+        assert "File too large" in said and "MB are free in" in said and "Make room" in said and "repeat" in said
+
+
+def test_what_was_there_stays(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "note.txt", "old")
+    store = CheckpointStore(tmp_path / "checkpoints")
+    store.save(1, {"weights": torch.ones(3)})
+    with no_file_larger_than(ROOM):
+        with pytest.raises(RunFolderError):
+            write_atomic(tmp_path / "note.txt", LONG)
+        with pytest.raises(CheckpointError):
+            store.save(2, {"weights": torch.zeros(5000)})
+    assert (tmp_path / "note.txt").read_text() == "old"
+    newest = store.load_newest()
+    assert newest is not None and newest[0] == 1
+
+
+@pytest.mark.parametrize("number", FULL)
+def test_every_way_of_having_no_room_is_told_alike(tmp_path: Path, number: int) -> None:
+    said = why(tmp_path / "a" / "b.json", OSError(number, os.strerror(number)))
+    assert os.strerror(number) in said and f"MB are free in {tmp_path}" in said and "output_root=<folder>" in said
+    assert ("quota" in said) == (number == errno.EDQUOT)
+    assert why(tmp_path, PermissionError(errno.EACCES, "Permission denied")) == "Permission denied"
+
+
+def test_lines_and_calls_that_find_no_room_are_told(tmp_path: Path) -> None:
+    lines = LineFile(tmp_path / "lines.jsonl")
+    ledger = Ledger(tmp_path / "calls.jsonl")
+    from llmrl.llms.budget import Budget
+
+    with no_file_larger_than(ROOM):
+        with pytest.raises(RunFolderError, match=r"lines\.jsonl: File too large.*MB are free"):
+            lines.write([LONG])
+        with pytest.raises(RunFolderError, match=r"calls\.jsonl: File too large.*MB are free"):
+            ledger.record("k", "m", {}, None, ChatRequest(()), ChatReply(LONG), Budget())
+        lines.close()
+
+
+def test_curves_that_find_no_room_are_told(tmp_path: Path) -> None:
+    metrics = MetricLog(tmp_path)
+    with no_file_larger_than(ROOM), pytest.raises(RunFolderError, match="File too large"):
+        for step in range(100):
+            metrics.log("update", "updates", {"loss": 0.5}, updates=step)
+    metrics.close()
+
+
+def test_a_folder_that_takes_no_owner_is_left_without_one(tmp_path: Path) -> None:
+    with no_file_larger_than(10), pytest.raises(RunFolderError, match="File too large"):
+        Ownership(tmp_path)
+    assert not list(tmp_path.iterdir()), "an empty owner.json would hold up the next process"
+
+
+def test_a_run_without_room_fails_and_goes_on_with_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config: dict[str, Any] = {"env": "toy"}
+    with pytest.raises(CheckpointError), Run.open(tmp_path, "toys", config, [], 0, checkpoint_every_s=0.0) as run:
+        run.metrics.log("update", "updates", {"loss": 1.0}, updates=1)
+        run.safe_point(1, lambda: {"weights": torch.zeros(3)})
+        with pytest.raises(CheckpointError, match="File too large"), no_file_larger_than(20_000):
+            run.safe_point(2, lambda: {"weights": torch.zeros(50_000)})
+        assert not list(run.folder.rglob("*.tmp"))
+        with no_file_larger_than(20_000), pytest.raises(RunFolderError):
+            run.metrics.log("update", "updates", {"loss": 1.0}, updates=2)
+            write_atomic(run.folder / "large", "x" * 30_000)
+        raise CheckpointError("no room")
+    found = read_status(run.folder)
+    assert found is not None and found.state == "failed"
+    with Run.open(tmp_path, "toys", config, [], 0) as again:
+        assert again.iteration == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_block_that_raises_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "whole.txt"
+    with beside(path) as file:
+        file.write(b"whole")
+    with pytest.raises(ZeroDivisionError), beside(path) as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    assert path.read_bytes() == b"whole" and list(tmp_path.iterdir()) == [path]

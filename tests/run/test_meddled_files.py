@@ -1,0 +1,118 @@
+"""Files that somebody takes from under a running run are missed, and the status outlives a power cut."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmrl.core.errors import RunFolderError
+from llmrl.run.lines import LineFile
+from llmrl.run.run import Run
+from llmrl.run.status import Status, read_status
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def moved(path: Path) -> None:
+    path.rename(path.with_name("elsewhere.jsonl"))
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def copied_over(path: Path) -> None:
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+
+
+def added_to(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"{}\n")
+
+
+MEDDLING = [removed, moved, emptied, cut, copied_over, added_to]
+
+
+@pytest.mark.parametrize("meddle", MEDDLING)
+@pytest.mark.parametrize("late", [True, False], ids=["at the end", "at a safe point"])
+def test_a_run_whose_metrics_are_gone_has_failed(tmp_path: Path, meddle: Callable[[Path], None], late: bool) -> None:
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl .*rerun=true"), Run.open(tmp_path, "toys", {}) as run:
+        run.metrics.log("update", "updates", {"loss": 1.0}, updates=1)
+        run.safe_point(1, dict)
+        meddle(run.folder / "metrics.jsonl")
+        if not late:
+            run.safe_point(2, dict)
+            pytest.fail("the run went on")
+        run.result = 1.0
+    found = read_status(run.folder)
+    assert found is not None and found.state == "failed" and "while the run went on" in found.error
+    with Run.open(tmp_path, "toys", {}, rerun=True) as again:
+        again.metrics.log("update", "updates", {"loss": 1.0}, updates=1)
+        again.safe_point(1, dict)
+    found = read_status(run.folder)
+    assert found is not None and found.state == "finished"
+
+
+def test_a_file_that_nobody_touches_is_believed(tmp_path: Path) -> None:
+    lines = LineFile(tmp_path / "lines")
+    for i in range(3):
+        lines.write([str(i), "é" * i])
+        assert lines.position() == 2 * (i + 1)
+    lines.close()
+    again = LineFile(tmp_path / "lines", lines=3)
+    again.check()
+    again.write(["x"])
+    assert again.position() == 4
+
+
+def test_the_folder_of_a_run_that_is_removed_is_told(tmp_path: Path) -> None:
+    import shutil
+
+    with pytest.raises(RunFolderError, match="has been removed"), Run.open(tmp_path, "toys", {}) as run:
+        shutil.rmtree(run.folder)
+        run.checkpoint(1, {})
+
+
+def test_the_status_and_its_name_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The content before it takes its name, the name before anybody is told that the run has finished."""
+    synced: list[tuple[str, bool]] = []
+    fsync = os.fsync
+
+    def spy(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, (tmp_path / "status.json").exists()))
+
+    monkeypatch.setattr(os, "fsync", spy)
+    Status("finished").write(tmp_path)
+    assert [name.startswith(".status.json") for name, _ in synced] == [True, False]
+    assert synced[1] == (tmp_path.name, True) and not synced[0][1]
+
+
+def test_metrics_are_on_the_disk_before_a_run_counts_as_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[str] = []
+    fsync = os.fsync
+
+    def spy(descriptor: int) -> None:
+        fsync(descriptor)
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name == "metrics.jsonl":
+            status = read_status(folder)
+            states.append("" if status is None else status.state)
+
+    with Run.open(tmp_path, "toys", {}) as run:
+        folder = run.folder
+        run.metrics.log("update", "updates", {"loss": 1.0}, updates=1)
+        monkeypatch.setattr(os, "fsync", spy)
+    assert states == ["running"]

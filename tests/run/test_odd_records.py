@@ -1,0 +1,250 @@
+"""Records of a run folder that are not what they should be: said clearly, left alone, and gone past by a rerun."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmrl.analysis.runs import read_run
+from llmrl.core.errors import CheckpointError, LlmrlError, RunFolderError
+from llmrl.core.fields import fitting, read_object
+from llmrl.run import owner, queued, status
+from llmrl.run.content import read_config
+from llmrl.run.metrics import FILE_NAME, metric_tables, read_metrics
+from llmrl.run.run import Run
+
+CONFIG: dict[str, Any] = {"env": "toy"}
+
+
+def opened(root: Path, **options: Any) -> Run:
+    return Run.open(root, "toys", CONFIG, [], 0, **options)
+
+
+def finish(root: Path) -> Path:
+    with opened(root) as run:
+        run.metrics.log("update", "updates", {"loss": 1.0}, updates=1)
+        run.result = 1.0
+    return run.folder
+
+
+def as_directory(path: Path, content: dict[str, Any]) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    (path / "inside").write_text("x")
+
+
+def into(text: Callable[[dict[str, Any]], bytes]) -> Callable[[Path, dict[str, Any]], None]:
+    return lambda path, content: (path.unlink(missing_ok=True), path.write_bytes(text(content)), None)[2]
+
+
+def changed(key: str, value: Any) -> Callable[[Path, dict[str, Any]], None]:
+    return into(lambda content: json.dumps({**content, key: value}).encode())
+
+
+def without(key: str) -> Callable[[Path, dict[str, Any]], None]:
+    return into(lambda content: json.dumps({k: v for k, v in content.items() if k != key}).encode())
+
+
+ANY_RECORD: dict[str, Callable[[Path, dict[str, Any]], None]] = {
+    "no JSON": into(lambda content: b"{half"),
+    "a list": into(lambda content: b"[]"),
+    "null": into(lambda content: b"null"),
+    "a number": into(lambda content: b"7"),
+    "not UTF-8": into(lambda content: b'{"host": "\xff\xfe"}'),
+    "zeros of a lost write": into(lambda content: bytes(300)),
+    "nested without end": into(lambda content: b"[" * 100_000),
+    "a directory": as_directory,
+    "a number as a text": changed("pid", "17"),
+    "a truth value as a number": changed("attempt", True),
+    "a list as a text": changed("host", ["here"]),
+    "null as a text": changed("job_id", None),
+    "a number without end": changed("attempt", 10**400),
+    "a missing field": without("pid"),
+    "a link in a circle": lambda path, content: (path.unlink(missing_ok=True), path.symlink_to(path.name), None)[2],
+}
+STATUS = {
+    **ANY_RECORD,
+    "an unknown state": changed("state", "resting"),
+    "a result that is a text": changed("result", "0.5"),
+    "progress that is a list": changed("progress", [1, 2]),
+    "nothing but an object": into(lambda content: b"{}"),
+    "a newer llmrl's": changed("format", 99),
+}
+
+
+@pytest.mark.parametrize("how", STATUS)
+def test_an_odd_status_is_told_and_a_rerun_gets_past_it(tmp_path: Path, how: str) -> None:
+    folder = finish(tmp_path)
+    path = folder / status.FILE_NAME
+    STATUS[how](path, json.loads(path.read_text()))
+    with pytest.raises(RunFolderError) as caught:
+        opened(tmp_path)
+    assert str(folder) in str(caught.value) and (
+        "rerun=true" in str(caught.value) or "newer llmrl" in str(caught.value)
+    )
+    assert read_run(folder).state == "unreadable"
+    with opened(tmp_path, rerun=True) as run:
+        assert run.state == "new"
+    assert os.path.lexists(folder / "backup_1" / status.FILE_NAME) and read_run(folder).state == "finished"
+
+
+@pytest.mark.parametrize("how", ANY_RECORD)
+def test_an_odd_owner_is_told_and_a_rerun_gets_past_it(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ZeroDivisionError), opened(tmp_path) as run:
+        record = json.loads((run.folder / owner.FILE_NAME).read_text())
+        raise ZeroDivisionError
+    folder, path = run.folder, run.folder / owner.FILE_NAME
+    ANY_RECORD[how](path, record)
+    monkeypatch.setattr(owner, "_EMPTY_GRACE_S", 0.0)  # nobody is writing it
+    with pytest.raises(RunFolderError, match=r"rerun=true") as caught:
+        opened(tmp_path)
+    assert str(path) in str(caught.value) and os.path.lexists(path)
+    with opened(tmp_path, rerun=True) as run:
+        assert run.state == "new"
+    assert [p for p in (folder / "backup_1").iterdir() if p.name.endswith(owner.FILE_NAME)]
+    assert read_run(folder).state == "finished" and not os.path.lexists(path)
+
+
+def test_an_odd_owner_of_a_run_that_seems_to_go_on_makes_it_unreadable(tmp_path: Path) -> None:
+    with opened(tmp_path) as run:
+        path = run.folder / owner.FILE_NAME
+        whole = path.read_text()
+        path.write_text("[1, 2]")
+        record = read_run(run.folder)
+        assert record.state == "unreadable" and owner.FILE_NAME in record.error
+        with pytest.raises(RunFolderError, match="does not tell who works on this folder"):
+            run.checkpoint(1, {})
+        path.write_text(whole)
+
+
+def test_a_link_to_nowhere_is_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "_EMPTY_GRACE_S", 0.0)
+    (tmp_path / owner.FILE_NAME).symlink_to("nowhere")
+    owner.Ownership(tmp_path).release()
+    assert not os.path.lexists(tmp_path / owner.FILE_NAME)
+
+
+@pytest.mark.parametrize("how", ANY_RECORD)
+def test_an_odd_queue_record_costs_that_run_alone(tmp_path: Path, how: str) -> None:
+    folder = finish(tmp_path)
+    content = queued.Queued("local", 0, "", "m", 1, "1", "h", "s", "", "", "", 0.0, "", [])
+    content.write(folder)
+    if how != "a truth value as a number":
+        ANY_RECORD[how](folder / queued.FILE_NAME, json.loads((folder / queued.FILE_NAME).read_text()))
+        assert read_run(folder).state == "unreadable"
+
+
+def test_a_file_without_end_is_not_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "status.json").symlink_to("/dev/zero")
+    with pytest.raises(RunFolderError, match="more than 64 MiB"):
+        status.read_status(tmp_path)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inside: st.lists(
+    inside, max_size=3) | st.dictionaries(st.text(max_size=5), inside, max_size=3), max_leaves=8))  # fmt: skip
+def test_plain_data_fits_a_hint_or_is_refused_by_name(value: Any) -> None:
+    for hint in (int, float, str, bool, list[str], dict[str, list[str]], float | None):
+        try:
+            assert fitting(value, hint, "thing") == value
+        except ValueError as error:
+            assert "its thing is" in str(error)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_an_object_or_no_record(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.json"
+    path.write_bytes(data)
+    try:
+        assert isinstance(read_object(path), dict)
+    except ValueError as error:
+        assert str(error)
+
+
+ROW = b'{"kind": "update", "x": "updates", "updates": 1, "loss": 0.5, "time/unix": 1.0, "time/elapsed_s": 1.0}\n'
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (b'{"kind": "upd\xff"}\n', "line 1 is not UTF-8"),
+        (ROW + b"\x00\x01\x02\n", "line 2 is not a JSON object"),
+        (ROW + b"[1, 2]\n", "line 2 is not a JSON object"),
+        (ROW + b"[" * 100_000 + b"\n", "line 2 is not a JSON object"),
+        (ROW.replace(b"0.5", b'"much"'), "loss is 'much', not a number"),
+        (ROW.replace(b"0.5", b"[0.5]"), "loss is "),
+        (ROW.replace(b'"x": "updates"', b'"x": "loss"'), "does not say what it is about"),
+    ],
+)
+def test_odd_rows_are_told_by_line_when_read_and_when_gone_on_with(tmp_path: Path, rows: bytes, told: str) -> None:
+    (tmp_path / FILE_NAME).write_bytes(rows)
+    with pytest.raises(RunFolderError, match=told):
+        metric_tables(tmp_path / FILE_NAME)
+    run = opened(tmp_path / "outputs")
+    run.checkpoint(1, {})
+    run.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    (run.folder / FILE_NAME).write_bytes(rows)
+    for name in run.folder.glob("checkpoints/*"):
+        name.unlink()
+    from llmrl.run.checkpoints import CheckpointStore
+    from llmrl.run.folder import config_hash
+
+    store = CheckpointStore(run.folder / "checkpoints", config_hash=config_hash(CONFIG))
+    store.save(1, {"run": {"metrics_lines": rows.count(b"\n")}})
+    with pytest.raises(RunFolderError, match=r"rerun=true|line \d"):
+        opened(tmp_path / "outputs")
+    with opened(tmp_path / "outputs", rerun=True) as again:
+        assert again.state == "new"
+
+
+def test_rows_that_are_gone_are_told(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="cannot be read: No such file"):
+        read_metrics(tmp_path / FILE_NAME)
+
+
+@pytest.mark.parametrize("text", [b"", b"[1]", b"a: [", b"\xff\xfe", b"null"])
+def test_a_config_that_cannot_be_read_is_told(tmp_path: Path, text: bytes) -> None:
+    with pytest.raises(RunFolderError, match="start this run by its command"):
+        read_config(tmp_path)
+    (tmp_path / "config.yaml").write_bytes(text)
+    with pytest.raises(RunFolderError, match="start this run by its command"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b"junk", b"\x80\x04."])
+def test_a_checkpoint_with_a_right_digest_and_wrong_content_is_told(tmp_path: Path, data: bytes) -> None:
+    import hashlib
+
+    from llmrl.run.checkpoints import MAGIC, CheckpointStore
+
+    path = tmp_path / "checkpoint_000000001.pt"
+    path.write_bytes(data + MAGIC + hashlib.sha256(data).digest())
+    with pytest.raises(CheckpointError, match="is not a checkpoint of this program"):
+        CheckpointStore(tmp_path).load_newest()
+
+
+def test_reports_leave_out_what_is_damaged_and_say_so(tmp_path: Path) -> None:
+    from llmrl.analysis.aggregate import summarize
+    from llmrl.analysis.report import Settings
+    from run_folders import write_run
+
+    folders = [write_run(tmp_path, "game", ["principal=ucb"], seed, [1.0, 2.0]) for seed in range(6)]
+    (folders[1] / "status.json").write_bytes(b"\xff")
+    (folders[2] / "metrics.jsonl").write_bytes(b'{"kind": "\xff"}\n' * 3)
+    for folder, text in zip(folders[3:], (b"\xff", b"[]", b'{"references": {"contexts": 7}}'), strict=True):
+        (folder / "summary.json").write_bytes(text)
+        (folder / "results.json").write_bytes(text.replace(b"references", b"per_episode"))
+    try:
+        report = summarize(tmp_path, Settings(resamples=10, curves=("other",)))
+    except LlmrlError as error:  # pragma: no cover
+        pytest.fail(f"one damaged run ended the report: {error}")
+    assert report.counted >= 4
+    assert {left.state for left in report.left} >= {"unreadable"}
