@@ -213,10 +213,10 @@ def test_rows_that_are_gone_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [b"", b"[1]", b"a: [", b"\xff\xfe", b"null"])
 def test_a_config_that_cannot_be_read_is_told(tmp_path: Path, text: bytes) -> None:
     with pytest.raises(RunFolderError, match="start this run by its command"):
-        read_config(tmp_path)
+        read_config(tmp_path, ())
     (tmp_path / "config.yaml").write_bytes(text)
     with pytest.raises(RunFolderError, match="start this run by its command"):
-        read_config(tmp_path)
+        read_config(tmp_path, ())
 
 
 @pytest.mark.parametrize("data", [b"", b"junk", b"\x80\x04."])
