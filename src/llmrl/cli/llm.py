@@ -140,10 +140,9 @@ def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
 
     def cells(name: str, total: CallTotals) -> list[str]:
         invalid = f"{total.invalid / total.judged:.1%}" if total.judged else "-"
-        paid = "unknown" if total.cost is None else f"{total.cost:.4f}"
-        counts = (total.calls, total.cached, total.failed)
+        counts = (total.calls, total.cached, total.failed, total.lost)
         tokens = (_known(total.prompt_tokens), _known(total.completion_tokens))
-        return [name, ", ".join(total.models), *(f"{n:,}" for n in counts), invalid, *tokens, paid]
+        return [name, ", ".join(total.models), *(f"{n:,}" for n in counts), invalid, *tokens, total.paid]
 
     rows = [cells(str(run.relative_to(folder)), total) for run, total in runs.items()]
     if len(runs) > 1:
@@ -151,8 +150,8 @@ def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
         for each in runs.values():
             total = total.plus(each)
         rows.append(cells("all", total))
-    columns = ["run", "model", "replies", "from cache", "failed", "invalid", "tokens in", "tokens out", "paid, $"]
-    return columns, rows
+    columns = ["run", "model", "replies", "from cache", "failed", "lost", "invalid", "tokens in", "tokens out"]
+    return [*columns, "paid, $"], rows
 
 
 def _known(number: int | None) -> str:

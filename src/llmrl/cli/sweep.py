@@ -112,7 +112,7 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     name = ", ".join(f"{key}={value}" for key, value in own.items()) or record.group.rpartition("-")[2]
     p, active = record.progress, record.state == "running"
     metrics = record.last_metrics()
-    spent = metrics.get("spent/llm_cost")
+    spent, lost = metrics.get("spent/llm_cost"), metrics.get("spent/llm_unsettled_cost")
     return [
         prefix + name,
         str(record.seed),
@@ -122,7 +122,11 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
         f"{p.steps_per_second:,.3g}" if active and p.steps_per_second else "-",
         _clock(p.eta_s) if active and p.eta_s is not None else "-",
         _last(record, metrics),
-        "-" if "spent/llm_calls" not in metrics else "unknown" if spent is None else f"{spent:.2f}",
+        "-"
+        if "spent/llm_calls" not in metrics
+        else "unknown"
+        if spent is None
+        else f"{spent:.2f}" + (f" (+ {lost:.2f}?)" if lost else ""),
         f"job {record.job_id}" if record.job_id else record.host,
         record.error,
     ]

@@ -16,6 +16,8 @@ MOST_TOKENS = 10**9
 """No prompt and no reply has so many."""
 LONGEST_MESSAGE = 500
 """Characters of a provider's error text that are passed on."""
+OVERLOADED = 529
+"""HTTP status by which Anthropic refuses a request before it has begun with it."""
 
 
 class HostedProvider(Provider):
@@ -103,6 +105,15 @@ class HostedProvider(Provider):
         if not self.structured or request.schema is None:
             return None
         return {"type": "json_schema", "json_schema": {"name": "reply", "strict": True, "schema": request.schema}}
+
+
+def refuses(status: int) -> bool:
+    """Whether an HTTP status, not one of success, says for certain that nothing was generated.
+
+    A refused request (4xx: no key, too many, too long) is not charged. A server's or gateway's failure (5xx), or a
+    time-out (408), may have come over a reply that was being made.
+    """
+    return (300 <= status < 500 and status != 408) or status == OVERLOADED
 
 
 def token_count(value: object) -> int | None:

@@ -13,13 +13,22 @@ import httpx
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.hosted import HostedProvider, token_count
+from llmrl.llms.hosted import HostedProvider, refuses, token_count
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
 
 logger = logging.getLogger(__name__)
 
 LARGEST_ANSWER = 8 << 20
 """Bytes of an answer after which it is given up; the longest replies of today's models are a tenth of that."""
+_UNSENT = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.ProxyError,
+    httpx.UnsupportedProtocol,
+    httpx.LocalProtocolError,
+)
+"""Failures before a byte of the request was on its way."""
 
 
 class OpenAICompatibleChat(HostedProvider):
@@ -121,10 +130,12 @@ class OpenAICompatibleChat(HostedProvider):
         url = f"{self.base_url}/chat/completions"
         try:
             status, headers, content = self._post(url, body)
-        except httpx.TimeoutException:
-            raise TransientError(f"no reply from {url} within {self.timeout:g} s") from None
+        except httpx.TimeoutException as error:
+            late = f"no reply from {url} within {self.timeout:g} s"
+            raise TransientError(late, refused=isinstance(error, _UNSENT)) from None
         except httpx.HTTPError as error:
-            raise TransientError(f"{url}: {self._redact(error) or type(error).__name__}") from None
+            what = f"{url}: {self._redact(error) or type(error).__name__}"
+            raise TransientError(what, refused=isinstance(error, _UNSENT)) from None
         text = content.decode("utf-8", errors="replace")
         self._raise_for_status(status, headers, text, url)
         return self._reply(text, url)
@@ -150,10 +161,10 @@ class OpenAICompatibleChat(HostedProvider):
             return
         message = f"{url} gave HTTP {status}: {self._redact(text) or '(empty answer)'}"
         if status in RETRIABLE_STATUS:
-            raise TransientError(message, parse_retry_after(headers.get("retry-after")))
+            raise TransientError(message, parse_retry_after(headers.get("retry-after")), refused=refuses(status))
         if status in (401, 403):
-            raise LLMError(f"{message}. {self._key_hint()}")
-        raise LLMError(message)
+            raise LLMError(f"{message}. {self._key_hint()}", refused=True)
+        raise LLMError(message, refused=refuses(status))
 
     def _reply(self, text: str, url: str) -> ChatReply:
         """A damaged answer is an outage like any other: it is asked for again."""
