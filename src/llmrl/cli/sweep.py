@@ -113,6 +113,7 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     p, active = record.progress, record.state == "running"
     metrics = record.last_metrics()
     spent, lost = metrics.get("spent/llm_cost"), metrics.get("spent/llm_unsettled_cost")
+    maybe = f" (+ {lost:.2f}?)" if lost else ""
     return [
         prefix + name,
         str(record.seed),
@@ -122,11 +123,7 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
         f"{p.steps_per_second:,.3g}" if active and p.steps_per_second else "-",
         _clock(p.eta_s) if active and p.eta_s is not None else "-",
         _last(record, metrics),
-        "-"
-        if "spent/llm_calls" not in metrics
-        else "unknown"
-        if spent is None
-        else f"{spent:.2f}" + (f" (+ {lost:.2f}?)" if lost else ""),
+        "-" if "spent/llm_calls" not in metrics else ("unknown" if spent is None else f"{spent:.2f}") + maybe,
         f"job {record.job_id}" if record.job_id else record.host,
         record.error,
     ]

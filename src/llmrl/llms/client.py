@@ -2,7 +2,8 @@
 
 A call passes through the pieces in this order; each is a small class of its own that can be switched off:
 
-    repeats -> cache -> slot (and cache again) -> retry( budget -> rate limit -> "asked" -> provider ) -> cache -> ledger
+    repeats -> cache -> slot (and cache again) -> retry( budget -> rate limit -> ledger ("asked")
+    -> provider ) -> cache -> ledger
 """
 
 from __future__ import annotations
