@@ -32,15 +32,20 @@ def plain_config(config: DictConfig) -> Config:
     """A composed config as plain data.
 
     Raises:
-        ConfigError: a value is missing.
+        ConfigError: a value is missing, or is a secret, or is to be read from where secrets are.
     """
     from llmrl.core.errors import ConfigError
+    from llmrl.core.secrets import refuse
 
+    unresolved = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(unresolved, dict)
+    refuse(unresolved)
     try:
         container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
     assert isinstance(container, dict)
+    refuse(container)
     return {str(key): value for key, value in container.items()}
 
 
@@ -53,10 +58,12 @@ def task(name: str, config: DictConfig, resolve: Resolve, check: Check, compute:
         SystemExit: the config is wrong, or the run did not finish.
     """
     from llmrl.core.errors import LlmrlError
+    from llmrl.core.privacy import keep_private
     from llmrl.core.processes import placed
 
     try:
         plain, overrides = resolve(config)
+        keep_private(plain.get("private", True))
         check(plain, overrides)
         _, world_size = placed()
     except LlmrlError as error:
@@ -130,7 +137,21 @@ def opened(argument: str) -> str:
 
 
 def console(name: str, app: Callable[[], Any], config_name: str) -> None:
-    """Console script. Hydra has printed why a composition failed; what was mistyped gets what may have been meant."""
+    """Console script. Hydra has printed why a composition failed; what was mistyped gets what may have been meant.
+
+    What is created before the config is known is private, and a secret that is typed gets no further than this.
+    """
+    from llmrl.core.errors import ConfigError
+    from llmrl.core.privacy import guard_terminal, keep_private
+    from llmrl.core.secrets import refuse_arguments
+
+    guard_terminal()
+    keep_private()
+    try:
+        refuse_arguments(sys.argv[1:])
+    except ConfigError as error:
+        sys.stderr.write(f"{name}: {error}\n")
+        raise SystemExit(EXIT_FAILED) from None
     sys.argv[1:] = [opened(argument) for argument in sys.argv[1:]]
     try:
         app()

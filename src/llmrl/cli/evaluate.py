@@ -230,7 +230,10 @@ def main(argv: list[str] | None = None) -> None:
     from llmrl.cli.command import EXIT_BUDGET, EXIT_FAILED
     from llmrl.cli.report import print_evaluation
     from llmrl.core.errors import BudgetExhausted, LlmrlError
+    from llmrl.core.privacy import guard_terminal, keep_private_like
 
+    guard_terminal()
+    keep_private_like(args.run)
     try:
         if words or args.suite:
             for results in evaluate_suite(args, words):

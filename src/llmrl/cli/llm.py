@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from llmrl.cli.small_model import add_arguments
 
@@ -170,14 +170,19 @@ def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[s
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
     from llmrl.core.errors import ConfigError
+    from llmrl.core.secrets import refuse, refuse_arguments
 
+    refuse_arguments(overrides)
     extra = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.absolute()}]"]
     try:
         with initialize_config_module("llmrl.conf", version_base="1.3"):
             config = compose("train", overrides=[*overrides, *extra])
-        return {
+        refuse(cast(dict[str, Any], OmegaConf.to_container(config, resolve=False)))
+        found = {
             key: OmegaConf.to_object(config[key]) if OmegaConf.is_config(config[key]) else config[key] for key in keys
         }
+        refuse(found)
+        return found
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
     except (HydraException, OmegaConfBaseException) as error:
@@ -189,6 +194,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser().parse_args(argv)
     from llmrl.cli.report import print_rows, print_table
     from llmrl.core.errors import LlmrlError
+    from llmrl.core.privacy import guard_terminal
+
+    guard_terminal()
 
     try:
         if args.command == "check":

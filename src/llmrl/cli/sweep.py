@@ -244,7 +244,10 @@ def main(argv: list[str] | None = None) -> None:
     """Console script."""
     args = parser().parse_args(argv)
     from llmrl.core.errors import LlmrlError
+    from llmrl.core.privacy import guard_terminal, keep_private_like
 
+    guard_terminal()
+    keep_private_like(args.folder)
     commands = {"status": status, "retry": retry, "cancel": cancel, "logs": logs, "clean": clean}
     try:
         raise SystemExit(commands[args.command](args))

@@ -153,7 +153,10 @@ def main(argv: list[str] | None = None) -> None:
     """Console script."""
     args = parser().parse_args(argv)
     from llmrl.core.errors import LlmrlError
+    from llmrl.core.privacy import guard_terminal, keep_private_like
 
+    guard_terminal()
+    keep_private_like(args.folder)
     try:
         numbers, page = report(args)
         print_numbers(numbers, page)

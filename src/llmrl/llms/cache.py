@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.core.secrets import redact_all
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Cache:
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return self._link(path, _entry(key, identity, request, reply), reply)
+            return self._link(path, redact_all(_entry(key, identity, request, reply)), reply)
         except OSError as error:
             raise _unusable("write", path, error) from error
 

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 
 from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, NotAsked
 from llmrl.core.records import ChatReply, ChatRequest, State
+from llmrl.core.secrets import redact
 from llmrl.llms.budget import Budget, Reservation
 from llmrl.llms.cache import Cache, Mode
 from llmrl.llms.ledger import FILE_NAME, Ledger
@@ -321,8 +322,9 @@ class ChatClient:
         return [
             replace(
                 reply,
-                text=_writable(reply.text),
-                finish=_writable(reply.finish),
+                # Before anybody reads them: what is written down is what the run went by.
+                text=redact(_writable(reply.text)),
+                finish=redact(_writable(reply.finish)),
                 cost=self._cost(reply),
                 latency=latency,
                 # A replayed reply says 0: nothing was sent for it.

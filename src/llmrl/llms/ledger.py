@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.core.secrets import redact_all
 from llmrl.llms.budget import Budget, Reservation, Spent
 
 logger = logging.getLogger(__name__)
@@ -138,6 +139,7 @@ class Ledger:
         with self._lock:
             # Read under the lock, so that totals never fall from one line to the next.
             line["spent"] = asdict(budget.account())
+            line = redact_all(line)
             text = json.dumps(line, ensure_ascii=False) + "\n"
             # What a full disk has cut short is closed first.
             start, self._whole = "" if self._whole else "\n", False

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from llmrl.core.errors import RunFolderError
+from llmrl.core.secrets import redact
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +41,9 @@ class LineFile:
         self._lines = lines
 
     def write(self, lines: Iterable[str]) -> None:
-        """Append lines, each without its end."""
+        """Append lines, each without its end, secrets redacted."""
         written = list(lines)
-        self._file.write("".join(f"{line}\n" for line in written).encode("utf-8", "replace"))
+        self._file.write(redact("".join(f"{line}\n" for line in written)).encode("utf-8", "replace"))
         self._file.flush()
         self._lines += len(written)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from llmrl.core.secrets import redact
+
 FILE_NAME = "run.log"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -14,7 +16,7 @@ class LogFile:
 
     def __init__(self, folder: Path) -> None:
         self._handler = logging.FileHandler(folder / FILE_NAME, encoding="utf-8")
-        self._handler.setFormatter(logging.Formatter(_FORMAT))
+        self._handler.setFormatter(_Redacting(_FORMAT))
         logging.getLogger().addHandler(self._handler)
         package = logging.getLogger("llmrl")
         self._level = package.level
@@ -31,3 +33,8 @@ class LogFile:
             logging.getLogger().removeHandler(self._handler)
             logging.getLogger("llmrl").setLevel(self._level)
             self._handler.close()
+
+
+class _Redacting(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
