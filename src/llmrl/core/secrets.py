@@ -25,7 +25,21 @@ _named: set[str] = set()
 
 _START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
 """Of a word, also after a line break as JSON has it."""
-_PREFIXES = ("hf_", "gh", "glpat-", "xox", "gsk_", "r8_", "nvapi-", "AIza", "AKIA", "ASIA", "eyJ", "PRIVATE KEY-")
+_PREFIXES = (
+    "hf_",
+    "gh",
+    "github_pat_",
+    "glpat-",
+    "xox",
+    "gsk_",
+    "r8_",
+    "nvapi-",
+    "AIza",
+    "AKIA",
+    "ASIA",
+    "eyJ",
+    "PRIVATE KEY-",
+)
 _FORMS = re.compile(
     rf"{_START}(?:"
     r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
@@ -40,7 +54,7 @@ _SK = re.compile(rf"{_START}[spr]k[-_]([A-Za-z0-9_-]{{12,}})")
 _USER = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/?#\"'<>\\]{1,300}@")
 _PARAMETER = re.compile(r"([?&](?:amp;)?)([A-Za-z0-9_.%~\[\]-]{1,64})(=)([^&\s\"'#<>\\]+)")
 _BEARER = re.compile(
-    r"(?i)\b(bearer\s{1,3}|authorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:basic|token)\s{1,3})([\w.~+/=-]{6,})"
+    rf"(?i){_START}(bearer\s{{1,3}}|authorization[\"']?\s{{0,3}}[:=]\s{{0,3}}[\"']?(?:basic|token)\s{{1,3}})([\w.~+/=-]{{6,}})"
 )
 _NAME = r"(?:api[_-]?key|access[_-]?key|secret|password|passwd|credential|(?<![a-z])token)(?![a-z])"
 _ASSIGNED = re.compile(
@@ -57,6 +71,8 @@ _IN_ADDRESS = frozenset(("key", "auth", "authorization", "sig", "signature", "pa
 """Words that end the name of a secret in an address; elsewhere they are words like others."""
 _WORDS = ("apikey", "accesskey", "secretkey", "privatekey", "password", "passwd", "secret", "token", "credentials")
 _NO_SECRET_TOKENS = frozenset(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "stop", "unk"))
+
+_NOTHING = ("", "null", "none", "true", "false", "???")
 
 _ENVIRONMENT = re.compile(r"oc\.env\s*:\s*(?:[\"']\s*)?(\$\{|[A-Za-z_][A-Za-z0-9_]*)")
 _NO_SCHEME = re.compile(r"[^\s/:@=,]+:[^\s/@]+@[A-Za-z0-9.-]+(:\d+)?(/\S*)?")
@@ -161,7 +177,7 @@ def refuse_arguments(arguments: Sequence[str]) -> None:
         key, equals, value = argument.partition("=")
         key = key.lstrip("+~")
         plain = bool(equals) and redact(key, secrets) == key
-        value = value if equals else argument
+        value = value if plain else argument
         for each in {value, value.strip("'\" []{}")}:
             if (wrong := fault(key if plain else "", each, secrets)) is not None:
                 raise ConfigError(f"{key if plain else f'argument {number}'} {wrong}")
@@ -174,6 +190,8 @@ def fault(name: str, value: str, secrets: Sequence[str] | None = None) -> str | 
             which = "whose name is not plain" if variable == "${" else f"{variable}, which holds a secret"
             return f"reads the environment variable {which}. {_INSTEAD}"
     last = name.rpartition(".")[2]
+    if value.lower() in _NOTHING:
+        return None
     if last == "api_key_env":
         return variable_fault(value)
     if _USER.search(value) or _NO_SCHEME.fullmatch(value):
@@ -249,8 +267,9 @@ def _sk(found: re.Match[str]) -> str:
 def _assigned(found: re.Match[str]) -> str:
     """A variable's name, a reference and a number are none."""
     name, value = found[1].rstrip("\"' =:"), found[2]
-    stays = name.endswith(("_env", "-env")) or value.startswith(("$", "[")) or _is_number(value)
-    stays = stays or value.lower() in ("null", "none", "true", "false", "str", "bool", "int", "float")
+    # `api_key_env`, and `api_key_header: api-key`, say where a key is.
+    stays = name.endswith(("_env", "-env", "_header", "_query")) or name.endswith(tuple(_NO_SECRET_TOKENS))
+    stays = stays or value.startswith(("$", "[")) or _is_number(value) or value.lower() in _NOTHING
     return found[0] if stays else f"{found[1]}{MARK}"
 
 
