@@ -1,4 +1,4 @@
-"""No secret reaches what a run writes or prints, and its files are its owner's alone. Real files, servers, processes."""
+"""No secret reaches what a run writes or prints, and its files are its owner alone to read. Real files, processes."""
 
 import contextlib
 import json
@@ -227,7 +227,7 @@ def test_servers_that_want_the_key_elsewhere(tmp_path, secret, caplog):
     assert more["api-key"] == secret and "Authorization" not in more
     assert address == f"/v1/chat/completions?key={secret}" and secret not in str(rest)
     assert leaks(tmp_path) == []
-    with pytest.raises(ConfigError, match="name its variable in llm.api_key_env"):
+    with pytest.raises(ConfigError, match="name its variable in"):
         OpenAICompatibleChat(url, "m", api_key_query="key")
     with pytest.raises(ConfigError, match="choose one"):
         OpenAICompatibleChat(url, "m", api_key_env="SOME_API_KEY", api_key_query="key", api_key_header="key")
