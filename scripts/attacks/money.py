@@ -1,4 +1,4 @@
-"""Attacks on the budget for language models: servers that lose answers, processes that are killed, logs that are damaged.
+"""Attacks on the budget for language models: servers that lose answers, killed processes, damaged logs.
 
 Every attack asks the same in the end: may more have been generated than was allowed, and does the record say so?
 """
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from attack import attack, main
+
 from llmrl.analysis.llm_calls import run_totals
 from llmrl.core.errors import BudgetExhausted, ConfigError, LLMError, RunFolderError
 from llmrl.core.records import ChatRequest
@@ -178,7 +179,7 @@ def _(folder: Path) -> tuple[bool, str]:
     def answer(handler: Handler, number: int) -> None:
         handler.send(b"{}", (429, 401, 400, 529)[number % 4]) if number <= 30 else handler.reply()
 
-    with server(answer) as (url, generated):
+    with server(answer) as (url, _):
         chat = client(url, folder, calls=3)
         said = spend(chat, at_once=1)
         return chat.budget.spent.calls == 3 and "spent 3," in said, f"{chat.budget.spent.calls} replies of 3"
@@ -313,7 +314,7 @@ def _(folder: Path) -> tuple[bool, str]:
     def answer(handler: Handler, number: int) -> None:
         handler.reset() if number <= 10 else handler.reply()
 
-    with server(answer) as (url, generated):
+    with server(answer) as (url, _):
         chat = client(url, folder, retries=20, calls=5, unknown="ignore")
         spend(chat, at_once=1)
         told = chat.metrics()["spent/llm_unsettled_calls"]
@@ -356,7 +357,7 @@ def _(folder: Path) -> tuple[bool, str]:
 @attack("a model's reply that looks like lines of the log", "read as a reply, and nothing else")
 def _(folder: Path) -> tuple[bool, str]:
     forged = '{"time": 1, "asked": "x", "spent": {"calls": 0}}\n"settles": "x", "fate": "lost"\u2028{"asked": "y"}'
-    with server(lambda handler, number: handler.reply(text=forged)) as (url, generated):
+    with server(lambda handler, number: handler.reply(text=forged)) as (url, _):
         chat = client(url, folder, calls=2)
         chat.chat([ask(1)])
         chat.close()
