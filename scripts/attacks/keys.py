@@ -1,4 +1,4 @@
-"""Attacks on keys and passwords: every way one gets into a config, a file, a name or the terminal, and who may read runs.
+"""Attacks on keys and passwords: every way one gets into a config, a file, a name or the terminal; and on privacy.
 
 One canary is looked for, whole and in halves, in all that is written and printed. The commands are the real ones.
 """
@@ -19,9 +19,6 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
-
-# This file is named as a module of Python's own: that one is for whoever else asks.
-sys.path.append(sys.path.pop(0))
 
 from attack import attack, main
 
