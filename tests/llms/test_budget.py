@@ -33,12 +33,14 @@ def test_tokens_and_money_count_the_longest_reply_beforehand():
     client = ChatClient(Echo(max_tokens=100, reply={"prompt_tokens": 5}), budget=Budget(tokens=120))
     client.chat([ask("a"), ask("b")])
     assert replace(client.budget.spent, seconds=0.0) == Spent(2, 2, 0, 14, pytest.approx(18e-6), 0, 0)
+    assert "spent/llm_unsettled_tokens" not in client.metrics()
     client.chat([ask("c")])
     assert "llm.budget.tokens=120, spent 21" in exhausted(client)
     client = ChatClient(Echo(max_tokens=100), budget=Budget(usd=0.0003))
     client.chat([ask("a")])
+    told = ChatReply("", prompt_tokens=1, completion_tokens=1, cost=5e-6)
     for _ in range(20):
-        client.budget.settle(client.budget.reserve(ask("a"), client.provider, wait=False), ChatReply("", cost=5e-6))
+        client.budget.settle(client.budget.reserve(ask("a"), client.provider), told)
     assert "llm.budget.usd=0.0003, spent 0.000107" in exhausted(client)
 
 
@@ -55,8 +57,8 @@ def test_free_models_spend_no_money():
     assert client.metrics()["spent/llm_cost"] == 0.0
 
 
-def test_failed_calls_are_not_charged():
-    model = Echo(fail={"a": LLMError("no")})
+def test_refused_calls_are_not_charged():
+    model = Echo(fail={"a": LLMError("no", refused=True)})
     client = ChatClient(model, budget=Budget(calls=1))
     for _ in range(3):
         with pytest.raises(LLMError, match="no"):

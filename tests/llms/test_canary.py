@@ -112,8 +112,8 @@ def test_a_quoted_key_reaches_no_file(tmp_path, provider):
         assert not server.faults
     assert code == 1 and b"fault 400-echo" in err
     assert leaks(out, err, folder=tmp_path) == set()
-    assert any("[key]" in path.read_text() for path in tmp_path.rglob("llm_calls.jsonl"))
-    assert any("[key]" in path.read_text() for path in tmp_path.rglob("traceback.txt"))
+    assert any("<redacted>" in path.read_text() for path in tmp_path.rglob("llm_calls.jsonl"))
+    assert any("<redacted>" in path.read_text() for path in tmp_path.rglob("traceback.txt"))
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_the_check_command_quotes_no_key(tmp_path, provider):
         code, out, err = command(
             tmp_path, "llmrl.cli.llm", "check", *provider(server.url), "llm.retry.first_delay=0.001"
         )
-        assert code == 0 and b"[key]" in out and not server.faults
+        assert code == 0 and b"<redacted>" in out and not server.faults
         # With the schema and, in case that was the trouble, without.
         server.faults += ["400-echo", "400-echo"]
         code, *more = command(tmp_path, "llmrl.cli.llm", "check", *provider(server.url))
@@ -155,7 +155,7 @@ def test_blanks_around_a_key_are_no_part_of_it(monkeypatch, ending):
         provider.check()
         [reply] = provider.complete([ChatRequest(({"role": "user", "content": "hi"},))])
         provider.close()
-    assert reply.text == "you sent [key]"
+    assert reply.text == "you sent <redacted>"
 
 
 @pytest.mark.parametrize("middle", ["\n", " ", "\u00e9", "\x01"])

@@ -25,7 +25,9 @@ def client(path, model=None, **policies):
 def test_a_call_is_logged_whole(tmp_path):
     path = tmp_path / "run" / FILE_NAME
     judged = ask("zwei \u00fc\n", purpose="test", prompt="p/x", prompt_hash="ab", fault=lambda text: "too short")
-    client(path, stream=5).chat([ask("one", purpose="test"), judged])
+    model = client(path, stream=5)
+    model.chat([ask("one", purpose="test")])
+    model.chat([judged])
     first, second = read_calls(path)
     assert abs(first.pop("time") - time.time()) < 60 and 0 <= first.pop("latency") < 60
     assert 0 <= first["spent"].pop("seconds") < 60
@@ -57,6 +59,9 @@ def test_a_call_is_logged_whole(tmp_path):
             "cost": 7e-6,
             "unknown_tokens": 0,
             "unknown_costs": 0,
+            "unsettled": 0,
+            "unsettled_tokens": 0,
+            "unsettled_cost": 0.0,
         },
     }
     assert second["reply"] == "zwei \u00fc\n" and second["valid"] is False and second["prompt_hash"] == "ab"
@@ -75,7 +80,7 @@ def test_what_was_spent_goes_on_in_the_next_process(tmp_path):
 
 def test_failures_are_logged_beside_the_replies_that_were_paid_for(tmp_path):
     path = tmp_path / FILE_NAME
-    model = client(path, Echo(fail={"a": LLMError("HTTP 401")}))
+    model = client(path, Echo(fail={"a": LLMError("HTTP 401", refused=True)}))
     with pytest.raises(LLMError, match=r"HTTP 401 \(1 of 2 requests failed\)"):
         model.chat([ask("a"), ask("b")])
     failed, answered = sorted(read_calls(path), key=lambda call: "reply" in call)
@@ -107,13 +112,15 @@ def test_a_line_cut_short_is_closed_and_skipped(tmp_path, caplog):
     model.chat([ask("one")])
     model.chat([ask("two")])
     whole = path.read_bytes()
-    for cut in (1, 2, 40, len(whole) // 3):
+    for cut in (1, 2, 40, 300):
         path.write_bytes(whole[:-cut])
         client(path).chat([ask("three")])
-        # Without its newline a record is still whole.
-        expected = ["one", "two", "three"] if cut == 1 else ["one", "three"]
-        assert [call["reply"] for call in read_calls(path)] == expected
-    assert "line 2: not a whole record" in caplog.text
+        # Without its newline a record is still whole; else all that is left of the call is that it was asked.
+        expected = ["one", "two", "three"] if cut == 1 else ["one", None, "three"]
+        calls = list(read_calls(path))
+        assert [call.get("reply") for call in calls] == expected
+        assert [call.get("unsettled", False) for call in calls] == [text is None for text in expected]
+    assert "line 4: not a whole record" in caplog.text
 
 
 def test_kill_9_loses_no_finished_call(tmp_path):
@@ -158,7 +165,7 @@ def test_totals_of_a_folder_of_runs(tmp_path):
     for seed in (0, 1):
         model = client(tmp_path / f"seed={seed}" / FILE_NAME, cache=cache)  # one stream: the second run pays nothing
         model.chat([ask("a", fault=lambda text: ""), ask("b", fault=lambda text: "bad")])
-    unknown = client(tmp_path / "other" / FILE_NAME, Echo(input_price=None, fail={"x": LLMError("no")}))
+    unknown = client(tmp_path / "other" / FILE_NAME, Echo(input_price=None, fail={"x": LLMError("no", refused=True)}))
     unknown.chat([ask("a")])
     with pytest.raises(LLMError):
         unknown.chat([ask("x")])

@@ -19,12 +19,12 @@ import pytest
 import torch
 
 from llmrl.core.errors import CheckpointError, RunFolderError
+from llmrl.core.secrets import redact, redact_arguments
 from llmrl.core.seeding import Seeds
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.metrics import read_metrics
 from llmrl.run.owner import read_owner
 from llmrl.run.progress import Progress
-from llmrl.run.provenance import redact, redact_arguments
 from llmrl.run.run import Run, Stopped
 from llmrl.run.signals import StopFlag
 from llmrl.run.status import Status, read_status

@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 if TYPE_CHECKING:
     from llmrl.sweeps.jobs import Job, Outcome
@@ -59,7 +59,10 @@ class LlmrlLauncher(Launcher):
         self.hydra_context: HydraContext | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from llmrl.core.privacy import keep_private
+
         self.config, self.hydra_context = config, hydra_context
+        keep_private(bool(config.get("private", True)))
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from llmrl.cli.apps import app_of, compute
@@ -94,6 +97,7 @@ class LlmrlLauncher(Launcher):
         """
         from llmrl.cli.apps import app_of
         from llmrl.cli.compose import build_hardware
+        from llmrl.core.secrets import refuse
         from llmrl.sweeps.jobs import Job, differing_keys, named_by
 
         assert self.config is not None and self.hydra_context is not None
@@ -107,6 +111,7 @@ class LlmrlLauncher(Launcher):
                     composed.hydra.job.num = initial_job_idx + i
                     composed.hydra.job.id = str(initial_job_idx + i)
                 HydraConfig.instance().set_config(composed)
+                refuse({"hydra": {"job": {"env_set": OmegaConf.to_container(composed.hydra.job.env_set)}}})
                 environment = {str(name): str(value) for name, value in composed.hydra.job.env_set.items()}
                 with read_write(composed), open_dict(composed):
                     del composed["hydra"]

@@ -20,6 +20,8 @@ class CallTotals:
         judged: replies that had to have a form; `invalid` of them had not.
         prompt_tokens, completion_tokens: of all replies; None as soon as one is not known.
         cost: US dollars of the replies that were paid for; None as soon as one is not known.
+        lost: attempts whose reply was lost: it may have been charged all the same, at most with `lost_cost` US dollars
+            (None as soon as that is not known). What a provider did not tell is not among these.
     """
 
     models: tuple[str, ...] = ()
@@ -31,11 +33,24 @@ class CallTotals:
     prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
     cost: float | None = 0.0
+    lost: int = 0
+    lost_cost: float | None = 0.0
+
+    @property
+    def paid(self) -> str:
+        """US dollars in words, with what the lost replies may have cost besides."""
+        known = "unknown" if self.cost is None else f"{self.cost:.4f}"
+        maybe = "?" if self.lost_cost is None else f"{self.lost_cost:.4f}"
+        return f"{known} (+ at most {maybe})" if self.lost and self.lost_cost != 0.0 else known
 
     def add(self, call: dict[str, Any]) -> None:
-        """Count one line of a log."""
+        """Count one record of a log."""
         if call.get("model") not in self.models:
             self.models = (*self.models, str(call.get("model")))
+        if call.get("unsettled"):
+            self.lost += 1
+            self.lost_cost = _plus(self.lost_cost, (call.get("reserved") or {}).get("cost"))
+            return
         if "error" in call:
             self.failed += 1
             return
@@ -64,7 +79,7 @@ def call_totals(folder: Path) -> dict[Path, CallTotals]:
         if not any(part.startswith("backup_") for part in log.relative_to(folder).parts)
     ]
     totals = {log.parent: run_totals(log.parent) for log in logs}
-    return {run: total for run, total in totals.items() if total.calls or total.failed}
+    return {run: total for run, total in totals.items() if total.calls or total.failed or total.lost}
 
 
 def run_totals(run: Path) -> CallTotals:

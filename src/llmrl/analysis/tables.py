@@ -172,7 +172,8 @@ def llm_calls(report: Report) -> Table:
     rows = [[task, group.shown, *_call_cells(each, group)] for task, group, each in report.calls]
     if len(rows) > 1:
         rows.append(["all", "", *_call_cells(total, None)])
-    header = ["task", "group", "models", "calls", "cached", "failed", "prompt_tokens", "completion_tokens", "usd"]
+    header = ["task", "group", "models", "calls", "cached", "failed", "lost"]
+    header += ["prompt_tokens", "completion_tokens", "usd", "lost_usd"]
     return Table(
         "llm_calls",
         "Calls to language models: all attempts of all runs, unfinished ones included",
@@ -186,14 +187,16 @@ def llm_calls(report: Report) -> Table:
                     c.calls,
                     c.cached,
                     c.failed,
+                    c.lost,
                     c.prompt_tokens,
                     c.completion_tokens,
                     c.cost,
+                    c.lost_cost,
                 ]
                 for t, g, c in report.calls
             ),
         ],
-        ["task", "group", "model", "replies", "from cache", "failed", "tokens in", "tokens out", "paid, $"],
+        ["task", "group", "model", "replies", "from cache", "failed", "lost", *_TOOK],
         rows,
         3,
         notes=footnotes(group for _, group, _ in report.calls),
@@ -219,11 +222,14 @@ def _probability(band: Band, i: int, j: int) -> str:
     return f"{band.estimate[i, j]:.2f} {interval}"
 
 
+_TOOK = ("tokens in", "tokens out", "paid, $")
+
+
 def _call_cells(total: CallTotals, group: Group | None) -> list[str]:
     model = ", ".join(total.models) or (group.llm if group else "")
-    counts = [f"{count:,}" for count in (total.calls, total.cached, total.failed)]
+    counts = [f"{count:,}" for count in (total.calls, total.cached, total.failed, total.lost)]
     tokens = ["unknown" if count is None else f"{count:,}" for count in (total.prompt_tokens, total.completion_tokens)]
-    return [model, *counts, *tokens, "unknown" if total.cost is None else f"{total.cost:.4f}"]
+    return [model, *counts, *tokens, total.paid]
 
 
 def _profiles(section: Section, name: str) -> list[Table]:

@@ -29,20 +29,26 @@ def plain_config(config: DictConfig) -> Config:
     """A composed config as plain data; Hydra's own config must be set.
 
     Raises:
-        ConfigError: a value is missing, or an option has been taken out.
+        ConfigError: a value is missing, or an option has been taken out, or is a secret, or is to be read from where
+            secrets are.
     """
     from hydra.core.hydra_config import HydraConfig
 
     from llmrl.cli.hints import removed
     from llmrl.core.errors import ConfigError
+    from llmrl.core.secrets import refuse
 
     if out := removed(HydraConfig.get().overrides.task):
         raise ConfigError(out)
+    unresolved = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(unresolved, dict)
+    refuse(unresolved)
     try:
         container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
     assert isinstance(container, dict)
+    refuse(container)
     return {str(key): value for key, value in container.items()}
 
 
@@ -54,10 +60,12 @@ def task(name: str, config: DictConfig, resolve: Resolve, check: Check, compute:
     Raises:
         SystemExit: the config is wrong, or the run did not finish.
     """
+    from llmrl.core.privacy import keep_private
     from llmrl.core.processes import placed
 
     with ending(name):
         plain, overrides = resolve(config)
+        keep_private(plain.get("private", True))
         check(plain, overrides)
         _, world_size = placed()
     if plain["hardware"].get("launcher") == "slurm" and world_size == 1:
@@ -125,11 +133,20 @@ def opened(argument: str) -> str:
 
 
 def console(name: str, app: Callable[[], Any], config_name: str) -> None:
-    """Console script. Hydra has printed why a composition failed; what was mistyped gets what may have been meant."""
+    """Console script. Hydra has printed why a composition failed; what was mistyped gets what may have been meant.
+
+    What is created before the config is known is private, and a secret that is typed gets no further than this.
+    """
     from llmrl.cli.trusting import guard_hydra
     from llmrl.core.printable import print_records
+    from llmrl.core.privacy import guard_terminal, keep_private
+    from llmrl.core.secrets import refuse_arguments
 
+    guard_terminal()
+    keep_private()
     print_records()
+    with ending(name):
+        refuse_arguments(sys.argv[1:])
     sys.argv[1:] = [opened(argument) for argument in sys.argv[1:]]
     if any(argument.startswith(("--config-name", "-cn")) for argument in sys.argv[1:]):
         from llmrl.cli.hints import saved_config

@@ -233,7 +233,10 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(rest)
     from llmrl.cli.ending import ending
     from llmrl.cli.report import print_evaluation
+    from llmrl.core.privacy import guard_terminal, keep_private_like
 
+    guard_terminal()
+    keep_private_like(args.run)
     with ending("llmrl-evaluate"):
         if words or args.suite:
             for results in evaluate_suite(args, words):

@@ -69,6 +69,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
     """
     from llmrl.cli.finetune_parts import build, check_installed, with_digests
     from llmrl.cli.report import print_plan, print_skipped
+    from llmrl.core.privacy import kept_private
     from llmrl.run.run import Run
 
     check_installed()
@@ -77,16 +78,19 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
         with build(config, None) as parts:
             print_plan(parts.plan())
         return None
-    with Run.open(
-        Path(config["output_root"]),
-        config["name"],
-        config,
-        overrides,
-        config["seed"],
-        resume=config["resume"],
-        rerun=config["rerun"],
-        checkpoint_every_s=config["checkpoint_seconds"],
-    ) as run:
+    with (
+        kept_private(config.get("private", True)),
+        Run.open(
+            Path(config["output_root"]),
+            config["name"],
+            config,
+            overrides,
+            config["seed"],
+            resume=config["resume"],
+            rerun=config["rerun"],
+            checkpoint_every_s=config["checkpoint_seconds"],
+        ) as run,
+    ):
         if run.finished:
             print_skipped(run)
             return run.result

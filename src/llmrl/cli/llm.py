@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from llmrl.cli.small_model import add_arguments
 
@@ -139,10 +139,9 @@ def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
 
     def cells(name: str, total: CallTotals) -> list[str]:
         invalid = f"{total.invalid / total.judged:.1%}" if total.judged else "-"
-        paid = "unknown" if total.cost is None else f"{total.cost:.4f}"
-        counts = (total.calls, total.cached, total.failed)
+        counts = (total.calls, total.cached, total.failed, total.lost)
         tokens = (_known(total.prompt_tokens), _known(total.completion_tokens))
-        return [name, ", ".join(total.models), *(f"{n:,}" for n in counts), invalid, *tokens, paid]
+        return [name, ", ".join(total.models), *(f"{n:,}" for n in counts), invalid, *tokens, total.paid]
 
     rows = [cells(str(run.relative_to(folder)), total) for run, total in runs.items()]
     if len(runs) > 1:
@@ -150,8 +149,8 @@ def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
         for each in runs.values():
             total = total.plus(each)
         rows.append(cells("all", total))
-    columns = ["run", "model", "replies", "from cache", "failed", "invalid", "tokens in", "tokens out", "paid, $"]
-    return columns, rows
+    columns = ["run", "model", "replies", "from cache", "failed", "lost", "invalid", "tokens in", "tokens out"]
+    return [*columns, "paid, $"], rows
 
 
 def _known(number: int | None) -> str:
@@ -171,14 +170,18 @@ def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[s
 
     from llmrl.cli.trusting import only_typed
     from llmrl.core.errors import ConfigError
+    from llmrl.core.secrets import refuse, refuse_arguments
 
+    refuse_arguments(overrides)
     extra = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.absolute()}]"]
     try:
         with initialize_config_module("llmrl.conf", version_base="1.3"):
             config = compose("train", overrides=[*overrides, *extra])
+        refuse(cast(dict[str, Any], OmegaConf.to_container(config, resolve=False)))
         plain = {
             key: OmegaConf.to_object(config[key]) if OmegaConf.is_config(config[key]) else config[key] for key in keys
         }
+        refuse(plain)
         return only_typed(plain, overrides)
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
@@ -191,6 +194,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser().parse_args(argv)
     from llmrl.cli.ending import ending
     from llmrl.cli.report import print_rows, print_table
+    from llmrl.core.privacy import guard_terminal
+
+    guard_terminal()
 
     with ending("llmrl-llm"):
         if args.command == "check":

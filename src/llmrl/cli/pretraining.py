@@ -12,7 +12,7 @@ from llmrl.cli.needed import NeededRun
 from llmrl.core.errors import ConfigError
 from llmrl.run.shared import PRESET, run_name
 
-_TAKEN_OVER = ("output_root", "hardware", "trusted_modules", "checkpoint_seconds")
+_TAKEN_OVER = ("output_root", "hardware", "trusted_modules", "checkpoint_seconds", "private")
 """What the run of a preset has from the run that needs it: nothing that changes numbers."""
 
 Config = Mapping[str, Any]

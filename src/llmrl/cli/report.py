@@ -183,6 +183,11 @@ def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:
         "llm_calls_paid": totals.get("spent/llm_calls"),
         "llm_usd_paid": totals.get("spent/llm_cost"),
     }
+    if totals.get("spent/llm_unsettled_calls"):
+        # Nobody knows whether these were generated, and charged.
+        shown["llm_replies_lost"] = totals["spent/llm_unsettled_calls"]
+    if totals.get("spent/llm_unsettled_cost"):
+        shown["llm_usd_unsettled_at_most"] = totals["spent/llm_unsettled_cost"]
     return {"llm": llm.label, **{name: value for name, value in shown.items() if value is not None}}
 
 

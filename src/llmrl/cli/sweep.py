@@ -114,7 +114,8 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     name = ", ".join(f"{key}={value}" for key, value in own.items()) or record.group.rpartition("-")[2]
     p, active = record.progress, record.state == "running"
     metrics = record.last_metrics()
-    spent = metrics.get("spent/llm_cost")
+    spent, lost = metrics.get("spent/llm_cost"), metrics.get("spent/llm_unsettled_cost")
+    maybe = f" (+ {lost:.2f}?)" if lost else ""
     return [
         prefix + name,
         str(record.seed),
@@ -124,7 +125,7 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
         f"{p.steps_per_second:,.3g}" if active and p.steps_per_second else "-",
         _clock(p.eta_s) if active and p.eta_s is not None else "-",
         _last(record, metrics),
-        "-" if "spent/llm_calls" not in metrics else "unknown" if spent is None else f"{spent:.2f}",
+        "-" if "spent/llm_calls" not in metrics else ("unknown" if spent is None else f"{spent:.2f}") + maybe,
         f"job {record.job_id}" if record.job_id else record.host,
         record.error,
     ]
@@ -259,7 +260,10 @@ def main(argv: list[str] | None = None) -> None:
     """Console script."""
     args = parser().parse_args(argv)
     from llmrl.cli.ending import ending
+    from llmrl.core.privacy import guard_terminal, keep_private_like
 
+    guard_terminal()
+    keep_private_like(args.folder)
     commands = {"status": status, "retry": retry, "cancel": cancel, "logs": logs, "clean": clean}
     with ending("llmrl-sweep"):
         raise SystemExit(commands[args.command](args))

@@ -155,7 +155,10 @@ def main(argv: list[str] | None = None) -> None:
     """Console script."""
     args = parser().parse_args(argv)
     from llmrl.cli.ending import EXIT_FAILED, ending, say
+    from llmrl.core.privacy import guard_terminal, keep_private_like
 
+    guard_terminal()
+    keep_private_like(args.folder)
     with ending("llmrl-report"):
         numbers, page = report(args)
         print_numbers(numbers, page)

@@ -69,6 +69,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str], quiet: bool = F
     from llmrl.cli.outside import with_digests
     from llmrl.cli.report import llm_summary, print_plan, print_skipped, print_summary
     from llmrl.cli.together import check_alike
+    from llmrl.core.privacy import kept_private
     from llmrl.core.processes import Processes
     from llmrl.llms.transcript import Transcript
     from llmrl.run.joint import open_run
@@ -87,17 +88,20 @@ def run_experiment(config: dict[str, Any], overrides: list[str], quiet: bool = F
         if processes.leads:
             print_plan(planned)
         return None
-    with open_run(
-        Path(config["output_root"]),
-        config["name"],
-        config,
-        overrides,
-        config["seed"],
-        resume=config["resume"],
-        rerun=config["rerun"],
-        checkpoint_every_s=config["checkpoint_seconds"],
-        processes=processes,
-    ) as run:
+    with (
+        kept_private(config.get("private", True)),
+        open_run(
+            Path(config["output_root"]),
+            config["name"],
+            config,
+            overrides,
+            config["seed"],
+            resume=config["resume"],
+            rerun=config["rerun"],
+            checkpoint_every_s=config["checkpoint_seconds"],
+            processes=processes,
+        ) as run,
+    ):
         if run.finished:
             if processes.leads and not quiet:
                 print_skipped(run)

@@ -44,7 +44,14 @@ class EngineError(LlmrlError):
 
 
 class LLMError(LlmrlError):
-    """A language model could not be reached or refused to serve (missing key, outage, quota)."""
+    """A language model could not be reached or refused to serve (missing key, outage, quota).
+
+    `refused`: nothing was generated, for certain, so that nothing is charged; else nobody knows.
+    """
+
+    def __init__(self, message: str = "", *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 class NotAsked(LLMError):  # noqa: N818  (nothing went wrong)

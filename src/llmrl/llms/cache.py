@@ -20,6 +20,7 @@ from llmrl.core.disk import remove, why
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.fields import record_of
 from llmrl.core.records import ChatReply, ChatRequest, impossible
+from llmrl.core.secrets import redact_all
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Cache:
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return self._link(path, _entry(key, identity, request, reply), reply)
+            return self._link(path, redact_all(_entry(key, identity, request, reply)), reply)
         except OSError as error:
             raise _unusable("write", path, error) from error
 

@@ -2,7 +2,8 @@
 
 A call passes through the pieces in this order; each is a small class of its own that can be switched off:
 
-    repeats -> cache -> slot (and cache again) -> budget -> retry( rate limit -> provider ) -> cache -> ledger
+    repeats -> cache -> slot (and cache again) -> retry( budget -> rate limit -> ledger ("asked")
+    -> provider ) -> cache -> ledger
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Literal, NamedTuple
 
 from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, NotAsked
 from llmrl.core.records import ChatReply, ChatRequest, State, impossible
+from llmrl.core.secrets import redact
 from llmrl.llms.budget import Budget, Reservation
 from llmrl.llms.cache import Cache, Mode
 from llmrl.llms.ledger import FILE_NAME, Ledger
@@ -129,7 +131,7 @@ class ChatClient:
         All requests are tried before an error is raised, and every reply is in the cache and the ledger by then.
 
         Raises:
-            BudgetExhausted: some of them could have exceeded the budget and were not sent.
+            BudgetExhausted: some of them could have exceeded the budget and were not sent, or not again.
             Interrupted: the run is to stop, and some were not sent, or not again.
             LLMError: some failed for good (`failures=stop`), or are not in the cache (mode `only`).
         """
@@ -149,7 +151,9 @@ class ChatClient:
         """Totals since the start of the run; those that are not known are left out.
 
         llm/calls, llm/prompt_tokens, llm/completion_tokens, llm/cost (USD) used; spent/llm_calls, llm_attempts,
-        llm_failed_calls, llm_tokens, llm_cost paid; time/llm_latency: seconds of the paid ones, added up.
+        llm_failed_calls, llm_tokens, llm_cost paid; time/llm_latency: seconds of the paid ones, added up. What may have
+        been charged besides, at most: spent/llm_unsettled_calls (attempts whose reply was lost), and where there are
+        any llm_unsettled_tokens and llm_unsettled_cost, of these and of replies that did not tell.
         """
         with self._lock:
             used, spent = dict(self._used), self.budget.spent
@@ -159,7 +163,12 @@ class ChatClient:
             "spent/llm_calls": float(spent.calls),
             "spent/llm_attempts": float(spent.attempts),
             "spent/llm_failed_calls": float(spent.failed),
+            "spent/llm_unsettled_calls": float(spent.unsettled),
         }
+        if spent.unsettled_tokens:
+            metrics["spent/llm_unsettled_tokens"] = float(spent.unsettled_tokens)
+            if None not in (self.provider.input_price, self.provider.output_price):
+                metrics["spent/llm_unsettled_cost"] = spent.unsettled_cost
         if not spent.unknown_tokens:
             metrics["spent/llm_tokens"] = float(spent.tokens)
         if not spent.unknown_costs:
@@ -213,8 +222,7 @@ class ChatClient:
                 kept = self._from_cache(call)
                 if kept is not None:
                     return kept
-                reservation = self.budget.reserve(call.request, self.provider, wait=True)
-                return self._ask([call], [reservation])[0]
+                return self._ask([call])[0]
         except LLMError as error:
             self._record(call, error)
             return error
@@ -225,7 +233,7 @@ class ChatClient:
         refused: LLMError | None = None
         try:
             for call in calls:
-                reservations.append(self.budget.reserve(call.request, self.provider, wait=False))
+                reservations.append(self.budget.reserve(call.request, self.provider))
         except BudgetExhausted as error:
             refused = error
         results: list[ChatReply | LLMError] = []
@@ -241,31 +249,101 @@ class ChatClient:
                 self._record(call, result)
         return results
 
-    def _ask(self, calls: Sequence[_Call], reservations: Sequence[Reservation]) -> list[ChatReply]:
-        """Replies of the provider, paid, kept and logged."""
-        requests = [call.request for call in calls]
-        tokens = sum(reservation.tokens for reservation in reservations)
-        start = time.perf_counter()
-        replies: list[ChatReply] = []
+    def _ask(self, calls: Sequence[_Call], reservations: Sequence[Reservation] = ()) -> list[ChatReply]:
+        """Replies of the provider, paid, kept and logged; `reservations` are those of the first attempt, if there are
+        any already. Each further attempt needs its own."""
+        start, attempt = time.perf_counter(), 0
+
+        def once() -> tuple[list[ChatReply], Sequence[Reservation]]:
+            nonlocal attempt
+            attempt += 1
+            held = reservations if reservations and attempt == 1 else self._reserve(calls)
+            return self._attempt(calls, held, attempt, start), held
+
         try:
-            given, attempts = self.retry(lambda: self._attempt(requests, tokens), self._wait)
-            latency = time.perf_counter() - start
-            replies += [
-                replace(
-                    reply,
-                    text=_writable(reply.text),
-                    finish=_writable(reply.finish),
-                    cost=self._cost(reply),
-                    latency=latency,
-                    # A replayed reply says 0: nothing was sent for it.
-                    attempts=attempts if reply.attempts else 0,
-                )
-                for reply in given
-            ]
-        finally:
-            for i, reservation in enumerate(reservations):
-                self.budget.settle(reservation, replies[i] if replies else None)
-        return [self._keep(call, reply) for call, reply in zip(calls, replies, strict=True)]
+            (replies, paid), _ = self.retry(once, self._wait)
+        except NotAsked:
+            raise
+        except LLMError:
+            self.budget.failed(len(calls))
+            raise
+        return [self._keep(call, reply, one) for call, reply, one in zip(calls, replies, paid, strict=True)]
+
+    def _reserve(self, calls: Sequence[_Call]) -> list[Reservation]:
+        """What one attempt at all `calls` may come to, set aside.
+
+        Raises:
+            BudgetExhausted: it could exceed a limit; nothing is set aside.
+        """
+        wait = self._wait if self.provider.parallel else None
+        held: list[Reservation] = []
+        try:
+            for call in calls:
+                held.append(self.budget.reserve(call.request, self.provider, wait))
+        except LLMError:
+            for reservation in held:
+                self.budget.release(reservation)
+            raise
+        return held
+
+    def _attempt(
+        self, calls: Sequence[_Call], held: Sequence[Reservation], attempt: int, start: float
+    ) -> list[ChatReply]:
+        """One attempt, whose reservations are settled, released or abandoned when it is over, however it ends."""
+        sent = False
+        try:
+            took = self.limits.start(sum(reservation.tokens for reservation in held), self._wait)
+            self._wait(0.0)
+            self._announce(calls, held, attempt)
+            sent = True
+            replies = self._replies([call.request for call in calls], attempt, start)
+        except BaseException as error:
+            self._unanswered(held, error, sent)
+            raise
+        counts = [(reply.prompt_tokens, reply.completion_tokens) for reply in replies]
+        took(sum(a + b for a, b in counts if a is not None and b is not None) or sum(one.tokens for one in held))
+        for reservation, reply in zip(held, replies, strict=True):
+            self.budget.settle(reservation, reply)
+        return replies
+
+    def _announce(self, calls: Sequence[_Call], held: Sequence[Reservation], attempt: int) -> None:
+        """Write down what is about to be sent: whatever happens from now on, it counts."""
+        for call, reservation in zip(calls, held, strict=True):
+            self.budget.sent(reservation)
+            if self.ledger is not None and self.provider.remote:
+                self.ledger.asked(call.key, self.label, self.stream, call.request, attempt, reservation, self.budget)
+
+    def _replies(self, requests: Sequence[ChatRequest], attempt: int, start: float) -> list[ChatReply]:
+        """What the provider says to one attempt at `requests`, with cost, latency since `start`, and attempts."""
+        try:
+            given = [self._believed(reply) for reply in self.provider.complete(requests)]
+        except TransientError as error:
+            if error.retry_after is not None and error.retry_after <= self.retry.longest_retry_after:
+                self.limits.hold(error.retry_after)
+            raise
+        latency = time.perf_counter() - start
+        return [
+            replace(
+                reply,
+                # Before anybody reads them: what is written down is what the run went by.
+                text=redact(_writable(reply.text)),
+                finish=redact(_writable(reply.finish)),
+                cost=self._cost(reply),
+                latency=latency,
+                # A replayed reply says 0: nothing was sent for it.
+                attempts=attempt if reply.attempts else 0,
+            )
+            for reply in given
+        ]
+
+    def _unanswered(self, held: Sequence[Reservation], error: BaseException, sent: bool) -> None:
+        """Settle an attempt that ended without a reply: lost, unless nothing was generated for certain."""
+        refused = not sent or not self.provider.remote or (isinstance(error, LLMError) and error.refused)
+        for reservation in held:
+            (self.budget.release if refused else self.budget.abandon)(reservation)
+        if sent and self.ledger is not None and self.provider.remote:
+            why = str(error) if isinstance(error, LLMError) else type(error).__name__
+            self.ledger.unanswered(held, "refused" if refused else "lost", why, self.budget)
 
     def _believed(self, reply: ChatReply) -> ChatReply:
         """The reply without numbers that none can have: they are unknown, and take nothing from what was spent."""
@@ -281,31 +359,19 @@ class ChatClient:
             return reply.cost
         return self.provider.cost(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens)
 
-    def _attempt(self, requests: Sequence[ChatRequest], tokens: int) -> list[ChatReply]:
-        took = self.limits.start(tokens, self._wait)
-        self._wait(0.0)
-        try:
-            replies = [self._believed(reply) for reply in self.provider.complete(requests)]
-        except TransientError as error:
-            if error.retry_after is not None and error.retry_after <= self.retry.longest_retry_after:
-                self.limits.hold(error.retry_after)
-            raise
-        counts = [(reply.prompt_tokens, reply.completion_tokens) for reply in replies]
-        took(sum(a + b for a, b in counts if a is not None and b is not None) or tokens)
-        return replies
-
-    def _keep(self, call: _Call, reply: ChatReply) -> ChatReply:
+    def _keep(self, call: _Call, reply: ChatReply, paid: Reservation) -> ChatReply:
         try:
             if self.cache is not None:
                 reply = self.cache.put(call.key, self.provider.identity, call.request, reply)
         finally:
-            self._record(call, reply)  # it is paid, whether or not it could be kept
+            # It is paid, whether or not it could be kept.
+            self._record(call, reply, paid if self.provider.remote else None)
         return reply
 
-    def _record(self, call: _Call, result: ChatReply | LLMError) -> None:
+    def _record(self, call: _Call, result: ChatReply | LLMError, paid: Reservation | None = None) -> None:
         if self.ledger is not None and not isinstance(result, NotAsked):
             identity = self.provider.identity
-            self.ledger.record(call.key, self.label, identity, self.stream, call.request, result, self.budget)
+            self.ledger.record(call.key, self.label, identity, self.stream, call.request, result, self.budget, paid)
 
     def _count(self, results: Sequence[ChatReply | LLMError]) -> None:
         """In the order of the requests, not of arrival: a sum of rounded numbers depends on it."""

@@ -10,8 +10,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from llmrl.core.errors import LLMError
+from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.core.secrets import fault, protect, redact, variable_fault
 from llmrl.llms.provider import Provider
 
 logger = logging.getLogger(__name__)
@@ -20,6 +21,8 @@ MOST_TOKENS = 10**9
 """No prompt and no reply has so many."""
 LONGEST_MESSAGE = 500
 """Characters of a provider's error text that are passed on."""
+OVERLOADED = 529
+"""HTTP status by which Anthropic refuses a request before it has begun with it."""
 
 
 class HostedProvider(Provider):
@@ -33,6 +36,9 @@ class HostedProvider(Provider):
         timeout: seconds after which an attempt is given up.
 
     The others are those of `Provider`.
+
+    Raises:
+        ConfigError: api_key_env is no name of a variable, or looks like a key itself.
     """
 
     def __init__(
@@ -55,6 +61,10 @@ class HostedProvider(Provider):
             cached_input_price=cached_input_price,
             output_price=output_price,
         )
+        if api_key_env is not None:
+            if (wrong := variable_fault(api_key_env)) is not None:
+                raise ConfigError(f"llm.api_key_env {wrong}")
+            protect(api_key_env)
         self.model, self.api_key_env, self.structured = model, api_key_env, structured
         self.temperature, self.timeout = temperature, timeout
 
@@ -94,19 +104,29 @@ class HostedProvider(Provider):
 
     def _redact(self, text: object) -> str:
         """`text` on one line, shortened, without the key: providers like to repeat it in their error messages."""
-        line = self._redact_key(" ".join(str(text).split()))
+        line = redact(" ".join(str(text).split()))
         return line if len(line) <= LONGEST_MESSAGE else line[:LONGEST_MESSAGE] + " ..."
-
-    def _redact_key(self, text: str) -> str:
-        """Replies too: they are written to files, and what stands between us and a provider may echo a header."""
-        key = self._key()
-        return text.replace(key, "[key]") if key else text
 
     def _response_format(self, request: ChatRequest) -> dict[str, Any] | None:
         """OpenAI's `response_format` for the request's schema; None for free text."""
         if not self.structured or request.schema is None:
             return None
         return {"type": "json_schema", "json_schema": {"name": "reply", "strict": True, "schema": request.schema}}
+
+
+def check_address(address: str, where: str) -> None:
+    """Raise ConfigError, without quoting it, for an address with a user name, a password or a key in it."""
+    if (wrong := fault(where, address)) is not None:
+        raise ConfigError(f"{where} {wrong}")
+
+
+def refuses(status: int) -> bool:
+    """Whether an HTTP status, not one of success, says for certain that nothing was generated.
+
+    A refused request (4xx: no key, too many, too long) is not charged. A server's or gateway's failure (5xx), or a
+    time-out (408), may have come over a reply that was being made.
+    """
+    return (300 <= status < 500 and status != 408) or status == OVERLOADED
 
 
 def token_count(value: object) -> int | None:

@@ -7,15 +7,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from llmrl.core.disk import why
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.budget import Budget, Spent
+from llmrl.core.secrets import redact_all
+from llmrl.llms.budget import Budget, Reservation, Spent
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +25,18 @@ FILE_NAME = "llm_calls.jsonl"
 _TAIL = 1 << 16
 """Bytes looked at first when searching the last whole line from the end."""
 
+Fate = Literal["refused", "lost"]
+"""Of an attempt without a reply: `refused`, nothing was generated for it; `lost`, nobody knows."""
+
 
 class Ledger:
-    """Appends a line for each call to the file `path`.
+    """Appends to the file `path` a line for each call, and before each attempt at one a short line that says so.
 
-    A line is written when its reply arrives, by a single append, so that threads never mix theirs; a process killed
-    in the middle of one leaves at worst a last line cut short, which the next writer closes and `read_calls` skips.
-    Each line carries what the run has spent so far, all attempts of the run together.
+    The line of an attempt (`asked`) is on disk before the request is sent, and that of the call, which `settles` it, is
+    written when its reply arrives. An attempt that failed is settled by a short line with its `fate`. Each is a single
+    append, so that threads never mix theirs; a process killed in the middle of one leaves at worst a last line cut
+    short, which the next writer closes and `read_calls` skips. Each line carries what the run has spent so far, all
+    its processes together, attempts in flight counted as lost: that is what holds if the process ends there.
 
     Attributes:
         spent_before: what processes before this one have paid for in this run.
@@ -42,11 +48,49 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
+        self._whole = True
         try:
             _close_last_line(path)
             self.spent_before = _last_spent(path)
         except OSError as error:
-            raise RunFolderError(f"cannot write the call log {path}: {why(path, error)}") from error
+            raise _unwritable(path, error) from error
+
+    def asked(
+        self,
+        key: str,
+        label: str,
+        stream: int | None,
+        request: ChatRequest,
+        attempt: int,
+        reservation: Reservation,
+        budget: Budget,
+    ) -> None:
+        """Write, before it is sent, that `request` is asked for the `attempt`-th time (from 1) within its call.
+
+        Raises:
+            RunFolderError: the line cannot be written; nothing may be sent.
+        """
+        line: dict[str, Any] = {
+            "time": time.time(),
+            "asked": reservation.id,
+            "hash": key,
+            "model": label,
+            "stream": stream,
+            "purpose": request.purpose,
+            "prompt": request.prompt,
+            "repeat": request.repeat,
+            "attempt": attempt,
+            "reserved": {"tokens": reservation.tokens, "cost": reservation.cost},
+        }
+        self._write(line, budget, durably=True)
+
+    def unanswered(self, reservations: Sequence[Reservation], fate: Fate, error: str, budget: Budget) -> None:
+        """Write what became of attempts that were sent and brought no reply."""
+        for reservation in reservations:
+            try:
+                self._write({"time": time.time(), "settles": reservation.id, "fate": fate, "error": error}, budget)
+            except RunFolderError as full:
+                logger.warning("%s; the attempt counts as lost", full)
 
     def record(
         self,
@@ -57,10 +101,13 @@ class Ledger:
         request: ChatRequest,
         result: ChatReply | LLMError,
         budget: Budget,
+        reservation: Reservation | None = None,
     ) -> None:
-        """Write one call: a reply, paid or from the cache (`attempts` 0), or the error it ended with."""
+        """Write one call: a reply, paid or from the cache (`attempts` 0), or the error it ended with. `reservation` is
+        that of the attempt that brought the reply, if it was announced by `asked`."""
         line: dict[str, Any] = {
             "time": time.time(),
+            **({} if reservation is None else {"settles": reservation.id}),
             "hash": key,
             "model": label,
             "identity": dict(identity),
@@ -87,36 +134,85 @@ class Ledger:
             }
         else:
             line["error"] = str(result)
+        self._write(line, budget)
+
+    def _write(self, line: dict[str, Any], budget: Budget, durably: bool = False) -> None:
         with self._lock:
             # Read under the lock, so that totals never fall from one line to the next.
-            line["spent"] = asdict(budget.spent)
+            line["spent"] = asdict(budget.account())
+            line = redact_all(line)
+            text = json.dumps(line, ensure_ascii=False) + "\n"
+            # What a full disk has cut short is closed first.
+            start, self._whole = "" if self._whole else "\n", False
             try:
-                _append(self.path, json.dumps(line, ensure_ascii=False) + "\n")
+                _append(self.path, start + text, durably)
             except OSError as error:
-                raise RunFolderError(f"cannot write the call log {self.path}: {why(self.path, error)}") from error
+                raise _unwritable(self.path, error) from error
+            self._whole = True
 
 
 def read_calls(path: Path) -> Iterator[dict[str, Any]]:
-    """The calls in a log, oldest first; lines cut short by a kill are skipped with a warning."""
+    """The calls in a log, oldest first; lines cut short by a kill are skipped with a warning.
+
+    Among them is, marked `unsettled: true`, every attempt whose reply was lost and may have been charged all the same:
+    its `hash`, `attempt` (from 1), `reserved` tokens and cost, and as `lost` why, or null if its process was killed. It
+    has neither `reply` nor `error`.
+    """
+    lost = _unanswered(path)
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             try:
                 call = json.loads(line)
-            except json.JSONDecodeError:
+            except (json.JSONDecodeError, RecursionError):
                 call = None
-            if isinstance(call, dict):
-                yield call
-            else:
+            if not isinstance(call, dict):
                 logger.warning("%s, line %d: not a whole record, skipped", path, number)
+            elif "asked" in call:
+                if str(call["asked"]) in lost:
+                    yield {**call, "unsettled": True, "lost": lost[str(call["asked"])]}
+            elif "fate" not in call:
+                call.pop("settles", None)
+                yield call
 
 
-def _append(path: Path, text: str) -> None:
-    """Append in one write; the operating system keeps it even if this process is killed right after."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+def _unanswered(path: Path) -> dict[str, str | None]:
+    """Why nobody knows what became of an attempt, by its name in the log; None if that is not even said."""
+    asked: list[str] = []
+    settled: set[str] = set()
+    lost: dict[str, str] = {}
+    with path.open("rb") as file:
+        for line in file:
+            # Quotes inside of texts are escaped.
+            if b'"asked"' not in line and b'"settles"' not in line:
+                continue
+            try:
+                said = json.loads(line)
+            except (ValueError, RecursionError):
+                continue  # cut short: it settles nothing
+            if not isinstance(said, dict):
+                continue
+            if "asked" in said:
+                asked.append(str(said["asked"]))
+            settled.add(str(said.get("settles")))
+            if said.get("fate") == "lost":
+                lost[str(said["settles"])] = str(said.get("error"))
+    return {name: lost.get(name) for name in asked if name in lost or name not in settled}
+
+
+def _unwritable(path: Path, error: OSError) -> RunFolderError:
+    return RunFolderError(f"cannot write the call log {path}: {why(path, error)}")
+
+
+def _append(path: Path, text: str, durably: bool = False) -> None:
+    """Append in one write; the operating system keeps it even if this process is killed right after, and `durably`
+    even if the machine is."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         data = memoryview(text.encode())
         while data:
             data = data[os.write(descriptor, data) :]
+        if durably:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from llmrl.core.errors import LLMError
 from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.hosted import HostedProvider, token_count
+from llmrl.llms.hosted import HostedProvider, check_address, refuses, token_count
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
 
 Effort = Literal["none", "minimal", "low", "medium", "high"]
@@ -55,6 +55,8 @@ class LiteLLMChat(HostedProvider):
             cached_input_price,
             output_price,
         )
+        if api_base is not None:
+            check_address(api_base, "llm.api_base")
         self.api_base, self.reasoning_effort = api_base, reasoning_effort
         self.label = f"{model} (litellm)"
 
@@ -100,7 +102,7 @@ class LiteLLMChat(HostedProvider):
         usage = getattr(answer, "usage", None)
         details = getattr(usage, "prompt_tokens_details", None)
         return ChatReply(
-            self._redact_key(str(text or "")),
+            str(text or ""),
             prompt_tokens=token_count(getattr(usage, "prompt_tokens", None)),
             completion_tokens=token_count(getattr(usage, "completion_tokens", None)),
             cached_tokens=token_count(getattr(details, "cached_tokens", None)),
@@ -115,8 +117,23 @@ class LiteLLMChat(HostedProvider):
         if status in RETRIABLE_STATUS or isinstance(error, IndexError) or "Timeout" in name or "Connection" in name:
             # Not in `error.response`, which litellm makes up anew.
             headers = getattr(error, "litellm_response_headers", None) or {}
-            return TransientError(message, parse_retry_after(headers.get("retry-after")))
-        return LLMError(message)
+            wait = parse_retry_after(headers.get("retry-after"))
+            return TransientError(message, wait, refused=_nothing_generated(error, status))
+        return LLMError(message, refused=_nothing_generated(error, status))
+
+
+def _nothing_generated(error: BaseException, status: object) -> bool:
+    """Whether that is certain: the provider refused, or no connection was made, which litellm calls a status of 500."""
+    if isinstance(status, int) and refuses(status):
+        return True
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if type(cause).__name__ in ("ConnectError", "ConnectTimeout", "ClientConnectorError"):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def _import_litellm() -> Any:

@@ -13,13 +13,22 @@ import httpx
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.hosted import HostedProvider, token_count
+from llmrl.llms.hosted import HostedProvider, check_address, refuses, token_count
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
 
 logger = logging.getLogger(__name__)
 
 LARGEST_ANSWER = 8 << 20
 """Bytes of an answer after which it is given up; the longest replies of today's models are a tenth of that."""
+_UNSENT = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.ProxyError,
+    httpx.UnsupportedProtocol,
+    httpx.LocalProtocolError,
+)
+"""Failures before a byte of the request was on its way."""
 
 
 class OpenAICompatibleChat(HostedProvider):
@@ -28,11 +37,14 @@ class OpenAICompatibleChat(HostedProvider):
     Args:
         base_url: address of the API including its version, e.g. `http://localhost:8000/v1`.
         model: name the server knows the model by.
+        api_key_header: header that carries the key, e.g. `api-key`; None: `Authorization`, as `Bearer <key>`.
+        api_key_query: parameter of the address that carries the key instead; it is added to each request, and is part
+            of no address that is written down.
 
     The others are those of `HostedProvider`.
 
     Raises:
-        ConfigError: base_url is no http(s) address, or holds a user name or password.
+        ConfigError: base_url is no http(s) address, or holds a user name, password or key; or as `HostedProvider`.
     """
 
     def __init__(
@@ -48,6 +60,8 @@ class OpenAICompatibleChat(HostedProvider):
         input_price: NonNegativeFloat | None = None,
         cached_input_price: NonNegativeFloat | None = None,
         output_price: NonNegativeFloat | None = None,
+        api_key_header: str | None = None,
+        api_key_query: str | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -61,13 +75,17 @@ class OpenAICompatibleChat(HostedProvider):
             cached_input_price,
             output_price,
         )
+        check_address(base_url, "llm.base_url")
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"llm.base_url must look like http://localhost:8000/v1, got {base_url!r}")
-        if "@" in parts.netloc:
+        if api_key_env is None and (api_key_header or api_key_query):
             raise ConfigError(
-                "llm.base_url must hold no user name or password: put a key in the variable api_key_env names"
+                "llm.api_key_header and llm.api_key_query say how a key is sent: name its variable in llm.api_key_env"
             )
+        if api_key_header and api_key_query:
+            raise ConfigError("a key is sent in llm.api_key_header or in llm.api_key_query: choose one")
+        self.api_key_header, self.api_key_query = api_key_header, api_key_query
         self.base_url = base_url.rstrip("/")
         self.label = f"{model} at {self.base_url}"
         # How many connections there are follows from the requests the client lets through at once.
@@ -82,7 +100,8 @@ class OpenAICompatibleChat(HostedProvider):
         super().check()
         url = f"{self.base_url}/models"
         try:
-            response = self._client.get(url, headers=self._headers(), timeout=min(self.timeout, 15.0))
+            timeout = min(self.timeout, 15.0)
+            response = self._client.get(url, headers=self._headers(), params=self._parameters(), timeout=timeout)
         except httpx.HTTPError as error:
             raise LLMError(
                 f"no answer from the chat server at {self.base_url} ({self._redact(error) or type(error).__name__}). "
@@ -121,10 +140,12 @@ class OpenAICompatibleChat(HostedProvider):
         url = f"{self.base_url}/chat/completions"
         try:
             status, headers, content = self._post(url, body)
-        except httpx.TimeoutException:
-            raise TransientError(f"no reply from {url} within {self.timeout:g} s") from None
+        except httpx.TimeoutException as error:
+            late = f"no reply from {url} within {self.timeout:g} s"
+            raise TransientError(late, refused=isinstance(error, _UNSENT)) from None
         except httpx.HTTPError as error:
-            raise TransientError(f"{url}: {self._redact(error) or type(error).__name__}") from None
+            what = f"{url}: {self._redact(error) or type(error).__name__}"
+            raise TransientError(what, refused=isinstance(error, _UNSENT)) from None
         text = content.decode("utf-8", errors="replace")
         self._raise_for_status(status, headers, text, url)
         return self._reply(text, url)
@@ -135,7 +156,8 @@ class OpenAICompatibleChat(HostedProvider):
         # Pieces and not one growing buffer: after one of many MiB the C library returns no freed memory of that size.
         pieces: list[bytes] = []
         size = 0
-        with self._client.stream("POST", url, json=body, headers=self._headers()) as response:
+        headers, params = self._headers(), self._parameters()
+        with self._client.stream("POST", url, json=body, headers=headers, params=params) as response:
             for piece in response.iter_bytes():
                 pieces.append(piece)
                 size += len(piece)
@@ -150,10 +172,10 @@ class OpenAICompatibleChat(HostedProvider):
             return
         message = f"{url} gave HTTP {status}: {self._redact(text) or '(empty answer)'}"
         if status in RETRIABLE_STATUS:
-            raise TransientError(message, parse_retry_after(headers.get("retry-after")))
+            raise TransientError(message, parse_retry_after(headers.get("retry-after")), refused=refuses(status))
         if status in (401, 403):
-            raise LLMError(f"{message}. {self._key_hint()}")
-        raise LLMError(message)
+            raise LLMError(f"{message}. {self._key_hint()}", refused=True)
+        raise LLMError(message, refused=refuses(status))
 
     def _reply(self, text: str, url: str) -> ChatReply:
         """A damaged answer is an outage like any other: it is asked for again."""
@@ -163,7 +185,7 @@ class OpenAICompatibleChat(HostedProvider):
             usage = _mapping(answer.get("usage"))
             # A refusal or an empty reply has no content; whoever asked decides what that means.
             return ChatReply(
-                self._redact_key(str(choice["message"].get("content") or "")),
+                str(choice["message"].get("content") or ""),
                 prompt_tokens=token_count(usage.get("prompt_tokens")),
                 completion_tokens=token_count(usage.get("completion_tokens")),
                 cached_tokens=token_count(_mapping(usage.get("prompt_tokens_details")).get("cached_tokens")),
@@ -174,7 +196,13 @@ class OpenAICompatibleChat(HostedProvider):
 
     def _headers(self) -> dict[str, str]:
         key = self._key()
-        return {"Authorization": f"Bearer {key}"} if key else {}
+        if not key or self.api_key_query:
+            return {}
+        return {self.api_key_header: key} if self.api_key_header else {"Authorization": f"Bearer {key}"}
+
+    def _parameters(self) -> dict[str, str] | None:
+        key = self._key()
+        return {self.api_key_query: key} if key and self.api_key_query else None
 
     def _key_hint(self) -> str:
         if self.api_key_env is None:

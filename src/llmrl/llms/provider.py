@@ -23,6 +23,8 @@ class Provider(ABC):
         label: what readers of results should see, e.g. `gpt-4o (litellm)`.
         parallel: true: requests are sent one by one, from several threads at once (a server);
             false: whole batches, from one thread (a model in this process).
+        remote: whether requests leave this process: then one whose reply is lost may be answered, and charged, all
+            the same, and is written down before it is sent.
         context_window: most tokens of messages and reply together; None is unknown.
         max_tokens: longest reply, in tokens; None leaves it to the provider.
         input_price, cached_input_price, output_price: US dollars per million tokens of prompts, of prompts the
@@ -32,6 +34,7 @@ class Provider(ABC):
 
     label: str
     parallel = True
+    remote = True
 
     def __init__(
         self,
@@ -60,7 +63,8 @@ class Provider(ABC):
 
         Raises:
             TransientError: a failure worth another attempt.
-            LLMError: any other failure. Its text goes to logs and files and must hold no key.
+            LLMError: any other failure. Its text goes to logs and files and must hold no key. With `refused` nothing
+                was generated, for certain; without, the attempt counts against the budget as if something had been.
         """
 
     def close(self) -> None:  # noqa: B027  (most hold nothing)

@@ -35,6 +35,7 @@ class ReplayChat(Provider):
     """
 
     parallel = False
+    remote = False
 
     def __init__(
         self,

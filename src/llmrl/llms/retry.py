@@ -29,10 +29,11 @@ class TransientError(LLMError):
 
     Attributes:
         retry_after: seconds the server asked to wait, or None.
+        refused: as of any `LLMError`.
     """
 
-    def __init__(self, message: str, retry_after: float | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, retry_after: float | None = None, *, refused: bool = False) -> None:
+        super().__init__(message, refused=refused)
         self.retry_after = retry_after
 
 

@@ -88,6 +88,7 @@ class ScriptedChat(Provider):
 
     label = "scripted (not a language model)"
     parallel = False
+    remote = False
 
     def __init__(
         self,

@@ -80,7 +80,8 @@ class Transcript:
                     call = json.loads(line)
                 except ValueError:
                     continue
-                if isinstance(call, dict) and isinstance(call.get("time"), int | float):
+                # Between the calls stands what their attempts came to.
+                if isinstance(call, dict) and isinstance(call.get("time"), int | float) and "messages" in call:
                     return call
         return None
 

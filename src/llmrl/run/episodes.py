@@ -23,6 +23,7 @@ from llmrl.core.disk import why
 from llmrl.core.errors import RunFolderError
 from llmrl.core.pictures import save_film
 from llmrl.core.records import State
+from llmrl.core.secrets import redact_all
 from llmrl.run.files import read_lines
 
 EPISODES = "episodes.jsonl"
@@ -135,7 +136,7 @@ def _truncate(path: Path, size: int) -> None:
 def _append(path: Path, line: Mapping[str, Any]) -> None:
     """In one write, so that a kill leaves at worst one line cut short."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = memoryview((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", errors="replace"))
+    data = memoryview((json.dumps(redact_all(line), ensure_ascii=False) + "\n").encode("utf-8", errors="replace"))
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         while data:

@@ -10,15 +10,16 @@ from typing import Any
 
 from llmrl.core.disk import beside, why
 from llmrl.core.errors import RunFolderError
+from llmrl.core.secrets import redact, redact_all
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace `path` by `text` (UTF-8) in one step: write beside it, then rename over it.
+    """Replace `path` by `text` (UTF-8), secrets redacted, in one step: write beside it, then rename over it.
 
     Raises:
         RunFolderError: the folder cannot be written.
     """
-    write_bytes(path, text.encode("utf-8"))
+    write_bytes(path, redact(text).encode("utf-8"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -36,7 +37,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Replace `path` by `content` as indented JSON, in one step; numbers that are not finite become null."""
-    write_atomic(path, json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_atomic(path, json.dumps(redact_all(_plain(content)), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,8 @@ from typing import Any
 
 from llmrl.core.disk import FULL, why
 from llmrl.core.errors import RunFolderError
+from llmrl.core.privacy import make_folder
+from llmrl.core.secrets import redact
 
 EXCLUDED: tuple[str, ...] = (
     "seed",  # has a folder level of its own
@@ -23,6 +25,7 @@ EXCLUDED: tuple[str, ...] = (
     "trials_dir",  # where trials are kept for other runs
     "hardware",  # what the run is computed on: device, launcher, processes
     "checkpoint_seconds",  # how often a run saves
+    "private",  # who may read its files
     "trusted_modules",  # which code may be loaded, not what it computes
     "resume",  # what to do with an existing folder
     "rerun",
@@ -125,7 +128,7 @@ def readable(overrides: Iterable[str], name: str = "") -> str:
     'principal=ucb'
     """
     chosen = {key: value for key, value in split_overrides(overrides).items() if (key, value) != ("env", name)}
-    text = ",".join(f"{key}={value}" for key, value in chosen.items())
+    text = redact(",".join(f"{key}={value}" for key, value in chosen.items()))
     text = re.sub(r"[\s\[\]{}'\"]+", "", text)  # lists and quotes read well without their brackets
     text = re.sub(r"[^A-Za-z0-9._=+,-]+", "-", text)[:MAX_READABLE].strip("-.,")
     return text or "defaults"
@@ -152,14 +155,14 @@ def find_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Ite
 
 
 def run_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Iterable[str], seed: int) -> Path:
-    """`find_folder`, created if it is not there.
+    """`find_folder`, created if it is not there; for its owner alone unless `private` is false in the config.
 
     Raises:
         RunFolderError: also if the folder cannot be created.
     """
     folder = find_folder(root, name, config, overrides, seed)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, bool(config.get("private", True)))
     except OSError as error:
         raise unwritable(folder, error) from error
     return folder

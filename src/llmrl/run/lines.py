@@ -10,6 +10,7 @@ from pathlib import Path
 
 from llmrl.core.disk import why
 from llmrl.core.errors import RunFolderError
+from llmrl.core.secrets import redact
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +44,13 @@ class LineFile:
         self._size = os.fstat(self._file.fileno()).st_size
 
     def write(self, lines: Iterable[str]) -> None:
-        """Append lines, each without its end.
+        """Append lines, each without its end, secrets redacted.
 
         Raises:
             RunFolderError: they cannot be written.
         """
         written = list(lines)
-        data = "".join(f"{line}\n" for line in written).encode("utf-8", "replace")
+        data = redact("".join(f"{line}\n" for line in written)).encode("utf-8", "replace")
         try:
             self._file.write(data)
             self._file.flush()

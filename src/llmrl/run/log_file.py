@@ -9,6 +9,7 @@ from pathlib import Path
 from llmrl.core.disk import why
 from llmrl.core.errors import RunFolderError
 from llmrl.core.printable import printable
+from llmrl.core.secrets import redact
 
 FILE_NAME = "run.log"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -18,7 +19,7 @@ class _Formatter(logging.Formatter):
     """Tracebacks hold what servers and files say, too, and logs are read on terminals."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return redact(printable(super().format(record)))
 
 
 class _Handler(logging.FileHandler):

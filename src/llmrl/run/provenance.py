@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import platform
-import re
 import shutil
 import socket
 import subprocess
@@ -18,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from llmrl.core.secrets import redact_arguments, redact_code
 from llmrl.run.files import write_atomic, write_json
 
 log = logging.getLogger(__name__)
@@ -39,33 +39,6 @@ ENVIRONMENT = (
     "SLURM_RESTART_COUNT",
 )
 """The environment variables that are recorded. A list of what is wanted, because the rest may hold keys."""
-
-_NAME = r"(?:api[_-]?key|access[_-]?key|secret|password|passwd|credential|bearer|(?<![a-z])token)(?![a-z])"
-_SECRETS = (
-    re.compile(rf"((?:^|[^\w])[\w.-]*{_NAME}[\w.-]*[\"']?\s*[=:]\s*[\"']?)([^\s\"',]+)", re.IGNORECASE | re.MULTILINE),
-    re.compile(r"()\b((?:sk|pk|hf|gsk|ghp|xox[a-z])[-_][A-Za-z0-9_-]{16,}|AIza[A-Za-z0-9_-]{30,}|AKIA[A-Z0-9]{16})\b"),
-)
-_FLAG = re.compile(rf"^--?[\w-]*{_NAME}[\w-]*$", re.IGNORECASE)
-_SECRET_VARIABLE = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
-_SHORTEST_SECRET = 8
-
-
-def redact(text: str) -> str:
-    """`text` with `<redacted>` for all that looks like a key or password, and for those in the environment."""
-    for name, value in os.environ.items():
-        if _SECRET_VARIABLE.search(name) and len(value) >= _SHORTEST_SECRET:
-            text = text.replace(value, "<redacted>")
-    for pattern in _SECRETS:
-        text = pattern.sub(r"\1<redacted>", text)
-    return text
-
-
-def redact_arguments(arguments: list[str]) -> list[str]:
-    """A command line with secrets replaced, also where flag and value are separate (`--api-key VALUE`)."""
-    return [
-        "<redacted>" if i and _FLAG.match(arguments[i - 1]) else redact(argument)
-        for i, argument in enumerate(arguments)
-    ]
 
 
 def write_provenance(folder: Path, attempt: int) -> str:
@@ -124,7 +97,7 @@ def _code(package: Path, diff_path: Path) -> dict[str, Any] | None:
     if revision is None or _git(package, "ls-files", "--error-unmatch", str(package / "__init__.py")) is None:
         return None
     changes = _git(package, "status", "--porcelain") or ""
-    diff = redact(_git(package, "diff", "HEAD") or "")
+    diff = redact_code(_git(package, "diff", "HEAD") or "")
     if diff:
         if len(diff) > MAX_DIFF_BYTES:
             diff = diff[:MAX_DIFF_BYTES] + f"\n[cut: {len(diff)} characters in all]\n"

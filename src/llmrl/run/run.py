@@ -35,6 +35,7 @@ from llmrl.core.errors import (
 )
 from llmrl.core.processes import Processes
 from llmrl.core.records import State
+from llmrl.core.secrets import refuse, refuse_arguments
 from llmrl.run import owner, status
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.content import (
@@ -120,11 +121,14 @@ class Run:
             checkpoint_every_s: how often `safe_point` saves, in seconds; 0: every time.
 
         Raises:
+            ConfigError: the config or an override holds a secret.
             RunFolderError: the folder cannot be written or is in use by another process.
             CheckpointError: there are checkpoints and none can be used.
         """
         run = cls()
         overrides = list(overrides)
+        refuse(config)
+        refuse_arguments(overrides)
         run.folder = run_folder(root, name, config, overrides, seed)
         run.seed, run.config = seed, dict(config)
         run.checkpoint_every_s = checkpoint_every_s

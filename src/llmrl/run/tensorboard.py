@@ -16,6 +16,7 @@ from typing import Any
 
 from llmrl.core.disk import remove, why
 from llmrl.core.errors import RunFolderError
+from llmrl.core.secrets import redact, redact_all
 from llmrl.run.folder import split_overrides
 
 HyperParameters = Mapping[str, bool | int | float | str]
@@ -69,7 +70,7 @@ class EventFile:
         """One entry of the Text tab."""
         from tensorboard.plugins.text.summary_v2 import text_pb
 
-        self._summary(text_pb(tag, markdown), step, wall_time)
+        self._summary(text_pb(tag, redact(markdown)), step, wall_time)
 
     def image(self, step: int, wall_time: float, tag: str, encoded: bytes, size: tuple[int, int]) -> None:
         """One entry of the Images tab: a PNG, JPEG or (animated) GIF file's bytes; `size` is (height, width)."""
@@ -84,7 +85,7 @@ class EventFile:
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
         # Without an id of its own the row has the run's name, so that runs of equal values stay apart.
-        self._summary(hparams_pb(dict(values), trial_id="", start_time_secs=self._started))
+        self._summary(hparams_pb(redact_all(values), trial_id="", start_time_secs=self._started))
 
     def end(self, succeeded: bool) -> None:
         """Tell the HParams table how the run ended."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import RunFolderError, short_error
+from llmrl.core.privacy import guard_terminal, keep_private
 from llmrl.core.processes import placed
 from llmrl.run.files import write_atomic
 from llmrl.run.queued import read_queued
@@ -56,6 +57,8 @@ class Work:
             Exception: whatever a defect raised.
         """
         os.environ.update(self.environment)
+        guard_terminal()
+        keep_private(self.config.get("private", True))
         config = self.config
         if self._started_before():
             # This job was put back into the queue: what it began is to be gone on with.

@@ -53,6 +53,7 @@ class LocalChat(Provider):
     """
 
     parallel = False
+    remote = False
 
     def __init__(
         self,

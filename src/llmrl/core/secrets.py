@@ -1,0 +1,286 @@
+"""Keys and passwords: what looks like one, taking it out of texts, and refusing configs that hold one.
+
+Everything that a run writes or prints passes `redact`. What a config says in so many words is refused before it is
+composed into a run (`refuse`), because a config is written down, hashed and made into names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from llmrl.core.errors import ConfigError
+
+MARK = "<redacted>"
+SHORTEST = 8
+"""Characters from which on the value of a variable is taken for a secret: `none` and `true` are not."""
+
+_SECRET_VARIABLE = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+_named: set[str] = set()
+
+_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
+"""Of a word, also after a line break as JSON has it."""
+_PREFIXES = (
+    "hf_",
+    "gh",
+    "github_pat_",
+    "glpat-",
+    "xox",
+    "gsk_",
+    "r8_",
+    "nvapi-",
+    "AIza",
+    "AKIA",
+    "ASIA",
+    "eyJ",
+    "PRIVATE KEY-",
+)
+_FORMS = re.compile(
+    rf"{_START}(?:"
+    r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
+    r"|xox[a-z]-[A-Za-z0-9-]{10,}|gsk_[A-Za-z0-9]{16,}|r8_[A-Za-z0-9]{20,}|nvapi-[A-Za-z0-9_-]{20,}"
+    r"|AIza[A-Za-z0-9_-]{30,}|A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"
+    r"|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"
+    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[A-Za-z0-9+/=\s\\]{0,10000}"
+    r")"
+)
+"""Keys of Hugging Face, GitHub, GitLab, Slack, Groq, Replicate, NVIDIA, Google and AWS, JSON web tokens, PEM files."""
+_SK = re.compile(rf"{_START}[spr]k[-_]([A-Za-z0-9_-]{{12,}})")
+_USER = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/?#\"'<>\\]{1,300}@")
+_PARAMETER = re.compile(r"([?&](?:amp;)?)([A-Za-z0-9_.%~\[\]-]{1,64})(=)([^&\s\"'#<>\\]+)")
+_BEARER = re.compile(
+    rf"(?i){_START}(bearer\s{{1,3}}|authorization[\"']?\s{{0,3}}[:=]\s{{0,3}}[\"']?(?:basic|token)\s{{1,3}})([\w.~+/=-]{{6,}})"
+)
+_NAME = r"(?:api[_-]?key|access[_-]?key|secret|password|passwd|credential|(?<![a-z])token)(?![a-z])"
+_ASSIGNED = re.compile(
+    rf"((?<![\w.-])[\w.-]{{0,64}}{_NAME}[\w.-]{{0,32}}[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)([^\s\"',<>{{}}]+)",
+    re.IGNORECASE,
+)
+_EXPORTED = re.compile(
+    r"(\b[A-Z][A-Z0-9_]{0,64}(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)=[\"']?)([^\s\"'$;<>][^\s\"';<>]*)"
+)
+"""In the way of a shell."""
+_FLAG = re.compile(rf"^--?[\w-]*{_NAME}[\w-]*$", re.IGNORECASE)
+
+_IN_ADDRESS = frozenset(("key", "auth", "authorization", "sig", "signature", "pass", "pw", "pwd", "passphrase"))
+"""Words that end the name of a secret in an address; elsewhere they are words like others."""
+_WORDS = ("apikey", "accesskey", "secretkey", "privatekey", "password", "passwd", "secret", "token", "credentials")
+_NO_SECRET_TOKENS = frozenset(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "stop", "unk"))
+
+_NOTHING = ("", "null", "none", "true", "false", "???")
+
+_ENVIRONMENT = re.compile(r"oc\.env\s*:\s*(?:[\"']\s*)?(\$\{|[A-Za-z_][A-Za-z0-9_]*)")
+_NO_SCHEME = re.compile(r"[^\s/:@=,]+:[^\s/@]+@[A-Za-z0-9.-]+(:\d+)?(/\S*)?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CONVENTIONAL = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
+
+_INSTEAD = (
+    "Put a key into an environment variable and name that variable in llm.api_key_env (how the server gets it: "
+    "llm.api_key_header, llm.api_key_query). What is in a config is written down"
+)
+
+
+def protect(variable: str) -> None:
+    """Treat the value of this environment variable as a secret, whatever its name."""
+    _named.add(variable)
+
+
+def is_secret_variable(name: str) -> bool:
+    """Whether an environment variable of this name is taken to hold a secret."""
+    return name in _named or _SECRET_VARIABLE.search(name) is not None
+
+
+def known() -> list[str]:
+    """The secrets in the environment, in all the forms in which a text may hold them, the longest first."""
+    found: set[str] = set()
+    for name, value in os.environ.items():
+        value = value.strip()
+        # Variables that say where a key is are no secret.
+        if len(value) >= SHORTEST and is_secret_variable(name) and not _is_place(value):
+            found |= {value, quote(value, safe=""), json.dumps(value)[1:-1]}
+    return sorted(found, key=len, reverse=True)
+
+
+def redact(text: str, secrets: Sequence[str] | None = None) -> str:
+    """`text` with `<redacted>` in place of the secrets in the environment and of what has the form of one.
+
+    Those forms are keys of well-known services, user names and passwords in addresses, parameters of addresses that are
+    named like a secret, and `Bearer ...`. Takes time linear in the length of `text`.
+
+    Args:
+        text: any.
+        secrets: from `known`, if many texts are to be redacted.
+    """
+    for secret in known() if secrets is None else secrets:
+        text = text.replace(secret, MARK)
+    if "://" in text:
+        text = _USER.sub(rf"\1{MARK}@", text)
+    if "=" in text and ("?" in text or "&" in text):
+        text = _PARAMETER.sub(_parameter, text)
+    lower = text.lower()
+    if "bearer" in lower or "authorization" in lower:
+        text = _BEARER.sub(_bearer, text)
+    if any(prefix in text for prefix in _PREFIXES):
+        text = _FORMS.sub(MARK, text)
+    if "k-" in text or "k_" in text:
+        text = _SK.sub(_sk, text)
+    return text
+
+
+def redact_all(value: Any, secrets: Sequence[str] | None = None) -> Any:
+    """Plain data with every text in it redacted, keys of mappings too."""
+    secrets = known() if secrets is None else secrets
+    if isinstance(value, str):
+        return redact(value, secrets)
+    if isinstance(value, Mapping):
+        return {redact_all(key, secrets): redact_all(item, secrets) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact_all(item, secrets) for item in value]
+    return value
+
+
+def redact_code(text: str) -> str:
+    """`redact`, and what is assigned to a name like `api_key` or `password`.
+
+    For code, settings and command lines, where such a name means that. In a story a secret is a word like others.
+    """
+    return _EXPORTED.sub(_assigned, _ASSIGNED.sub(_assigned, redact(text)))
+
+
+def redact_arguments(arguments: Sequence[str]) -> list[str]:
+    """A command line with secrets replaced, also where flag and value are separate (`--api-key VALUE`)."""
+    return [
+        MARK if i and _FLAG.match(arguments[i - 1]) else redact_code(argument) for i, argument in enumerate(arguments)
+    ]
+
+
+def refuse(config: Mapping[Any, Any]) -> None:
+    """Raise ConfigError, naming the place and not the value, if a config holds a secret, or says where to read one.
+
+    To be asked before interpolations are resolved, and after: `config` is plain data.
+    """
+    secrets = known()
+    for where, name, value in _texts(config, ""):
+        if (wrong := fault(name, value, secrets)) is not None:
+            raise ConfigError(f"{redact(where, secrets)} {wrong}")
+
+
+def refuse_arguments(arguments: Sequence[str]) -> None:
+    """Raise ConfigError if a command line holds a secret: what is typed is repeated in messages and written down."""
+    secrets = known()
+    for number, argument in enumerate(arguments, start=1):
+        key, equals, value = argument.partition("=")
+        key = key.lstrip("+~")
+        plain = bool(equals) and redact(key, secrets) == key
+        value = value if plain else argument
+        for each in {value, value.strip("'\" []{}")}:
+            if (wrong := fault(key if plain else "", each, secrets)) is not None:
+                raise ConfigError(f"{key if plain else f'argument {number}'} {wrong}")
+
+
+def fault(name: str, value: str, secrets: Sequence[str] | None = None) -> str | None:
+    """What is wrong with a text of the config, field `name` (with dots): words to follow its name. None: nothing."""
+    for variable in _ENVIRONMENT.findall(value):
+        if variable == "${" or is_secret_variable(variable):
+            which = "whose name is not plain" if variable == "${" else f"{variable}, which holds a secret"
+            return f"reads the environment variable {which}. {_INSTEAD}"
+    last = name.rpartition(".")[2]
+    if value.lower() in _NOTHING:
+        return None
+    if last == "api_key_env":
+        return variable_fault(value)
+    if _USER.search(value) or _NO_SCHEME.fullmatch(value):
+        return f"holds a user name or password in an address. {_INSTEAD}"
+    if any(names_secret(unquote(each[1])) for each in _PARAMETER.findall(value)):
+        return f"holds an address with what looks like a key among its parameters. {_INSTEAD}"
+    literal = len(value) >= SHORTEST and not value.startswith(("$", "<", "?")) and not _is_number(value)
+    if redact_code(value) != value or redact(value, secrets) != value or (literal and names_secret(last, False)):
+        return f"holds what looks like a key or password. {_INSTEAD}"
+    return None
+
+
+def variable_fault(name: str) -> str | None:
+    """What is wrong with `name` as the name of an environment variable with a key; None: nothing. Never quotes it."""
+    if name in os.environ and redact(name) == name:
+        return None
+    letters = max(map(len, name.split("_")), default=0)
+    random = letters >= 12 and any(c.isdigit() for c in name)
+    if not _VARIABLE.fullmatch(name):
+        wrong = "is no name of a variable"
+    elif redact(name) != name or letters >= 24 or random:
+        wrong = "looks like a key itself"
+    elif not _CONVENTIONAL.fullmatch(name):
+        wrong = "is not set, and not spelt like a variable (capital letters, digits, underscores)"
+    else:
+        return None
+    return (
+        f"must name the environment variable that holds the key, such as OPENAI_API_KEY; what is given {wrong}. "
+        "(It is not repeated here: it may be the key)"
+    )
+
+
+def names_secret(name: str, in_address: bool = True) -> bool:
+    """Whether what has this name is a secret: `api_key`, `X-Auth-Token`; in an address `key` and `sig` are, too."""
+    spelt = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    words = [word for word in re.split(r"[^a-z0-9]+", spelt) if word]
+    if not words or "_".join(words[-2:]) in _NO_SECRET_TOKENS:
+        return False
+    return "".join(words[-2:]).endswith(_WORDS) or (in_address and words[-1] in _IN_ADDRESS)
+
+
+def _texts(value: Any, where: str) -> Iterator[tuple[str, str, str]]:
+    """The texts in plain data: where each is, the field it belongs to, and the text. Keys that are secrets, too."""
+    if isinstance(value, str):
+        yield where, re.sub(r"\[\d+\]", "", where), value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(key, str) and redact(key) != key:
+                yield f"a key in {where or 'the config'}", "", key
+            yield from _texts(item, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _texts(item, f"{where}[{i}]")
+
+
+def _parameter(found: re.Match[str]) -> str:
+    return f"{found[1]}{found[2]}={MARK}" if names_secret(unquote(found[2])) else found[0]
+
+
+def _bearer(found: re.Match[str]) -> str:
+    """Bearers of something are no keys: those have other signs than letters."""
+    key = found[2].rstrip(".")
+    return f"{found[1]}{MARK}" if not key.isalpha() or not (key.islower() or key.istitle()) else found[0]
+
+
+def _sk(found: re.Match[str]) -> str:
+    """`sk-learn-baseline-v2` is a name; keys have long parts with digits, or capital letters."""
+    rest = found[1]
+    drawn = any(len(part) >= 10 and any(c.isdigit() for c in part) for part in re.split("[-_]", rest))
+    return MARK if drawn or any(c.isupper() for c in rest) else found[0]
+
+
+def _assigned(found: re.Match[str]) -> str:
+    """A variable's name, a reference and a number are none."""
+    name, value = found[1].rstrip("\"' =:"), found[2]
+    # `api_key_env`, and `api_key_header: api-key`, say where a key is.
+    stays = name.endswith(("_env", "-env", "_header", "_query")) or name.endswith(tuple(_NO_SECRET_TOKENS))
+    stays = stays or value.startswith(("$", "[")) or _is_number(value) or value.lower() in _NOTHING
+    return found[0] if stays else f"{found[1]}{MARK}"
+
+
+def _is_place(text: str) -> bool:
+    """Whether `text` says where something is on this machine."""
+    return text[0] in "/~" and Path(text).expanduser().exists()
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
