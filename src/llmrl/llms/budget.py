@@ -52,6 +52,17 @@ class Spent:
         )
 
 
+    def plus_unknown(self, reservation: Reservation) -> Spent:
+        """With one more call that was sent, and of which nobody learned what became."""
+        return replace(
+            self,
+            calls=self.calls + 1,
+            attempts=self.attempts + 1,
+            tokens=self.tokens + reservation.tokens,
+            cost=self.cost + reservation.cost,
+        )
+
+
 @dataclass(frozen=True)
 class Reservation:
     """The most a call in flight may come to."""
@@ -65,7 +76,7 @@ class Budget:
 
     The most a call may come to is its prompt, by estimate, and `llm.max_tokens` of reply; a model whose reply has no
     limit is counted by its prompt alone, so the last call may then exceed the budget. A call that fails is not counted,
-    as providers do not charge for it.
+    as providers do not charge for it; one that was abandoned is, at the most it may come to.
 
     Args:
         calls: replies paid for; None: no limit. The same holds for
@@ -122,6 +133,14 @@ class Budget:
         with self._settled:
             self._reserved.remove(reservation)
             self.spent = self.spent.plus(reply)
+            self._settled.notify_all()
+
+    def abandon(self, reservation: Reservation) -> None:
+        """Nobody waits for the reply any more, so what became of the call of `reservation` is not known: it counts as
+        the most it may come to."""
+        with self._settled:
+            self._reserved.remove(reservation)
+            self.spent = self.spent.plus_unknown(reservation)
             self._settled.notify_all()
 
     def _exceeded(self, planned: list[Reservation]) -> tuple[str, str] | None:

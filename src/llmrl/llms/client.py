@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -19,6 +18,7 @@ from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, NotAsked
 from llmrl.core.records import ChatReply, ChatRequest, State
 from llmrl.llms.budget import Budget, Reservation
 from llmrl.llms.cache import Cache, Mode
+from llmrl.llms.flights import WAIT_SLICE, Departures, Flight
 from llmrl.llms.ledger import FILE_NAME, Ledger
 from llmrl.llms.limits import Limits
 from llmrl.llms.provider import Provider
@@ -26,9 +26,6 @@ from llmrl.llms.request_key import Repeats, request_key
 from llmrl.llms.retry import Retry, TransientError
 
 Failures = Literal["stop", "fall_back"]
-
-WAIT_SLICE = 0.1
-"""Seconds after which a waiting thread looks whether the run is to stop."""
 
 _TOTALS = ("prompt_tokens", "completion_tokens", "cost")
 
@@ -81,7 +78,8 @@ class ChatClient:
         failures: what to do about a call that failed for good: `stop` raises, `fall_back` returns an empty reply with
             `error` set, which whoever asked treats as an invalid one.
         stream: whose sample of the model's answers to take: the run's seed, or None to share replies between seeds.
-        stopping: whether the run is to stop: then no further request is sent, and nothing is waited for.
+        stopping: whether the run is to stop: then no further request is sent, and those under way are abandoned if
+            they are not answered in `LAST_REPLIES_S`. What an abandoned one may come to counts as spent.
     """
 
     def __init__(
@@ -103,7 +101,7 @@ class ChatClient:
             self.budget.spent = ledger.spent_before
         self._repeats = Repeats()
         self._lock = threading.Lock()
-        self._stopping, self._broken = stopping, False
+        self._stopping = stopping
         self._used = {"calls": 0.0, **dict.fromkeys(_TOTALS, 0.0)}
         # Totals that miss a number are not zero but unknown, and stay so.
         self._unknown = dict.fromkeys(_TOTALS, False)
@@ -189,20 +187,26 @@ class ChatClient:
     def _from_provider(self, calls: Sequence[_Call]) -> list[ChatReply | LLMError]:
         if not self.provider.parallel:
             return self._batch(calls)
-        if len(calls) <= 1:
-            # In this thread, so that Ctrl-C ends a long wait at once.
-            return [self._one(call) for call in calls]
-        pool = ThreadPoolExecutor(min(self.limits.concurrency, len(calls)), thread_name_prefix="llm")
+        asked = Departures(lambda i, flight: self._one(calls[i], flight), len(calls), self.limits.concurrency)
         try:
-            return list(pool.map(self._one, calls))
-        except BaseException:
-            self._broken = True  # threads that wait to try again give up
-            raise
+            asked.wait(self._stopping)
         finally:
-            pool.shutdown(cancel_futures=True)
-            self._broken = False
+            # Whatever ends the wait, Ctrl-C too: threads that were to try again give up.
+            answers = [
+                self._abandon(call, flight) if answer is None else answer
+                for call, flight, answer in zip(calls, asked.flights, list(asked.answers), strict=True)
+            ]
+        return answers
 
-    def _one(self, call: _Call) -> ChatReply | LLMError:
+    def _abandon(self, call: _Call, flight: Flight) -> LLMError:
+        """Wait no more for a reply, whose fate is unknown from then on, and what it may come to spent."""
+        if flight.abandon():
+            for reservation in flight.reservations:
+                self.budget.abandon(reservation)
+            self._record(call, LLMError("nobody waited for the reply any more; what it may come to counts as spent"))
+        return Interrupted("the run is to stop; the language model is asked no more")
+
+    def _one(self, call: _Call, flight: Flight) -> ChatReply | LLMError:
         """Ask the provider for one reply, as often as it takes."""
         try:
             with self.limits.slot():
@@ -211,9 +215,10 @@ class ChatClient:
                 if kept is not None:
                     return kept
                 reservation = self.budget.reserve(call.request, self.provider, wait=True)
-                return self._ask([call], [reservation])[0]
+                return self._ask([call], [reservation], flight)[0]
         except LLMError as error:
-            self._record(call, error)
+            if not flight.abandoned:  # whose file this was may have been given back
+                self._record(call, error)
             return error
 
     def _batch(self, calls: Sequence[_Call]) -> list[ChatReply | LLMError]:
@@ -229,7 +234,7 @@ class ChatClient:
         asked = calls[: len(reservations)]
         try:
             with self.limits.slot():
-                results += self._ask(asked, reservations) if asked else []
+                results += self._ask(asked, reservations, Flight()) if asked else []
         except LLMError as error:
             results += [error] * len(asked)
         results += [refused] * (len(calls) - len(asked)) if refused else []
@@ -238,14 +243,19 @@ class ChatClient:
                 self._record(call, result)
         return results
 
-    def _ask(self, calls: Sequence[_Call], reservations: Sequence[Reservation]) -> list[ChatReply]:
+    def _ask(
+        self, calls: Sequence[_Call], reservations: Sequence[Reservation], flight: Flight
+    ) -> list[ChatReply]:
         """Replies of the provider, paid, kept and logged."""
         requests = [call.request for call in calls]
+        flight.reservations = reservations
         tokens = sum(reservation.tokens for reservation in reservations)
         start = time.perf_counter()
         replies: list[ChatReply] = []
         try:
-            given, attempts = self.retry(lambda: self._attempt(requests, tokens), self._wait)
+            given, attempts = self.retry(
+                lambda: self._attempt(requests, tokens, flight), lambda seconds: self._wait(seconds, flight)
+            )
             latency = time.perf_counter() - start
             replies += [
                 replace(
@@ -260,8 +270,15 @@ class ChatClient:
                 for reply in given
             ]
         finally:
-            for i, reservation in enumerate(reservations):
+            awaited = flight.land()
+            # What is lost counts as spent already.
+            for i, reservation in enumerate(() if flight.lost else reservations):
                 self.budget.settle(reservation, replies[i] if replies else None)
+        if not awaited:
+            # It is paid: who asks again is to find it.
+            for call, reply in zip(calls, replies, strict=True):
+                self._put(call, reply)
+            raise Interrupted("nobody waits for the reply any more")
         return [self._keep(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     def _cost(self, reply: ChatReply) -> float | None:
@@ -269,12 +286,14 @@ class ChatClient:
             return reply.cost
         return self.provider.cost(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens)
 
-    def _attempt(self, requests: Sequence[ChatRequest], tokens: int) -> list[ChatReply]:
-        took = self.limits.start(tokens, self._wait)
-        self._wait(0.0)
+    def _attempt(self, requests: Sequence[ChatRequest], tokens: int, flight: Flight) -> list[ChatReply]:
+        took = self.limits.start(tokens, lambda seconds: self._wait(seconds, flight))
+        self._wait(0.0, flight)
+        flight.depart()
         try:
             replies = self.provider.complete(requests)
         except TransientError as error:
+            flight.fail()
             if error.retry_after is not None and error.retry_after <= self.retry.longest_retry_after:
                 self.limits.hold(error.retry_after)
             raise
@@ -283,10 +302,15 @@ class ChatClient:
         return replies
 
     def _keep(self, call: _Call, reply: ChatReply) -> ChatReply:
-        if self.cache is not None:
-            reply = self.cache.put(call.key, self.provider.identity, call.request, reply)
+        reply = self._put(call, reply)
         self._record(call, reply)
         return reply
+
+    def _put(self, call: _Call, reply: ChatReply) -> ChatReply:
+        """Into the cache; what is found there from now on."""
+        if self.cache is None:
+            return reply
+        return self.cache.put(call.key, self.provider.identity, call.request, reply)
 
     def _record(self, call: _Call, result: ChatReply | LLMError) -> None:
         if self.ledger is not None and not isinstance(result, NotAsked):
@@ -314,11 +338,11 @@ class ChatClient:
             raise LLMError(f"{errors[0]}{more}") from None
         return [r if isinstance(r, ChatReply) else ChatReply("", attempts=0, error=str(r)) for r in results]
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, seconds: float, flight: Flight) -> None:
         """Wait, but not on after the run is asked to stop. In slices: a signal's handler can wake nobody safely."""
         end = time.monotonic() + seconds
         while True:
-            if self._broken or self._stopping():
+            if flight.abandoned or self._stopping():
                 raise Interrupted("the run is to stop; the language model is asked no more")
             left = end - time.monotonic()
             if left <= 0:

@@ -118,7 +118,7 @@ def submit(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> tuple[dict[Pa
             refused.append(Outcome(job, job.folder, "failed", error=str(error)))
     limit = int(_setting("MaxArraySize") or 1000)
     # A signal waits until what has been submitted is written down.
-    with StopFlag() as stop:
+    with StopFlag("no more runs are submitted") as stop:
         for alike in _alike(taken):
             before = ""
             for chunk in (alike[i : i + limit] for i in range(0, len(alike), limit)):
