@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -118,6 +121,40 @@ def _reporting(name: str, compute: Compute, config: Config, overrides: list[str]
     except Stopped as stopped:
         say(stopped)
         raise SystemExit(stopped.exit_code) from stopped
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, where it is to end a program as Ctrl-C does."""
+
+
+@contextmanager
+def ending_at_once(name: str, kept: str) -> Iterator[None]:
+    """Around a command that goes on from nowhere: Ctrl-C and SIGTERM end it at once, in order. Requests to a language
+    model that are under way are counted, and processes of games end.
+
+    Args:
+        name: of the command.
+        kept: what is left of its work, in words.
+
+    Raises:
+        SystemExit: 128 + the signal.
+    """
+
+    def terminate(*_: object) -> None:
+        raise _Terminated
+
+    before = None
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
+        sys.stderr.write(f"\n{name}: stopped by {number.name}; {kept}\n")
+        raise SystemExit(128 + number) from interrupt
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def opened(argument: str) -> str:

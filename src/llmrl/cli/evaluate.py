@@ -227,16 +227,18 @@ def main(argv: list[str] | None = None) -> None:
 
     words, rest = split_words(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(rest)
-    from llmrl.cli.command import EXIT_BUDGET, EXIT_FAILED
+    from llmrl.cli.command import EXIT_BUDGET, EXIT_FAILED, ending_at_once
     from llmrl.cli.report import print_evaluation
     from llmrl.core.errors import BudgetExhausted, LlmrlError
 
+    kept = "tests of a suite that were over are written" if words or args.suite else "nothing of it is written"
     try:
-        if words or args.suite:
-            for results in evaluate_suite(args, words):
-                print_suite(results)
-        else:
-            print_evaluation(evaluate(args))
+        with ending_at_once("llmrl-evaluate", kept):
+            if words or args.suite:
+                for results in evaluate_suite(args, words):
+                    print_suite(results)
+            else:
+                print_evaluation(evaluate(args))
     except LlmrlError as error:
         sys.stderr.write(f"llmrl-evaluate: {error}\n")
         raise SystemExit(EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED) from error
