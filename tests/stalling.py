@@ -7,15 +7,8 @@ import os
 import signal
 import time
 
-import pytest
-
-from experiments import comparable_metrics, only_run_folder, run
-from llmrl.run.owner import read_owner
-from llmrl.run.run import Stopped
-from llmrl.run.status import read_status
-
 STALLED_S = 40.0
-"""What a stalled method takes, in all; far longer than a run may take to end, and short enough to see one that fails."""
+"""What a stalled method takes, in all: far longer than a run may take to end, short enough to see one fail."""
 PAUSE_S = 0.1
 """What each call of it takes."""
 
@@ -53,21 +46,3 @@ def impatient(monkeypatch, scale=0.05):
     monkeypatch.setattr(llmrl.run.run, "GRACE_S", 5.0 * scale)
     for name, seconds in (("GIVE_UP_S", 8.0), ("GIVE_UP_AGAIN_S", 12.0), ("OVERDUE_S", 1e4)):
         monkeypatch.setattr(signals, name, seconds * scale, raising=False)
-
-
-def stopped(root, *overrides, signalled, within=10.0, state="preempted"):
-    """Run an experiment that is told to stop at the time `signalled()`, monotonic: what ended it, once it is sure that
-    it ended `within` seconds, and that its folder is free and says so."""
-    with pytest.raises(Stopped) as caught:
-        run(*overrides, f"output_root={root}")
-    assert time.monotonic() - signalled() < within
-    folder = only_run_folder(root)
-    status = read_status(folder)
-    assert (status.state, status.error) == (state, caught.value.brief)
-    assert read_owner(folder) is None
-    return caught.value
-
-
-def unpaid(folder):
-    """Metrics of a run but for what was really paid: who asks again after a stop finds the reply or pays once more."""
-    return [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in comparable_metrics(folder)]

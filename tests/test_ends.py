@@ -1,22 +1,16 @@
 """Whatever a run is busy with when it is told to stop: it has ended soon after, and goes on to the same numbers."""
 
 import importlib
-import os
 import signal
-import subprocess
-import sys
-import threading
 import time
 
 import pytest
 
-from experiments import comparable_metrics, only_run_folder, run
-from llmrl.core.protocols import Agent
+from experiments import comparable_metrics, run
 from llmrl.run.owner import read_owner
-from llmrl.run.run import Run, Stopped
-from llmrl.run.signals import StopFlag
+from llmrl.run.run import Stopped
 from llmrl.run.status import read_status
-from stalling import STALLED_S, Stall, impatient, stopped
+from stalling import STALLED_S, Stall, impatient
 
 ROOMS = ("env=escape_room", "env.n_envs=4")
 LEARN = (*ROOMS, "learn.rollout_steps=5", "learn.env_steps=400", "learn.evaluate_episodes=40", "learn.evaluate_every=4")

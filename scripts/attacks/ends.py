@@ -181,7 +181,7 @@ class Ended:
         self.states = {
             json.loads(path.read_text())["state"] for path in folder.rglob("status.json") if "backup" not in str(path)
         }
-        self.owned = [path for path in folder.rglob("owner.json")]
+        self.owned = list(folder.rglob("owner.json"))
 
     def verdict(self, within: float = PROMISED_S, code: int | None = None, states: tuple[str, ...] | None = None):
         """(whether it held, what was seen)."""
@@ -253,9 +253,9 @@ def _(folder: Path):
     return and_resumed(Ended(folder, *LEARN, STALL="deaf", STALL_AT="300"))
 
 
-@attack("learn, a game that computes for ever, SIGHUP", GONE)
+@attack("learn, a game that computes for ever, SIGUSR1", GONE)
 def _(folder: Path):
-    return Ended(folder, *LEARN, number=signal.SIGHUP, STALL="busy", STALL_AT="300").verdict()
+    return Ended(folder, *LEARN, number=signal.SIGUSR1, STALL="busy", STALL_AT="300").verdict()
 
 
 @attack("learn, Ctrl-C twice", "at once, 130, stopped")
@@ -362,7 +362,8 @@ def _(folder: Path):
     end = start + re.search(r"\n(?=[a-z])", config[start:]).end()  # type: ignore[union-attr]
     keys = ("cache", "cache_dir", "share_replies", "failures", "retry", "limits", "budget")
     kept = re.findall(rf"(?m)^  (?:{'|'.join(keys)}):.*\n(?:    .*\n)*", config[start:end])
-    own = f"llm:\n  _target_: llmrl.llms.openai_compatible.OpenAICompatibleChat\n  base_url: {server.url}\n  model: fake\n"
+    target = "llmrl.llms.openai_compatible.OpenAICompatibleChat"
+    own = f"llm:\n  _target_: {target}\n  base_url: {server.url}\n  model: fake\n"
     (run / "config.yaml").write_text(config[:start] + own + "".join(kept) + config[end:])
     program = ("-c", "from llmrl.cli.evaluate import main; main()", str(run), "--seed", "5")
     ended = Ended(folder, program=program, ready=lambda: server.asked >= 2)

@@ -214,7 +214,9 @@ def test_stopped_between_two_minibatches_it_goes_on_alike(data, tmp_path):
     assert all(torch.equal(first[i]["exp_avg"], second[i]["exp_avg"]) for i in first)
 
 
-@pytest.mark.parametrize(("owner", "method", "at"), [(Cloning, "update", 3), (Cloning, "measure", 0), (Corridor, "step", 5)])
+@pytest.mark.parametrize(
+    ("owner", "method", "at"), [(Cloning, "update", 3), (Cloning, "measure", 0), (Corridor, "step", 5)]
+)
 def test_stalled_in_an_update_a_measure_or_an_evaluation_it_ends_when_told_to(
     data, tmp_path, monkeypatch, owner, method, at
 ):

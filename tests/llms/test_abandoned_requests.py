@@ -10,11 +10,10 @@ import time
 
 import pytest
 
-from experiments import comparable_metrics, only_run_folder, run
+from experiments import only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import BudgetExhausted, Interrupted
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms import client as clients
 from llmrl.llms import scripted_principal
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
@@ -26,7 +25,13 @@ from models import Echo
 from stalling import impatient
 
 HANGS_S = 45.0
-PRINCIPAL = ("env=escape_room", "principal=llm", "design.steps=3", "design.adapt_rounds=1", "design.validate_episodes=1")
+PRINCIPAL = (
+    "env=escape_room",
+    "principal=llm",
+    "design.steps=3",
+    "design.adapt_rounds=1",
+    "design.validate_episodes=1",
+)
 PLAYER = ("env=nim", "env.n_envs=3", "agent=llm_player", "play.episodes=3", "env.horizon=6")
 TEACHER = ("env=simple_doorkey", "env.n_envs=4", "agent=student_mlp", "teacher=llm", "env.horizon=8")
 TEACHER += ("learn.rollout_steps=4", "learn.env_steps=64", "learn.evaluate_episodes=4")
@@ -156,8 +161,6 @@ def test_a_run_that_waits_for_its_model_ends_and_goes_on(tmp_path, monkeypatch, 
         server.faults.clear()
         run(*overrides, f"llm.base_url={server.url}")
     assert read_status(folder).state == "finished"
-
-
 
 
 @pytest.mark.slow

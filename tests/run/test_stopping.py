@@ -69,9 +69,9 @@ def test_a_library_that_takes_it_for_an_error_of_its_own_does_not_keep_it(tmp_pa
     def library():
         try:
             time.sleep(STALLED_S)
-        except Exception:
+        except Exception:  # noqa: BLE001
             pytest.fail("taken for an error")
-        except BaseException:
+        except BaseException:  # noqa: BLE001
             return
 
     with pytest.raises(Stopped), Run.open(tmp_path, "toys", CONFIG):
@@ -125,6 +125,18 @@ def test_a_signal_is_meant_for_the_run_that_needs_a_run_too(tmp_path):
         assert outer.name == "SIGTERM" and outer.waiting_s >= 0.05
 
 
+def test_what_a_forked_worker_is_signalled_ends_no_run(tmp_path, monkeypatch):
+    impatient(monkeypatch, scale=0.01)
+    with Run.open(tmp_path, "toys", CONFIG) as run:
+        if (pid := os.fork()) == 0:
+            signalled()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        time.sleep(0.5)
+        assert not run.stop.requested
+    assert read_status(folder_of(tmp_path)).state == "finished"
+
+
 def test_a_second_interrupt_is_not_put_off(tmp_path, monkeypatch):
     monkeypatch.setattr(signals, "GIVE_UP_S", 1e4, raising=False)
     with pytest.raises(KeyboardInterrupt), Run.open(tmp_path, "toys", CONFIG):
@@ -136,7 +148,7 @@ def test_a_second_interrupt_is_not_put_off(tmp_path, monkeypatch):
 
 
 STUCK = """
-import ctypes, json, os, signal, sys
+import ctypes, json, os, signal, sys, threading
 from pathlib import Path
 from llmrl.run import signals
 from llmrl.run.run import Run
@@ -144,7 +156,7 @@ signals.GIVE_UP_S, signals.GIVE_UP_AGAIN_S, signals.OVERDUE_S = 0.2, 0.3, 0.5
 library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 with Run.open(Path(sys.argv[1]), "toys", json.loads(sys.argv[2])) as run:
     run.checkpoint(4, {})
-    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
     library.pthread_mutex_lock(mutex)
     library.pthread_mutex_lock(mutex)  # for ever, and deaf to signals
 """
@@ -157,6 +169,7 @@ def test_a_library_that_no_signal_interrupts_is_ended_with_the_process(tmp_path)
     assert stuck.returncode == 128 + signal.SIGTERM, stuck.stderr
     status = read_status(folder_of(tmp_path))
     assert status.state == "preempted" and "iteration 4" in status.error and status.error in stuck.stderr
+    assert stuck.stderr.count("SIGTERM: saving and stopping") == 1
     assert read_owner(folder_of(tmp_path)) is None
     with Run.open(tmp_path, "toys", CONFIG) as again:
         assert again.iteration == 4

@@ -37,7 +37,7 @@ def run_trainer(
         write = trainer._save_checkpoint
 
         def undisturbed(*arguments: Any, **options: Any) -> None:
-            with job.run.stop.saving():
+            with job.run.saving():
                 write(*arguments, **options)
 
         trainer._save_checkpoint = undisturbed

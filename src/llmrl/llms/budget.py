@@ -51,7 +51,6 @@ class Spent:
             self.seconds + reply.latency,
         )
 
-
     def plus_unknown(self, reservation: Reservation) -> Spent:
         """With one more call that was sent, and of which nobody learned what became."""
         return replace(

@@ -243,9 +243,7 @@ class ChatClient:
                 self._record(call, result)
         return results
 
-    def _ask(
-        self, calls: Sequence[_Call], reservations: Sequence[Reservation], flight: Flight
-    ) -> list[ChatReply]:
+    def _ask(self, calls: Sequence[_Call], reservations: Sequence[Reservation], flight: Flight) -> list[ChatReply]:
         """Replies of the provider, paid, kept and logged."""
         requests = [call.request for call in calls]
         flight.reservations = reservations

@@ -19,7 +19,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -171,7 +171,7 @@ class Run:
         self._log_file: LogFile | None = None
         self._saved: int | None = None  # iteration of the newest checkpoint
         self._last_checkpoint = self._last_safe_point = time.monotonic()
-        self._saving_took = 0.0  # the last checkpoint, seconds
+        self._saving_took = self._saving_takes = 0.0  # the last checkpoint, and what belongs to the next, seconds
 
     @property
     def finished(self) -> bool:
@@ -241,13 +241,21 @@ class Run:
             RunFolderError: another process has taken over the folder.
         """
         self._check_held()
-        begun = time.monotonic()
-        with self.stop.saving():
+        with self.saving():
             path = self.checkpoints.save(iteration, {**self.mark(), **state})
             self._saved = iteration
         self._last_checkpoint = time.monotonic()
-        self._saving_took = self._last_checkpoint - begun
+        self._saving_took, self._saving_takes = self._saving_takes, 0.0
         return path
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around what belongs to a checkpoint: signals wait, and the time is counted as that of the checkpoint that
+        makes it count."""
+        begun = time.monotonic()
+        with self.stop.saving():
+            yield
+            self._saving_takes += time.monotonic() - begun
 
     def mark(self) -> State:
         """Where the run's files stand now. To be part of a state that is kept to be saved later; else added then."""
@@ -297,10 +305,9 @@ class Run:
         stopped = self.given_up()
         if self._ownership is not None and self._ownership.held:
             self.status.state, self.status.error = stopped.state, stopped.brief
-            try:
+            # If that fails, the folder is one whose process is gone, and goes on all the same.
+            with suppress(OSError, RunFolderError):
                 self.status.write(self.folder)
-            except (OSError, RunFolderError):
-                pass  # the folder is then one whose process is gone, and goes on all the same
             self._ownership.release()
         os.write(2, f"\n{stopped}\n".encode())
         os._exit(stopped.exit_code)
