@@ -6,7 +6,9 @@ import time
 
 import pytest
 
-from experiments import comparable_metrics, run
+from experiments import comparable_metrics, only_run_folder, run
+from llmrl.llms.scripted import ScriptedChat
+from llmrl.run.content import saved_state
 from llmrl.run.owner import read_owner
 from llmrl.run.run import Stopped
 from llmrl.run.status import read_status
@@ -71,3 +73,28 @@ def test_a_run_that_stalls_ends_when_it_is_told_to_and_loses_nothing(tmp_path, m
     run(*overrides, f"output_root={tmp_path / 'stopped'}")
     run(*overrides, f"output_root={tmp_path / 'whole'}")
     assert all_metrics(tmp_path / "stopped") == all_metrics(tmp_path / "whole")
+
+
+ASKED = {
+    "a principal": (*DESIGN, "principal=llm"),
+    "a player": ("env=nim", "env.n_envs=2", "agent=llm_player", "play.episodes=4", "env.horizon=6"),
+}
+
+
+@pytest.mark.parametrize("who", ASKED)
+def test_what_is_before_a_reply_of_a_model_in_this_process_is_saved_though_ways_are_short(tmp_path, monkeypatch, who):
+    overrides = (*ASKED[who], "llm=scripted", "checkpoint_seconds=1000")
+    with monkeypatch.context() as patch:
+        impatient(patch)
+        stall = Stall(patch, ScriptedChat, "complete", at=1, whole=True)
+        with pytest.raises(Stopped, match="everything is saved"):
+            run(*overrides, f"output_root={tmp_path / 'stopped'}")
+        assert time.monotonic() - stall.signalled < STALLED_S / 2
+    assert saved_state(only_run_folder(tmp_path / "stopped"))[0] > 0
+    run(*overrides, f"output_root={tmp_path / 'stopped'}")
+    run(*overrides, f"output_root={tmp_path / 'whole'}")
+    one, two = (
+        [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in comparable_metrics(folder)]
+        for folder in (only_run_folder(tmp_path / name) for name in ("stopped", "whole"))
+    )
+    assert one == two

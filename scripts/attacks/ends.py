@@ -328,9 +328,9 @@ def _(folder: Path):
     return counted(waiting(folder, Deaf(), *PRINCIPAL), 1)
 
 
-@attack("eight players at once whose model never answers, Ctrl-C", GONE + ", 8 calls counted")
+@attack("eight players, four requests at once that are never answered, Ctrl-C", GONE + ", 4 counted")
 def _(folder: Path):
-    return counted(waiting(folder, Deaf(), *PLAYERS, asked=8, number=signal.SIGINT), 8)
+    return counted(waiting(folder, Deaf(), *PLAYERS, asked=4, number=signal.SIGINT), 4)
 
 
 @attack("a teacher whose model trickles, SIGTERM", GONE)
@@ -338,9 +338,13 @@ def _(folder: Path):
     return waiting(folder, Deaf(trickles=True), *TAUGHT).verdict()
 
 
-@attack("a model that does not even say what it serves, SIGTERM", GONE)
+@attack(
+    "a model that does not even say what it serves, asked before there is a run, SIGTERM", "gone at once, no folder"
+)
 def _(folder: Path):
-    return waiting(folder, Deaf(models=False), "env=escape_room", "principal=llm", asked=2).verdict()
+    return waiting(folder, Deaf(models=False), "env=escape_room", "principal=llm").verdict(
+        within=5.0, code=-signal.SIGTERM, states=()
+    )
 
 
 @attack("the local launcher with two stalled runs, Ctrl-C", "all gone within 25 s, both stopped")

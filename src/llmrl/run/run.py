@@ -313,10 +313,14 @@ class Run:
         os._exit(stopped.exit_code)
 
     @contextmanager
-    def saved_if_refused(self, iteration: int, state: Callable[[], State]) -> Iterator[None]:
+    def saved_if_refused(self, iteration: int, state: Callable[[], State], learns: bool = False) -> Iterator[None]:
         """For a block that asks a language model where the loop could be resumed from: if the model cannot be reached
         the budget is used up, or a signal asks to stop while it is waited for, the state before the block is saved,
         whatever the block had changed by then.
+
+        Args:
+            iteration, state: of the place before the block.
+            learns: the block goes on to change weights, which `state` shares: where it is interrupted, nothing is saved.
 
         Raises:
             Stopped: on a signal.
@@ -329,6 +333,11 @@ class Run:
             if isinstance(error, Interrupted) and self.stop.signal is not None:
                 raise Stopped(self.folder, self.stop.signal) from error
             raise
+        except Stopped as stopped:
+            if stopped.together or learns:
+                raise
+            self.checkpoint(iteration, before)
+            raise Stopped(self.folder, stopped.signal, together=False) from stopped
 
     def progress(self, total: float | None, unit: str, description: str, done: float = 0) -> Progress:
         """A progress display (context manager) that keeps `status.json` up to date."""
