@@ -338,9 +338,7 @@ def _(folder: Path):
     return waiting(folder, Deaf(trickles=True), *TAUGHT).verdict()
 
 
-@attack(
-    "a model that does not even say what it serves, asked before there is a run, SIGTERM", "gone at once, no folder"
-)
+@attack("a model that does not say what it serves, asked before there is a run, SIGTERM", "at once, no folder")
 def _(folder: Path):
     return waiting(folder, Deaf(models=False), "env=escape_room", "principal=llm").verdict(
         within=5.0, code=-signal.SIGTERM, states=()
