@@ -314,13 +314,13 @@ class Run:
 
     @contextmanager
     def saved_if_refused(self, iteration: int, state: Callable[[], State], learns: bool = False) -> Iterator[None]:
-        """For a block that asks a language model where the loop could be resumed from: if the model cannot be reached
+        """For a block that asks a language model where the loop could be resumed from: if the model cannot be reached,
         the budget is used up, or a signal asks to stop while it is waited for, the state before the block is saved,
         whatever the block had changed by then.
 
         Args:
             iteration, state: of the place before the block.
-            learns: the block goes on to change weights, which `state` shares: where it is interrupted, nothing is saved.
+            learns: the block goes on to change weights, which `state` shares: nothing is saved where that is interrupted.
 
         Raises:
             Stopped: on a signal.
