@@ -1,5 +1,6 @@
 """Stopped and killed runs of fine-tuning end with the numbers of one that was not, bit for bit."""
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -8,6 +9,7 @@ import time
 
 import pytest
 
+from stalling import STALLED_S, Stall, impatient
 from tuned import QUICK, assert_same, configured, finetune, silent_finetune
 
 for package in ("trl", "peft", "datasets"):
@@ -71,6 +73,28 @@ def test_told_to_stop_and_gone_on_with_it_ends_as_if_nothing_had_happened(
     resumed = finetune(tmp_path, proposer, method, *OPTIONS[method])
     assert json.loads((resumed / "status.json").read_text())["attempt"] == 3
     assert_same(whole, resumed)
+
+
+@pytest.mark.parametrize(
+    ("path", "stalling", "at"),
+    [("llmrl.llms.local.chat.LocalChat", "complete", 0), ("transformers.Trainer", "training_step", 4)],
+)
+def test_stalled_in_a_reply_or_a_step_it_ends_when_told_to(
+    method, whole, proposer, tmp_path, monkeypatch, path, stalling, at
+):
+    from llmrl.run.run import Stopped
+
+    module, _, name = path.rpartition(".")
+    owner = getattr(importlib.import_module(module), name)
+    if method == "grpo" and stalling == "training_step":
+        owner = importlib.import_module("trl").GRPOTrainer
+    with monkeypatch.context() as patch:
+        impatient(patch)
+        stall = Stall(patch, owner, stalling, at, whole=True)
+        with pytest.raises(Stopped):
+            finetune(tmp_path, proposer, method, *OPTIONS[method])
+        assert time.monotonic() - stall.signalled < STALLED_S / 2
+    assert_same(whole, finetune(tmp_path, proposer, method, *OPTIONS[method]))
 
 
 def test_killed_at_any_moment_it_goes_on_from_its_last_checkpoint(method, whole, proposer, tmp_path, context):

@@ -1,3 +1,4 @@
+import time
 from contextlib import suppress
 from dataclasses import replace
 
@@ -25,6 +26,7 @@ from llmrl.run.content import save_config, saved_state
 from llmrl.run.metrics import read_metrics
 from llmrl.run.run import Run, Stopped
 from llmrl.run.trajectories import Trajectories, TrajectoryFiles, read
+from stalling import STALLED_S, Stall, impatient
 
 QUICK = CloningSettings(
     learning_rate=1e-2, weight_decay=0.0, adam_eps=1e-8, batch_size=16, warmup=0.1, schedule="cosine", max_grad_norm=1.0
@@ -210,6 +212,29 @@ def test_stopped_between_two_minibatches_it_goes_on_alike(data, tmp_path):
     assert all(torch.equal(x, after["policy"][name]) for name, x in state["policy"].items())
     first, second = (s["cloning"]["optimizer"]["state"] for s in (state, after))
     assert all(torch.equal(first[i]["exp_avg"], second[i]["exp_avg"]) for i in first)
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "at"), [(Cloning, "update", 3), (Cloning, "measure", 0), (Corridor, "step", 5)]
+)
+def test_stalled_in_an_update_a_measure_or_an_evaluation_it_ends_when_told_to(
+    data, tmp_path, monkeypatch, owner, method, at
+):
+    lessons = data(recorded(steps=20))
+
+    def results(name):
+        with opened(tmp_path, name, every=0.0) as run:
+            loop_of(lessons, evaluate_every=12).run(run)
+        rows = read_metrics(run.folder / "metrics.jsonl")
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+    with monkeypatch.context() as patch:
+        impatient(patch)
+        stall = Stall(patch, owner, method, at, whole=True)
+        with pytest.raises(Stopped):
+            results("stalled")
+        assert time.monotonic() - stall.signalled < STALLED_S / 2
+    assert results("stalled") == results("whole")
 
 
 def test_every_step_has_its_turn_once_an_epoch():

@@ -1,6 +1,10 @@
 """`llmrl-evaluate` of players that ask a language model: it says what it will ask, and asks no more."""
 
 import json
+import os
+import signal
+import threading
+import time
 
 import pytest
 
@@ -56,3 +60,32 @@ def test_no_more_is_asked_than_was_said(tmp_path, capsys, server):
     assert len(server.exchanges) - played == 9
     code, said = evaluate(capsys, folder, "--episodes", 2, "--out", tmp_path / "elsewhere")
     assert code == 0 and len(server.exchanges) - played == 9  # from the cache
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_stop_while_its_model_hangs_it_ends_and_counts_what_was_sent(tmp_path, capsys, number):
+    hangs = 45.0
+    with FakeOpenAIServer(lambda messages: '{"reflection": "x", "action": "north"}', hang=hangs) as server:
+        model = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake", "agent.legal_only=false")
+        run(*TAXI, *model, f"output_root={tmp_path}", f"llm.cache_dir={tmp_path}/cache")
+        folder = only_run_folder(tmp_path)
+        server.forget()
+        server.faults += ["hang"] * 20
+        signalled = []
+
+        def interrupt():
+            while len(server.requests) < 2:
+                time.sleep(0.02)
+            signalled.append(time.monotonic())
+            os.kill(os.getpid(), number)
+
+        threading.Thread(target=interrupt, daemon=True).start()
+        handler = signal.getsignal(number)
+        code, said = evaluate(capsys, folder, "--seed", 7)
+        assert time.monotonic() - signalled[0] < hangs / 2
+        assert code == 128 + number and f"stopped by {number.name}; nothing of it is written" in said
+        assert signal.getsignal(number) is handler
+        calls = list(read_calls(folder / "evaluation" / "llm_calls.jsonl"))
+        assert [call["spent"]["calls"] for call in calls if "error" in call] == [1, 2]
+        server.faults.clear()
+        assert evaluate(capsys, folder, "--seed", 7)[0] == 0

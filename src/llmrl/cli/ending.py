@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -48,6 +50,40 @@ def ending(name: str, tell: Callable[[str, object], None] = say) -> Iterator[Non
             raise
         tell(name, _unforeseen(error))
         raise SystemExit(EXIT_FAILED) from error
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, where it is to end a program as Ctrl-C does."""
+
+
+@contextmanager
+def ending_at_once(name: str, kept: str) -> Iterator[None]:
+    """Around a command that goes on from nowhere: Ctrl-C and SIGTERM end it at once, in order. Requests to a language
+    model that are under way are counted, and processes of games end.
+
+    Args:
+        name: of the command.
+        kept: what is left of its work, in words.
+
+    Raises:
+        SystemExit: 128 + the signal.
+    """
+
+    def terminate(*_: object) -> None:
+        raise _Terminated
+
+    before = None
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
+        say(name, f"stopped by {number.name}; {kept}")
+        raise SystemExit(128 + number) from interrupt
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _unforeseen(error: Exception) -> str:

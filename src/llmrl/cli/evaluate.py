@@ -231,13 +231,14 @@ def main(argv: list[str] | None = None) -> None:
 
     words, rest = split_words(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(rest)
-    from llmrl.cli.ending import ending
+    from llmrl.cli.ending import ending, ending_at_once
     from llmrl.cli.report import print_evaluation
     from llmrl.core.privacy import guard_terminal, keep_private_like
 
     guard_terminal()
     keep_private_like(args.run)
-    with ending("llmrl-evaluate"):
+    kept = "tests of a suite that were over are written" if words or args.suite else "nothing of it is written"
+    with ending("llmrl-evaluate"), ending_at_once("llmrl-evaluate", kept):
         if words or args.suite:
             for results in evaluate_suite(args, words):
                 print_suite(results)

@@ -31,7 +31,7 @@ TIMEOUT_S = 1800.0
 _BUCKET_BYTES = 2**26
 _FAILED = "llmrl/failed"
 _NEWS_S = 5.0  # how long who lost a process waits to be told why
-_LEAVE_S = 10.0
+_LEAVE_S = 5.0
 
 
 class Processes:

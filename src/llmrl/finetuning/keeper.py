@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 from llmrl.finetuning.job import Job
 from llmrl.run.progress import Progress
-from llmrl.run.run import GRACE_S, Stopped
+from llmrl.run.run import Stopped
 
 _LEFT_OUT = ("epoch", "num_tokens", "total_flos")
 _TIMES = {"step_time": "time/step_s"}
@@ -33,11 +33,6 @@ class Keeper(TrainerCallback):
         self, job: Job, progress: Progress, measured: Callable[[], Mapping[str, float]] | None, every: int
     ) -> None:
         self.job, self.run, self.progress, self.measured, self.every = job, job.run, progress, measured, every
-
-    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.run.stop.signal is not None and self.run.stop.waiting_s > GRACE_S:
-            # The step takes longer than a scheduler waits: what was done since the last checkpoint is given up.
-            raise Stopped(self.run.folder, self.run.stop.signal)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.update(state.global_step)

@@ -34,6 +34,13 @@ def run_trainer(
         trainer.remove_callback(printing)
     with job.run.progress(trainer.args.max_steps, "steps", "finetune", _step(job)) as progress:
         trainer.add_callback(Keeper(job, progress, measured, every))
+        write = trainer._save_checkpoint
+
+        def undisturbed(*arguments: Any, **options: Any) -> None:
+            with job.run.saving():
+                write(*arguments, **options)
+
+        trainer._save_checkpoint = undisturbed
         trainer.train(resume_from_checkpoint=None if job.resume is None else str(job.resume))
     return trainer.model
 

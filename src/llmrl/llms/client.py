@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -22,6 +21,7 @@ from llmrl.core.records import ChatReply, ChatRequest, State, impossible
 from llmrl.core.secrets import redact
 from llmrl.llms.budget import Budget, Reservation
 from llmrl.llms.cache import Cache, Mode
+from llmrl.llms.flights import WAIT_SLICE, Departures, Flight
 from llmrl.llms.ledger import FILE_NAME, Ledger
 from llmrl.llms.limits import Limits
 from llmrl.llms.provider import Provider
@@ -31,9 +31,6 @@ from llmrl.llms.retry import Retry, TransientError
 logger = logging.getLogger(__name__)
 
 Failures = Literal["stop", "fall_back"]
-
-WAIT_SLICE = 0.1
-"""Seconds after which a waiting thread looks whether the run is to stop."""
 
 _TOTALS = ("prompt_tokens", "completion_tokens", "cost")
 
@@ -108,7 +105,7 @@ class ChatClient:
             self.budget.spent = ledger.spent_before
         self._repeats = Repeats()
         self._lock = threading.Lock()
-        self._stopping, self._broken, self._believing = stopping, False, True
+        self._stopping, self._believing = stopping, True
         self._used = {"calls": 0.0, **dict.fromkeys(_TOTALS, 0.0)}
         # Totals that miss a number are not zero but unknown, and stay so.
         self._unknown = dict.fromkeys(_TOTALS, False)
@@ -201,20 +198,24 @@ class ChatClient:
     def _from_provider(self, calls: Sequence[_Call]) -> list[ChatReply | LLMError]:
         if not self.provider.parallel:
             return self._batch(calls)
-        if len(calls) <= 1:
-            # In this thread, so that Ctrl-C ends a long wait at once.
-            return [self._one(call) for call in calls]
-        pool = ThreadPoolExecutor(min(self.limits.concurrency, len(calls)), thread_name_prefix="llm")
+        asked = Departures(lambda i, flight: self._one(calls[i], flight), len(calls), self.limits.concurrency)
         try:
-            return list(pool.map(self._one, calls))
-        except BaseException:
-            self._broken = True  # threads that wait to try again give up
-            raise
+            asked.wait(self._stopping)
         finally:
-            pool.shutdown(cancel_futures=True)
-            self._broken = False
+            # Whatever ends the wait, Ctrl-C too: threads that were to try again give up.
+            answers = [
+                self._abandon(flight) if answer is None else answer
+                for flight, answer in zip(asked.flights, list(asked.answers), strict=True)
+            ]
+        return answers
 
-    def _one(self, call: _Call) -> ChatReply | LLMError:
+    def _abandon(self, flight: Flight) -> LLMError:
+        """Wait no more for a reply, whose fate is unknown from then on, and what it may come to spent."""
+        if flight.abandon():
+            self._unanswered(flight.reservations, False, "nobody waited for the reply any more")
+        return Interrupted("the run is to stop; the language model is asked no more")
+
+    def _one(self, call: _Call, flight: Flight) -> ChatReply | LLMError:
         """Ask the provider for one reply, as often as it takes."""
         try:
             with self.limits.slot():
@@ -222,9 +223,10 @@ class ChatClient:
                 kept = self._from_cache(call)
                 if kept is not None:
                     return kept
-                return self._ask([call])[0]
+                return self._ask([call], flight)[0]
         except LLMError as error:
-            self._record(call, error)
+            if not flight.abandoned:  # whose file this was may have been given back
+                self._record(call, error)
             return error
 
     def _batch(self, calls: Sequence[_Call]) -> list[ChatReply | LLMError]:
@@ -240,7 +242,7 @@ class ChatClient:
         asked = calls[: len(reservations)]
         try:
             with self.limits.slot():
-                results += self._ask(asked, reservations) if asked else []
+                results += self._ask(asked, Flight(), reservations) if asked else []
         except LLMError as error:
             results += [error] * len(asked)
         results += [refused] * (len(calls) - len(asked)) if refused else []
@@ -249,7 +251,7 @@ class ChatClient:
                 self._record(call, result)
         return results
 
-    def _ask(self, calls: Sequence[_Call], reservations: Sequence[Reservation] = ()) -> list[ChatReply]:
+    def _ask(self, calls: Sequence[_Call], flight: Flight, reservations: Sequence[Reservation] = ()) -> list[ChatReply]:
         """Replies of the provider, paid, kept and logged; `reservations` are those of the first attempt, if there are
         any already. Each further attempt needs its own."""
         start, attempt = time.perf_counter(), 0
@@ -257,25 +259,30 @@ class ChatClient:
         def once() -> tuple[list[ChatReply], Sequence[Reservation]]:
             nonlocal attempt
             attempt += 1
-            held = reservations if reservations and attempt == 1 else self._reserve(calls)
-            return self._attempt(calls, held, attempt, start), held
+            held = reservations if reservations and attempt == 1 else self._reserve(calls, flight)
+            return self._attempt(calls, held, attempt, start, flight), held
 
         try:
-            (replies, paid), _ = self.retry(once, self._wait)
+            (replies, paid), _ = self.retry(once, lambda seconds: self._wait(seconds, flight))
         except NotAsked:
             raise
         except LLMError:
             self.budget.failed(len(calls))
             raise
+        if flight.lost:
+            # It is paid: who asks again is to find it.
+            for call, reply in zip(calls, replies, strict=True):
+                self._put(call, reply)
+            raise Interrupted("nobody waits for the reply any more")
         return [self._keep(call, reply, one) for call, reply, one in zip(calls, replies, paid, strict=True)]
 
-    def _reserve(self, calls: Sequence[_Call]) -> list[Reservation]:
+    def _reserve(self, calls: Sequence[_Call], flight: Flight) -> list[Reservation]:
         """What one attempt at all `calls` may come to, set aside.
 
         Raises:
             BudgetExhausted: it could exceed a limit; nothing is set aside.
         """
-        wait = self._wait if self.provider.parallel else None
+        wait = (lambda seconds: self._wait(seconds, flight)) if self.provider.parallel else None
         held: list[Reservation] = []
         try:
             for call in calls:
@@ -287,19 +294,30 @@ class ChatClient:
         return held
 
     def _attempt(
-        self, calls: Sequence[_Call], held: Sequence[Reservation], attempt: int, start: float
+        self, calls: Sequence[_Call], held: Sequence[Reservation], attempt: int, start: float, flight: Flight
     ) -> list[ChatReply]:
-        """One attempt, whose reservations are settled, released or abandoned when it is over, however it ends."""
-        sent = False
+        """One attempt, whose reservations are settled, released or abandoned when it is over, however it ends; by who
+        waited for it, where that is no longer so."""
+        announced = departed = False
+        flight.reservations = held
         try:
-            took = self.limits.start(sum(reservation.tokens for reservation in held), self._wait)
-            self._wait(0.0)
+            took = self.limits.start(
+                sum(reservation.tokens for reservation in held), lambda seconds: self._wait(seconds, flight)
+            )
+            self._wait(0.0, flight)
+            announced = True
             self._announce(calls, held, attempt)
-            sent = True
+            flight.depart()
+            departed = True
             replies = self._replies([call.request for call in calls], attempt, start)
         except BaseException as error:
-            self._unanswered(held, error, sent)
+            flight.land()
+            if not flight.lost:
+                refused = not departed or (isinstance(error, LLMError) and error.refused)
+                why = str(error) if isinstance(error, LLMError) else type(error).__name__
+                self._unanswered(held, refused, why, announced)
             raise
+        flight.land()
         counts = [(reply.prompt_tokens, reply.completion_tokens) for reply in replies]
         took(sum(a + b for a, b in counts if a is not None and b is not None) or sum(one.tokens for one in held))
         for reservation, reply in zip(held, replies, strict=True):
@@ -336,13 +354,12 @@ class ChatClient:
             for reply in given
         ]
 
-    def _unanswered(self, held: Sequence[Reservation], error: BaseException, sent: bool) -> None:
-        """Settle an attempt that ended without a reply: lost, unless nothing was generated for certain."""
-        refused = not sent or not self.provider.remote or (isinstance(error, LLMError) and error.refused)
+    def _unanswered(self, held: Sequence[Reservation], refused: bool, why: str, announced: bool = True) -> None:
+        """Settle an attempt that ended without a reply: `refused`, nothing was generated for certain; else lost."""
+        refused = refused or not self.provider.remote
         for reservation in held:
             (self.budget.release if refused else self.budget.abandon)(reservation)
-        if sent and self.ledger is not None and self.provider.remote:
-            why = str(error) if isinstance(error, LLMError) else type(error).__name__
+        if announced and self.ledger is not None and self.provider.remote:
             self.ledger.unanswered(held, "refused" if refused else "lost", why, self.budget)
 
     def _believed(self, reply: ChatReply) -> ChatReply:
@@ -361,12 +378,17 @@ class ChatClient:
 
     def _keep(self, call: _Call, reply: ChatReply, paid: Reservation) -> ChatReply:
         try:
-            if self.cache is not None:
-                reply = self.cache.put(call.key, self.provider.identity, call.request, reply)
+            reply = self._put(call, reply)
         finally:
             # It is paid, whether or not it could be kept.
             self._record(call, reply, paid if self.provider.remote else None)
         return reply
+
+    def _put(self, call: _Call, reply: ChatReply) -> ChatReply:
+        """Into the cache; what is found there from now on."""
+        if self.cache is None:
+            return reply
+        return self.cache.put(call.key, self.provider.identity, call.request, reply)
 
     def _record(self, call: _Call, result: ChatReply | LLMError, paid: Reservation | None = None) -> None:
         if self.ledger is not None and not isinstance(result, NotAsked):
@@ -394,11 +416,11 @@ class ChatClient:
             raise LLMError(f"{errors[0]}{more}") from None
         return [r if isinstance(r, ChatReply) else ChatReply("", attempts=0, error=str(r)) for r in results]
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, seconds: float, flight: Flight) -> None:
         """Wait, but not on after the run is asked to stop. In slices: a signal's handler can wake nobody safely."""
         end = time.monotonic() + seconds
         while True:
-            if self._broken or self._stopping():
+            if flight.abandoned or self._stopping():
                 raise Interrupted("the run is to stop; the language model is asked no more")
             left = end - time.monotonic()
             if left <= 0:

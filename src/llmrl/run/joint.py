@@ -83,7 +83,8 @@ class Follower(Run):
         # What is worth a warning is found by all, and told by the first.
         logging.getLogger("llmrl").setLevel(logging.ERROR)
         self.processes = processes
-        self.stop = StopFlag(quiet=True)
+        # It says nothing, and is not interrupted: the first one would lose it, and decides for all.
+        self.stop = StopFlag()
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def follow(self, folder: Path) -> None:

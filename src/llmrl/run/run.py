@@ -14,11 +14,12 @@ with Run.open(root, name, config, overrides, seed) as run:
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -54,24 +55,43 @@ from llmrl.run.metrics import MetricLog
 from llmrl.run.progress import Progress
 from llmrl.run.provenance import write_provenance
 from llmrl.run.queued import warn_of_changed_code
-from llmrl.run.signals import StopFlag
+from llmrl.run.signals import PROMISED_S, StopFlag
 from llmrl.run.tensorboard import hyperparameters_of
 
 log = logging.getLogger(__name__)
 
 TRACEBACK_NAME = "traceback.txt"
-GRACE_S = 20.0
-"""How long a run that was told to stop may take to its next safe point; SLURM kills 30 s (KillWait) after SIGTERM."""
+GRACE_S = 5.0
+"""How long a run that was told to stop may take to its next safe point, where it can save on the way there. Elsewhere
+it is interrupted a little later (`llmrl.run.signals`)."""
+LONG_S = 4.0
+"""A way between two safe points that takes longer may have to be given up; what is before it is to be saved then."""
+_SAVING_SHARE = 0.1
+"""Most of a run's time that is spent on saving for that reason."""
 
 
-class Stopped(Exception):  # noqa: N818  (it is an outcome, not an error)
-    """The run stopped at a safe point because a signal asked it to; the same command goes on from there."""
+class Stopped(BaseException):  # it is an outcome, not an error, and no library is to take it for one
+    """The run stopped because a signal asked it to; the same command goes on from its newest checkpoint.
 
-    def __init__(self, folder: Path, signal_number: int) -> None:
-        self.signal = signal_number
+    Args:
+        folder: of the run.
+        signal_number: that asked.
+        kept: how much of the work is saved, in words.
+        together: all processes of the run stop at this point.
+    """
+
+    def __init__(
+        self, folder: Path, signal_number: int, kept: str = "everything is saved", together: bool = True
+    ) -> None:
+        self.signal, self.together = signal_number, together
         self.exit_code = 128 + signal_number
-        self.brief = f"stopped by {signal.Signals(signal_number).name}; everything is saved"
+        self.brief = f"stopped by {signal.Signals(signal_number).name}; {kept}"
         super().__init__(f"{self.brief}. Repeat the same command to resume {folder}")
+
+    @property
+    def state(self) -> Literal["stopped", "preempted"]:
+        """What the run's status says: a user has ended it, or a machine."""
+        return "stopped" if self.signal == signal.SIGINT else "preempted"
 
 
 class Run:
@@ -153,7 +173,9 @@ class Run:
         self.state: Literal["new", "resumed", "finished"] = "new"
         self.restored: State | None = None
         self.iteration = 0
-        self.stop = StopFlag()
+        self.stop = StopFlag(
+            f"saving and stopping, within {PROMISED_S} s; a second Ctrl-C stops at once", self.given_up, self._overdue
+        )
         self.status = status.Status()
         self.result: float | None = None
         self.summary: dict[str, Any] = {}
@@ -161,7 +183,9 @@ class Run:
         self.processes = Processes()
         self._ownership: owner.Ownership | None = None
         self._log_file: LogFile | None = None
-        self._last_checkpoint = time.monotonic()
+        self._saved: int | None = None  # iteration of the newest checkpoint
+        self._last_checkpoint = self._last_safe_point = time.monotonic()
+        self._saving_took = self._saving_takes = 0.0  # the last checkpoint, and what belongs to the next, seconds
 
     @property
     def finished(self) -> bool:
@@ -183,6 +207,7 @@ class Run:
         if newest is not None:
             self.state = "resumed"
             self.iteration, self.restored = newest
+            self._saved = self.iteration
             lines = self.restored.pop(RUN_KEY)["metrics_lines"]
         hyperparameters = hyperparameters_of(overrides, self.seed)
         save_config(self.folder / CONFIG_NAME, self.config)
@@ -202,16 +227,16 @@ class Run:
     ) -> None:
         if self.finished:
             return
-        try:
-            with self.stop.saving():
+        with self.stop.saving():
+            try:
                 if error is not None:
                     self._fail(error)
                 else:
                     self._finish_or_fail()
-        finally:
-            self._release()
-            self.stop.__exit__()
-        if error is None or isinstance(error, Stopped):
+            finally:
+                self._release()
+                self.stop.__exit__()
+        if error is None or (isinstance(error, Stopped) and error.together):
             # Nobody leaves before all is written: who starts processes may end those that are left.
             self.processes.barrier()
 
@@ -230,18 +255,33 @@ class Run:
             RunFolderError: another process has taken over the folder, or somebody has changed what the run writes.
         """
         self._check_held()
-        with self.stop.saving():
+        with self.saving():
             path = self.checkpoints.save(iteration, {**self.mark(), **state})
+            self._saved = iteration
         self._last_checkpoint = time.monotonic()
+        self._saving_took, self._saving_takes = self._saving_takes, 0.0
         return path
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around what belongs to a checkpoint: signals wait, and the time is counted as that of the checkpoint that
+        makes it count."""
+        begun = time.monotonic()
+        with self.stop.saving():
+            yield
+            self._saving_takes += time.monotonic() - begun
 
     def mark(self) -> State:
         """Where the run's files stand now. To be part of a state that is kept to be saved later; else added then."""
         return {RUN_KEY: {"metrics_lines": self.metrics.position()}}
 
     def checkpoint_due(self) -> bool:
-        """Whether `checkpoint_every_s` have passed since the last checkpoint."""
-        return time.monotonic() - self._last_checkpoint >= self.checkpoint_every_s
+        """Whether `checkpoint_every_s` have passed since the last checkpoint, or the way from the last safe point to
+        this one was so long that the way to the next may have to be given up. To be asked once at every safe point."""
+        now = time.monotonic()
+        way, self._last_safe_point = now - self._last_safe_point, now
+        since = now - self._last_checkpoint
+        return since >= self.checkpoint_every_s or (way > LONG_S and self._saving_took < _SAVING_SHARE * since)
 
     def safe_point(self, iteration: int, state: Callable[[], State]) -> None:
         """To be called where the loop could be resumed from: saves when due, and stops here if a signal asked for it.
@@ -268,11 +308,36 @@ class Run:
             log.info("the next safe point is not reached in %g s: giving up the work since the last one", GRACE_S)
             self.safe_point(iteration, state)
 
+    def given_up(self) -> Stopped:
+        """What ends a run that was told to stop and is too far from its next safe point."""
+        assert self.stop.signal is not None
+        kept = "nothing was to be saved yet, the run begins anew"
+        if self._saved is not None:
+            kept = f"work since the checkpoint of iteration {self._saved} is done again, all before is saved"
+        return Stopped(self.folder, self.stop.signal, kept, together=False)
+
+    def _overdue(self) -> None:
+        """End the process in the main thread's place, which is where no signal interrupts it. Takes no lock."""
+        stopped = self.given_up()
+        if self._ownership is not None and self._ownership.held:
+            self.status.state, self.status.error = stopped.state, stopped.brief
+            # If that fails, the folder is one whose process is gone, and goes on all the same.
+            with suppress(OSError, RunFolderError):
+                self.status.write(self.folder)
+            self._ownership.release()
+        os.write(2, f"\n{stopped}\n".encode())
+        os._exit(stopped.exit_code)
+
     @contextmanager
-    def saved_if_refused(self, iteration: int, state: Callable[[], State]) -> Iterator[None]:
-        """For a block that asks a language model where the loop could be resumed from: if the model cannot be reached
+    def saved_if_refused(self, iteration: int, state: Callable[[], State], learns: bool = False) -> Iterator[None]:
+        """For a block that asks a language model where the loop could be resumed from: if the model cannot be reached,
         the budget is used up, or a signal asks to stop while it is waited for, the state before the block is saved,
         whatever the block had changed by then.
+
+        Args:
+            iteration, state: of the place before the block.
+            learns: the block goes on to change weights, which `state` shares: nothing is saved where that is
+                interrupted.
 
         Raises:
             Stopped: on a signal.
@@ -285,6 +350,11 @@ class Run:
             if isinstance(error, Interrupted) and self.stop.signal is not None:
                 raise Stopped(self.folder, self.stop.signal) from error
             raise
+        except Stopped as stopped:
+            if stopped.together or learns:
+                raise
+            self.checkpoint(iteration, before)
+            raise Stopped(self.folder, stopped.signal, together=False) from stopped
 
     def progress(self, total: float | None, unit: str, description: str, done: float = 0) -> Progress:
         """A progress display (context manager) that keeps `status.json` up to date."""
@@ -321,7 +391,7 @@ class Run:
             log.error("nothing recorded in %s, which another process has taken over: %s", self.folder, error)
             return
         if isinstance(error, Stopped):
-            self.status.state = "stopped" if error.signal == signal.SIGINT else "preempted"
+            self.status.state = error.state
         elif isinstance(error, KeyboardInterrupt):
             self.status.state = "stopped"
         elif isinstance(error, BudgetExhausted):

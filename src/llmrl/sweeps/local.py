@@ -12,7 +12,7 @@ from pathlib import Path
 from llmrl.core.errors import RunFolderError
 from llmrl.run.folder import unwritable
 from llmrl.run.progress import Progress
-from llmrl.run.signals import StopFlag
+from llmrl.run.signals import PROMISED_S, StopFlag
 from llmrl.sweeps.hardware import Machine
 from llmrl.sweeps.jobs import Job, Outcome, cancelled, describe, take_on, write_log_header
 from llmrl.sweeps.process import RunProcess, preload, thread_limits
@@ -71,7 +71,8 @@ class Pool:
                     if stop.signal is not None and not told:
                         told = True
                         waiting = f"{len(self.waiting)} that wait are cancelled"
-                        progress.say(f"telling {len(self.running)} runs to save and stop; {waiting}")
+                        within = f"within {PROMISED_S} s, at once on a second Ctrl-C"
+                        progress.say(f"telling {len(self.running)} runs to save and stop, {within}; {waiting}")
                         self._signal(stop.signal)
                 except KeyboardInterrupt:
                     self._signal(signal.SIGINT)

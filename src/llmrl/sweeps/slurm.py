@@ -127,7 +127,7 @@ def submit(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> tuple[dict[Pa
     taken: list[tuple[Job, Queued]] = []
     limit = int(_setting("MaxArraySize") or 1000)
     # A signal waits until what has been submitted is written down.
-    with StopFlag() as stop:
+    with StopFlag("no more runs are submitted") as stop:
         for job in jobs:
             try:
                 taken.append((job, take_on(job, "slurm", sweep_folder, cluster=cluster, user=user)))

@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,9 +74,10 @@ class GamePool:
         """End the games; may be called twice, and after a game has died."""
         for worker in self.workers:
             worker.link.close()
+        until = time.monotonic() + _EXIT_SECONDS
         for worker in self.workers:
             try:
-                worker.process.wait(_EXIT_SECONDS)
+                worker.process.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()

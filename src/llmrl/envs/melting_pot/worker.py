@@ -97,7 +97,7 @@ def main() -> int:
     parser.add_argument("--memory", type=int, required=True, help="file descriptor of the shared memory")
     arguments = parser.parse_args()
     # Ctrl-C and a preempted job signal every process; the learner decides when the games end.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     layout = Layout.from_json(arguments.layout)
     with socket.socket(fileno=arguments.link) as link, mmap.mmap(arguments.memory, layout.nbytes) as memory:

@@ -1,0 +1,189 @@
+"""A model that never answers: who waits for it stops waiting when told to, and what was sent counts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from experiments import only_run_folder, run
+from fake_openai_server import FakeOpenAIServer
+from llmrl.core.errors import BudgetExhausted, Interrupted
+from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.llms import scripted_principal
+from llmrl.llms.budget import Budget
+from llmrl.llms.cache import Cache
+from llmrl.llms.client import ChatClient
+from llmrl.llms.ledger import Ledger, read_calls
+from llmrl.run.run import Stopped
+from llmrl.run.status import read_status
+from models import Echo
+from stalling import impatient
+
+HANGS_S = 45.0
+PRINCIPAL = (
+    "env=escape_room",
+    "principal=llm",
+    "design.steps=3",
+    "design.adapt_rounds=1",
+    "design.validate_episodes=1",
+)
+PLAYER = ("env=nim", "env.n_envs=3", "agent=llm_player", "play.episodes=3", "env.horizon=6")
+TEACHER = ("env=simple_doorkey", "env.n_envs=4", "agent=student_mlp", "teacher=llm", "env.horizon=8")
+TEACHER += ("learn.rollout_steps=4", "learn.env_steps=64", "learn.evaluate_episodes=4")
+WAITING = {"a principal": PRINCIPAL, "players": PLAYER, "a teacher": TEACHER}
+
+
+def requests(n):
+    return [ChatRequest(({"role": "user", "content": f"question {i}"},), purpose="test") for i in range(n)]
+
+
+class Deaf(Echo):
+    """Answers questions of the list `answered` at once, and others never, or when it is told to."""
+
+    def __init__(self, answered=(), **facts):
+        super().__init__(**facts)
+        self.answered, self.asked, self.go = answered, [], threading.Event()
+
+    def complete(self, requests):
+        [request] = requests
+        text = request.messages[-1]["content"]
+        self.asked.append(text)
+        if text not in self.answered:
+            self.go.wait(HANGS_S)
+        return [ChatReply(f"re {text}", prompt_tokens=3, completion_tokens=2)]
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    monkeypatch.setattr("llmrl.llms.flights.LAST_REPLIES_S", 0.3, raising=False)
+
+
+def client_of(model, tmp_path, stopping=lambda: False, **budget):
+    ledger = Ledger(tmp_path / "llm_calls.jsonl")
+    return ChatClient(model, Cache(tmp_path / "cache"), ledger, budget=Budget(**budget), stopping=stopping)
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_requests_that_are_not_answered_are_abandoned_and_those_that_were_are_kept(tmp_path, hurried, n):
+    model = Deaf(answered=["question 1", "question 3"], max_tokens=50)
+    client = client_of(model, tmp_path, stopping=lambda: len(model.asked) == n, calls=20)
+    start = time.monotonic()
+    with pytest.raises(Interrupted):
+        client.chat(requests(n))
+    assert time.monotonic() - start < HANGS_S / 2
+    lost = len({f"question {i}" for i in range(n)} - {"question 1", "question 3"})
+    lines = list(read_calls(tmp_path / "llm_calls.jsonl"))
+    assert sum(line.get("unsettled", False) for line in lines) == lost and len(lines) == n
+    # What was sent may be charged for: a later process of the run must not spend it again.
+    spent = client_of(model, tmp_path, calls=20).budget.spent
+    assert (spent.calls, spent.unsettled) == (n - lost, lost)
+    prompt = model.count_tokens(requests(1)[0].messages)
+    assert (spent.tokens, spent.unsettled_tokens) == ((n - lost) * 5, lost * (prompt + 50))
+    model.go.set()
+
+
+def test_what_may_have_been_spent_leaves_that_much_less_of_the_budget(tmp_path, hurried):
+    model = Deaf()
+    with pytest.raises(Interrupted):
+        client_of(model, tmp_path, stopping=lambda: bool(model.asked), calls=1).chat(requests(1))
+    again = client_of(Deaf(answered=["question 0"]), tmp_path, calls=1)
+    with pytest.raises(BudgetExhausted):
+        again.chat(requests(1))
+    model.go.set()
+
+
+def test_an_answer_that_is_about_to_come_is_waited_for(tmp_path):
+    model = Deaf()
+    threading.Timer(0.4, model.go.set).start()
+    client = client_of(model, tmp_path, stopping=lambda: bool(model.asked))
+    assert [reply.text for reply in client.chat(requests(2)[:1])] == ["re question 0"]
+
+
+def test_an_answer_that_comes_too_late_is_found_by_who_asks_again(tmp_path, hurried):
+    model = Deaf()
+    with pytest.raises(Interrupted):
+        client_of(model, tmp_path, stopping=lambda: bool(model.asked)).chat(requests(1))
+    lines = (tmp_path / "llm_calls.jsonl").read_text()
+    model.go.set()
+    until = time.monotonic() + 20
+    while not list((tmp_path / "cache").rglob("*.json*")) and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.1)
+    assert (tmp_path / "llm_calls.jsonl").read_text() == lines, "the run's folder is no longer its"
+    again = Deaf()
+    assert client_of(again, tmp_path).chat(requests(1))[0].text == "re question 0" and not again.asked
+
+
+def test_nothing_is_sent_any_more(tmp_path, hurried):
+    model = Deaf()
+    client = client_of(model, tmp_path, stopping=lambda: len(model.asked) >= client.limits.concurrency)
+    with pytest.raises(Interrupted):
+        client.chat(requests(30))
+    model.go.set()
+    time.sleep(0.3)
+    assert len(model.asked) == client.limits.concurrency == client.budget.spent.unsettled
+
+
+@pytest.mark.parametrize("who", WAITING)
+def test_a_run_that_waits_for_its_model_ends_and_goes_on(tmp_path, monkeypatch, hurried, capfd, who):
+    overrides = (*WAITING[who], "llm=openai_compatible", "llm.model=fake-model", "design.references=0")
+    overrides += (f"llm.cache_dir={tmp_path / 'cache'}", f"output_root={tmp_path / 'outputs'}")
+
+    def reply(messages):
+        return scripted_principal.reply(messages[0]["content"]) if who == "a principal" else "{}"
+
+    with FakeOpenAIServer(reply, hang=HANGS_S) as server:
+        server.faults += ["hang"] * 40
+        signalled = []
+
+        def interrupt():
+            while not server.requests:
+                time.sleep(0.02)
+            signalled.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=interrupt, daemon=True).start()
+        with monkeypatch.context() as patch:
+            impatient(patch, scale=0.2)
+            with pytest.raises(Stopped, match="everything is saved"):
+                run(*overrides, f"llm.base_url={server.url}")
+        assert time.monotonic() - signalled[0] < HANGS_S / 2
+        folder = only_run_folder(tmp_path / "outputs")
+        assert read_status(folder).state == "preempted"
+        lost = [call for call in read_calls(folder / "llm_calls.jsonl") if call.get("unsettled")]
+        assert len(lost) == len(server.requests) == Ledger(folder / "llm_calls.jsonl").spent_before.unsettled
+        assert capfd.readouterr().err.count("SIGTERM: ") == 1
+        server.faults.clear()
+        run(*overrides, f"llm.base_url={server.url}")
+    assert read_status(folder).state == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_whose_requests_hang_is_gone_in_time(tmp_path, number):
+    """As it is started by a user, with nothing made faster: threads that wait for a server must not hold it."""
+    with FakeOpenAIServer(hang=100.0) as server:
+        server.faults += ["hang"] * 40
+        command = [sys.executable, "-m", "llmrl.cli.train", *PLAYER, "llm=openai_compatible", "llm.model=fake-model"]
+        process = subprocess.Popen(
+            [*command, f"llm.base_url={server.url}"],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        while len(server.requests) < 3 and process.poll() is None:
+            time.sleep(0.05)
+        start = time.monotonic()
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=90)
+        assert time.monotonic() - start < 20
+        assert process.returncode == 128 + number, errors
+        assert "everything is saved" in errors and "Traceback" not in errors
+        assert json.loads((only_run_folder(tmp_path) / "status.json").read_text())["state"] != "running"

@@ -1,0 +1,48 @@
+"""Runs that come to a standstill: some method of theirs takes for ever from one call on, at which a signal is sent."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+
+STALLED_S = 40.0
+"""What a stalled method takes, in all: far longer than a run may take to end, short enough to see one fail."""
+PAUSE_S = 0.1
+"""What each call of it takes."""
+
+
+class Stall:
+    """From call number `at` on, `owner.method` takes `PAUSE_S` each time, or `STALLED_S` at once (`whole`); the process
+    sends itself a signal before. Calls take as long as ever when `STALLED_S` are over."""
+
+    def __init__(self, monkeypatch, owner, method, at=0, whole=False, number=signal.SIGTERM):
+        self.calls, self.signalled = 0, 0.0
+        original = getattr(owner, method)
+
+        @functools.wraps(original)
+        def stalling(*args, **kwargs):
+            self.calls += 1
+            if self.calls > at:
+                if not self.signalled:
+                    self.signalled = time.monotonic()
+                    os.kill(os.getpid(), number)
+                if whole and self.calls == at + 1:
+                    time.sleep(STALLED_S)
+                elif time.monotonic() - self.signalled < STALLED_S:
+                    time.sleep(PAUSE_S)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, method, stalling)
+
+
+def impatient(monkeypatch, scale=0.05):
+    """Make the time of a stop pass `1 / scale` times as fast; that of the last resort, which ends the process that
+    tests run in, is out of reach."""
+    import llmrl.run.run
+    from llmrl.run import signals
+
+    monkeypatch.setattr(llmrl.run.run, "GRACE_S", 5.0 * scale)
+    for name, seconds in (("GIVE_UP_S", 8.0), ("GIVE_UP_AGAIN_S", 12.0), ("OVERDUE_S", 1e4)):
+        monkeypatch.setattr(signals, name, seconds * scale, raising=False)
