@@ -42,6 +42,7 @@ def test_a_call_is_logged_whole(tmp_path):
         "schema": None,
         "reply": "one",
         "valid": None,
+        "fault": None,
         "finish": "",
         "prompt_tokens": 3,
         "completion_tokens": 2,
@@ -59,7 +60,8 @@ def test_a_call_is_logged_whole(tmp_path):
             "unknown_costs": 0,
         },
     }
-    assert second["reply"] == "zwei \u00fc\n" and second["valid"] is False and second["prompt_hash"] == "ab"
+    assert second["reply"] == "zwei \u00fc\n" and second["prompt_hash"] == "ab"
+    assert second["valid"] is False and second["fault"] == "too short"
     assert second["spent"]["calls"] == 2
 
 
