@@ -25,8 +25,8 @@ _NAMED = re.compile(rf"params?[\s*_`]*\[\s*(\d{{1,9}})\s*\][\s*_`\"']*[:=|][\s*_
 _VALUE = re.compile(rf"f\s*\(\s*params\s*\)[\s*_`\"']*[:=][\s*_`\"'$]*{_NUMBER}", re.IGNORECASE)
 """The value of a row of the table."""
 _BETWEEN = re.compile(r"[\s;,|*_`\"'$-]*")
-_LIST = re.compile(r"\[([^\[\]]*)\](?!\s*->)")
-"""A list in brackets that is no quoted row of the table."""
+_LIST = re.compile(r"(?<!\w)\[([^\[\]]*)\](?!\s*->)")
+"""A list in brackets that is no index and no quoted row of the table."""
 
 LONGEST_REASONING = 2000
 """Characters of a reply that are kept as its reasons where it does not say which those are."""
