@@ -107,7 +107,7 @@ class TestRuns:
     @pytest.mark.parametrize(
         ("overrides", "judged"),
         [
-            (ROOMS, 12),
+            (ROOMS, 16),
             ((*GAME, "principal=llm", "design.steps=9"), 10),
             ((*SEARCH, "principal=llm", "search.iterations=9"), 10),
             (("env=taxi", "env.n_envs=3", "env.horizon=9", "agent=llm_player", "play.episodes=3"), 12),

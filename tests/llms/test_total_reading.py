@@ -48,7 +48,19 @@ READERS = {
     "mechanism": LLMPrincipal(toy(), scripted()).read,
     "clamped": LLMPrincipal(toy(), scripted(), out_of_range="clamp").read,
 }
-NAMES = ("number", "text", "params", "proposals", "reasoning", "plan", "skill", "object", "action", "reflection", "lesson")
+NAMES = (
+    "number",
+    "text",
+    "params",
+    "proposals",
+    "reasoning",
+    "plan",
+    "skill",
+    "object",
+    "action",
+    "reflection",
+    "lesson",
+)
 NAMES += ("x", "y", "a", "parameter 1", "\ud800", "")
 
 
@@ -101,7 +113,9 @@ def _check(text):
 
 
 anything = st.text(st.characters(exclude_categories=()))
-numbers = st.sampled_from(["0", "-1", "1.5", "1" * 5000, "-" + "9" * 400, "1e999999", "-1E308", "NaN", "Infinity", "1e-9"])
+numbers = st.sampled_from(
+    ["0", "-1", "1.5", "1" * 5000, "-" + "9" * 400, "1e999999", "-1E308", "NaN", "Infinity", "1e-9"]
+)
 leaves = numbers | st.sampled_from(["null", "true", '"left"', '"go to"', '"key"', '"\\ud800"', '"' + "7" * 5000 + '"'])
 leaves |= anything.map(json.dumps)
 
