@@ -166,6 +166,23 @@ for _name, _text in ODD.items():
     )
 
 
+@attack("half a pair in the reflection and the lesson of a good reply", "cleaned: remembered, sent and written")
+def _(folder: Path) -> tuple[bool, str]:
+    good = json.dumps({"reflection": "\ud800", "action": 0, "lesson": "keep \udfff"})
+    with Server(good) as server:
+        game = ("env=cartpole", "env.n_envs=1", "env.horizon=4", "agent=llm_player", "agent.lessons=1")
+        end, said = tried(folder, *game, "play.episodes=3", *server.model)
+    valid = [call["valid"] for call in calls_of(folder)]
+    return end == "finished" and all(valid) and writable(folder), f"{end} {said[:60] if end != 'finished' else ''}"
+
+
+@attack("half a pair in the reasons of a good proposal", "cleaned: in proposals.jsonl")
+def _(folder: Path) -> tuple[bool, str]:
+    with Server(json.dumps({"reasoning": "\ud800", "params": list(range(8))})) as server:
+        end, said = tried(folder, *SEARCH, *server.model, "search.iterations=2")
+    return end == "finished" and writable(folder), f"{end} {said[:60] if end != 'finished' else ''}"
+
+
 def readers() -> dict[str, Callable[[str], object]]:
     from llmrl.players.answers import Choices, read_reply
     from llmrl.players.lessons import read_lesson
