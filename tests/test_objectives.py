@@ -11,6 +11,7 @@ from experiments import comparable_metrics, only_run_folder, run
 from llmrl.cli.evaluate import main as evaluate
 from llmrl.core.errors import ConfigError
 from llmrl.core.objectives import MEASURES, OBJECTIVES, Objective
+from llmrl.llms.ledger import read_calls
 
 DOCS = Path(__file__).parents[1] / "docs"
 CONF = Path(__file__).parents[1] / "conf"
@@ -50,7 +51,7 @@ def test_one_of_ones_own_is_said_in_one_place(tmp_path):
         assert row["welfare/smallest_gap"] < 0
         expected = row["welfare/smallest_gap"] - 0.1 * row["welfare/spending"]
         assert row["principal/objective"] == pytest.approx(expected)
-    calls = (folder / "llm_calls.jsonl").read_text().splitlines()
+    calls = [json.dumps(call) for call in read_calls(folder / "llm_calls.jsonl")]
     sentence = "Your payoff is what the poorest of the 5 agents collects less what the richest collects. Payments you"
     assert len(calls) == 2 and all(sentence in call and call.count("Your payoff is ") == 1 for call in calls)
     evaluate([str(folder), "--episodes", "4", "--trust", "signal_game"])

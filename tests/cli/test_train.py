@@ -13,6 +13,7 @@ import yaml
 
 from experiments import only_run_folder
 from llmrl.cli.compose import options
+from llmrl.llms.ledger import read_calls
 from tiny_models import make_tiny_causal
 
 THIRD_PARTY = Path(__file__).parents[1] / "third_party"
@@ -190,7 +191,7 @@ def test_generic_prompt_governs_a_third_party_environment(tmp_path):
     config_dir = ("--config-dir", str(THIRD_PARTY / "conf"), "env=signal_game", "trusted_modules=[signal_game]")
     done = train(*config_dir, "principal=llm", "design.steps=3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    calls = (only_run_folder(tmp_path / "outputs" / "signal_game") / "llm_calls.jsonl").read_text().splitlines()
+    calls = [str(c) for c in read_calls(only_run_folder(tmp_path / "outputs" / "signal_game") / "llm_calls.jsonl")]
     assert len(calls) == 3 and "paid for naming 0" in calls[0]
     references = list((tmp_path / "outputs" / "signal_game_references").rglob("summary.json"))
     assert len(references) == 2 and not list((tmp_path / "outputs").glob("*_references/*/*/llm_calls.jsonl"))

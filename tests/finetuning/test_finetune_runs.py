@@ -12,6 +12,7 @@ import pytest
 from experiments import compose, only_run_folder
 from llmrl.cli.finetune import use_of
 from llmrl.core.errors import ConfigError
+from llmrl.llms.ledger import read_calls
 from tuned import COMMON, QUICK, assert_same, configured, finetune, folder_of, lines
 
 for package in ("trl", "peft", "datasets"):
@@ -85,7 +86,7 @@ def test_a_run_folder_tells_all_of_it(grpo, proposer):
     assert held["difference"]["score"]["mean"] == pytest.approx(
         held["after"]["score"]["mean"] - held["before"]["score"]["mean"]
     )
-    calls = [json.loads(line) for line in (grpo / "llm_calls.jsonl").read_text().splitlines()]
+    calls = list(read_calls(grpo / "llm_calls.jsonl"))
     assert len(calls) == 4 * 24 and {call["model"].partition(" + ")[0] for call in calls} >= {str(proposer)}
 
 

@@ -200,6 +200,19 @@ def test_replies_are_judged_together_under_equal_luck_and_each_vector_once():
     assert np.array_equal(plays.calls[2][1], seeds)
     rates = judge.metrics()
     assert (rates["train/valid_rate"], rates["train/inside_rate"], rates["train/repeat_rate"]) == (0.8, 0.6, 0.2)
+    assert rates["train/unread_groups"] == 1.0  # each question is another object, a group of its own
+
+
+def test_a_group_that_cannot_be_read_is_counted_and_teaches_nothing():
+    made, plays = questions(), Plays()
+    judge = Judge(made, plays, 4, Seeds(0))
+    first, second = (made.ask(example(3, seed=seed)) for seed in (0, 1))
+    odd = ['{"params": ["\\ud800"]}', "[" * 5000, f"params[0]: {'9' * 5000}x"]
+    asked = [first] * 3 + [second] * 3
+    attempts = judge(asked, [*odd, *odd[:2], made.write(np.ones(3), "")], "step 1")
+    assert judge.metrics()["train/unread_groups"] == 1.0
+    scale = Scale(-10.0, 0.0)
+    assert {Rewards()(attempt, scale) for attempt in attempts[:3]} == {0.0}, "equal rewards are no advantage"
 
 
 def test_measures_and_baselines():

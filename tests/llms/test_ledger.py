@@ -44,6 +44,7 @@ def test_a_call_is_logged_whole(tmp_path):
         "schema": None,
         "reply": "one",
         "valid": None,
+        "fault": None,
         "finish": "",
         "prompt_tokens": 3,
         "completion_tokens": 2,
@@ -64,7 +65,8 @@ def test_a_call_is_logged_whole(tmp_path):
             "unsettled_cost": 0.0,
         },
     }
-    assert second["reply"] == "zwei \u00fc\n" and second["valid"] is False and second["prompt_hash"] == "ab"
+    assert second["reply"] == "zwei \u00fc\n" and second["prompt_hash"] == "ab"
+    assert second["valid"] is False and second["fault"] == "too short"
     assert second["spent"]["calls"] == 2
 
 

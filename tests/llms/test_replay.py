@@ -25,13 +25,13 @@ def replay(path, seed=0):
 
 def test_an_experiment_again(tmp_path):
     """Seeds, repairs and fallbacks included; only what was paid differs."""
-    spoilt = ("llm.malformed=0.6",)
+    spoilt = ("llm.malformed=0.6", "llm.max_invalid=null")
     for seed in (0, 1):
         run(*RUN, *spoilt, f"seed={seed}", f"output_root={tmp_path}/first")
     [folder] = (tmp_path / "first" / "escape_room").iterdir()
     for seed, calls in ((0, folder / "seed=0"), (1, folder), (1, folder / "seed=1" / FILE_NAME)):
         root = tmp_path / f"again_{seed}_{len(calls.parts)}"
-        run(*RUN, "llm=replay", f"llm.calls='{calls}'", f"seed={seed}", f"output_root={root}")
+        run(*RUN, "llm=replay", "llm.max_invalid=null", f"llm.calls='{calls}'", f"seed={seed}", f"output_root={root}")
         again = only_run_folder(root)
         without_spent = [
             [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in comparable_metrics(which)]

@@ -127,7 +127,9 @@ def write_forever(folder, first):
 
 def test_a_writer_killed_at_any_moment_leaves_no_half_entry(tmp_path, context):
     rng = random.Random(0)
-    for i in range(25):
+    for i in range(200):  # how many kills fall into a write depends on what else runs here
+        if i >= 25 and len(list(tmp_path.rglob("*.tmp"))) > 5:
+            break
         process = context.Process(target=write_forever, args=(tmp_path, i * 1000))
         begun = len(list(tmp_path.rglob("*.json")))
         process.start()

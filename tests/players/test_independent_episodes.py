@@ -12,6 +12,7 @@ from llmrl.analysis.played import players_table
 from llmrl.analysis.report import Settings
 from llmrl.cli.compose import build_llm, build_parts
 from llmrl.cli.evaluate import evaluate, main, parser
+from llmrl.llms.ledger import read_calls
 from llmrl.run.files import read_lines
 
 SHORT = ("agent=llm_player", "env.horizon=6", "play.episodes=6", "play.records=6")
@@ -30,7 +31,7 @@ def results(folder):
 
 def asked(folder):
     """Every question of a run with all its messages, sorted."""
-    return sorted(json.dumps(json.loads(line)["messages"]) for line in (folder / "llm_calls.jsonl").open())
+    return sorted(json.dumps(call["messages"]) for call in read_calls(folder / "llm_calls.jsonl"))
 
 
 @pytest.mark.parametrize("env", ["taxi", "blackjack", "frozen_lake", "cartpole"])

@@ -9,6 +9,7 @@ import pytest
 from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.cli.compose import build_llm, build_loop, build_parts, options
 from llmrl.core.errors import ConfigError
+from llmrl.llms.ledger import read_calls
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 from llmrl.loops.journal import Journal
 from llmrl.loops.learn import LearnLoop
@@ -109,7 +110,7 @@ def test_the_estimate_bounds_what_is_asked(tmp_path, game):
     estimate = build_loop(config, parts).estimate()
     parts.close()
     _, folder = play(tmp_path, *overrides)
-    calls = [json.loads(line) for line in (folder / "llm_calls.jsonl").open()]
+    calls = list(read_calls(folder / "llm_calls.jsonl"))
     assert comparable_metrics(folder)[-1]["env_steps"] == 30
     tokens = sum(estimate_tokens(m["content"]) + MESSAGE_TOKENS for call in calls for m in call["messages"])
     assert len(calls) <= estimate.calls
@@ -161,7 +162,7 @@ def test_and_societies(tmp_path, env):
     lines = read_lines(folder / "episodes" / "0" / "replies.jsonl")
     assert [(line["step"], line["agent"]) for line in lines] == [(t, a) for t in range(6) for a in range(3)]
     assert all(len(line["observation"]["map"]) == 11 for line in lines)
-    systems = {json.loads(line)["messages"][0]["content"] for line in (folder / "llm_calls.jsonl").open()}
+    systems = {call["messages"][0]["content"] for call in read_calls(folder / "llm_calls.jsonl")}
     assert len(systems) == 3
 
 

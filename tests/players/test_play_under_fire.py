@@ -11,6 +11,7 @@ import pytest
 from experiments import comparable_metrics, only_run_folder, run, silent_run
 from llmrl.cli.compose import options
 from llmrl.core.errors import BudgetExhausted
+from llmrl.llms.ledger import read_calls
 from llmrl.run.files import read_lines
 
 TAXI = ("env=taxi", "env.horizon=12", "env.n_envs=3", "play.episodes=4")
@@ -40,9 +41,17 @@ class TestAStorm:
     )
     @pytest.mark.parametrize("env", ["taxi", "blackjack"])
     def test_it_completes(self, tmp_path, env, shares):
-        overrides = (f"env={env}", "env.n_envs=3", "env.horizon=10", "play.episodes=6", "agent=llm_player", *shares)
+        overrides = (
+            f"env={env}",
+            "env.n_envs=3",
+            "env.horizon=10",
+            "play.episodes=6",
+            "agent=llm_player",
+            "llm.max_invalid=null",
+            *shares,
+        )
         _, folder = play(tmp_path, *overrides)
-        calls = [json.loads(line) for line in (folder / "llm_calls.jsonl").open()]
+        calls = list(read_calls(folder / "llm_calls.jsonl"))
         bad = sum(call["valid"] is False for call in calls)
         last = comparable_metrics(folder)[-1]
         assert last["llm/invalid_replies"] == bad > 0
@@ -57,6 +66,7 @@ class TestAStorm:
         file.write_text(json.dumps(node | {"success": None, "horizon": 20, "n_envs": 2}))
         config = f"hydra.searchpath=[file://{tmp_path}/conf]"
         run_it = (config, "env=pendulum_words", "agent=llm_player", "play.episodes=2", "llm.out_of_range=0.5")
+        run_it = (*run_it, "llm.max_invalid=null")
         _, folder = play(tmp_path / "out", *run_it)
         last = comparable_metrics(folder)[-1]
         assert 0.3 < last["player/invalid_rate"] < 0.7 and last["player/decisions"] == 40

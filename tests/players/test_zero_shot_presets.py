@@ -10,6 +10,7 @@ import pytest
 import llmrl.conf
 from experiments import compose, only_run_folder, run
 from llmrl.cli.compose import build_llm, build_loop, build_parts, check_values
+from llmrl.llms.ledger import read_calls
 from llmrl.loops.play import PlayLoop
 from llmrl.players.llm_player import LLMPlayer
 
@@ -52,7 +53,7 @@ def test_published_ones_take_any_model(preset, llm):
 
 def test_a_published_one_runs_offline(tmp_path):
     run("experiment=zero_shot/blackjack_published", "llm=scripted", "play.videos=0", f"output_root={tmp_path}")
-    replies = [json.loads(line)["reply"] for line in (only_run_folder(tmp_path) / "llm_calls.jsonl").open()]
+    replies = [call["reply"] for call in read_calls(only_run_folder(tmp_path) / "llm_calls.jsonl")]
     assert len(replies) >= 10 and all(json.loads(reply)["action"] in (0, 1) for reply in replies)
 
 

@@ -21,7 +21,10 @@ from llmrl.llms.structured import InvalidReply
 from llmrl.loops.proposals import read_proposals
 from policies import LAKE, POLE, searcher
 
-STORM = ("llm.malformed=0.1", "llm.out_of_range=0.1", "llm.empty=0.1", "llm.truncated=0.1", "llm.refusal=0.1")
+STORM = (
+    "llm.malformed=0.1", "llm.out_of_range=0.1", "llm.empty=0.1", "llm.truncated=0.1", "llm.refusal=0.1",
+    "llm.max_invalid=null",
+)  # fmt: skip
 TINY = ("env.n_envs=1", "search.evaluate_episodes=2", "search.evaluate_every=0", "hardware.cores=1")
 
 
@@ -146,11 +149,12 @@ def test_numbers_that_break_the_game_are_counted_and_the_best_is_played(tmp_path
 
 def test_of_several_proposals_only_those_are_replaced():
     principal = searcher(POLE)
-    principal.reasons = ["a", "b", "c"]
+    principal.reasons, principal.fallbacks = ["a", "b", "c"], [False, False, True]
     vectors = np.arange(24.0).reshape(3, 8)
     tried = principal.instead(vectors, np.array([False, True, False]))
     assert tried.tolist() == [vectors[0].tolist(), [0.0] * 8, vectors[2].tolist()]
-    assert principal.reasons == ["a", "", "c"] and principal.counters["unplayable_proposals"] == 1
+    assert principal.reasons == ["a", "", "c"] and principal.fallbacks == [False, True, True]
+    assert principal.counters["unplayable_proposals"] == 1
     other = searcher(POLE)
     other.load_state_dict(principal.state_dict())
     assert other.counters == principal.counters

@@ -141,9 +141,13 @@ def test_a_model_that_never_answers_well(fault, caplog):
     assert asked.metrics()["teacher/fallbacks"] == 10
     assert asked.metrics()["llm/invalid_replies"] == 20
     assert "no valid plan for 'Agent sees <key>" in caplog.text
-    # That is what the model says to this state, so it is kept.
-    asked.plans([KEY])
-    assert asked.metrics()["teacher/asked"] == 1
+    # That is nothing the model said, so it is not kept, and the state is asked for again, but ever more rarely.
+    assert asked.known == {} and asked.metrics()["teacher/unknown"] == 1
+    rounds = []
+    for _ in range(7):
+        asked.plans([KEY])
+        rounds.append(asked.metrics()["teacher/asked"])
+    assert rounds == [2, 2, 3, 3, 3, 3, 4]
 
 
 def test_a_model_that_often_errs():
@@ -194,7 +198,7 @@ class TestFailures:
         ) as server:
             asked = planner(connected(server), samples=6)
             assert asked.plans([KEY]) == [((EXPLORE, 1.0),)]
-            assert asked.metrics()["teacher/fallbacks"] == 6
+            assert asked.metrics()["teacher/fallbacks"] == 6 and asked.known == {}
 
 
 def test_nothing_is_paid_twice(tmp_path):

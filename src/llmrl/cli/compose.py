@@ -29,7 +29,7 @@ from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine
 
 Config = Mapping[str, Any]
 
-POLICIES = ("cache", "cache_dir", "share_replies", "failures", "retry", "limits", "budget")
+POLICIES = ("cache", "cache_dir", "share_replies", "failures", "retry", "limits", "budget", "max_invalid")
 """Keys of the config's `llm` that say how a model is asked; the others say which it is."""
 _ASKING = ("principal", "agent", "teacher")
 """Groups whose parts may ask a model."""
@@ -121,7 +121,8 @@ def build_model(
         injected["device"] = _device(config)
     model: Provider | Scorer | None = Builder(injected, trusted).build(node, "llm")
     if isinstance(model, Provider):
-        policies = {name: config["llm"][name] for name in POLICIES}
+        # A model that is trained has no `max_invalid`: what it cannot do yet is what it is to learn.
+        policies = {name: config["llm"][name] for name in POLICIES if name in config["llm"]}
         connect = {"_target_": "llmrl.llms.client.connect", **policies}
         injected = {"provider": model, "folder": folder, "seed": config["seed"], "stopping": stopping}
         model = Builder(injected, trusted).build(connect, "llm")
@@ -362,8 +363,9 @@ def check_values(config: Config) -> None:
     check_together(config)
     if asking(config):
         builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
-        for policy in ("retry", "limits", "budget"):
-            builder.check(config["llm"][policy], f"llm.{policy}")
+        for policy in ("retry", "limits", "budget", "max_invalid"):
+            if config["llm"][policy] is not None:
+                builder.check(config["llm"][policy], f"llm.{policy}")
     kind = loop_kind(config)
     # Whether an agent learns is known when it is built.
     for each in ("learn", "play") if kind == "learn" else (kind,):

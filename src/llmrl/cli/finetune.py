@@ -103,7 +103,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
 
 def print_finished(run: Run, overrides: list[str]) -> None:
     """What was reached, and how the adapter is used; `overrides` are those of the run."""
-    from llmrl.cli.report import print_rows, print_table, terminal
+    from llmrl.cli.report import print_misgiving, print_rows, print_table, terminal
     from llmrl.finetuning.loop import read_results
 
     for name, result in (read_results(run.folder) or {}).items():
@@ -118,6 +118,7 @@ def print_finished(run: Run, overrides: list[str]) -> None:
         str(run.folder),
         [(k.replace("_", " "), f"{v:,.4g}" if isinstance(v, float) else f"{v}") for k, v in shown.items()],
     )
+    print_misgiving(terminal(), run.summary)
     terminal().print(f"Use it: {use_of(run.config, run.summary['adapter'], overrides)}", soft_wrap=True)
 
 

@@ -61,7 +61,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     from llmrl.core.errors import LLMError
     from llmrl.core.records import ChatRequest
     from llmrl.llms.prompts import Prompts
-    from llmrl.llms.structured import InvalidReply, json_schema, parse_json
+    from llmrl.llms.structured import fault_of, json_schema, parse_json
 
     class Probe(BaseModel):
         number: int
@@ -82,10 +82,8 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         refusal = str(error)
         [reply] = client.chat([replace(request, schema=None)])
     seconds = time.perf_counter() - start
-    try:
-        parse_json(reply.text, Probe)
-        form = "a reply of the form asked for"
-    except InvalidReply as fault:
+    form = "a reply of the form asked for"
+    if fault := fault_of(reply.text, lambda text: parse_json(text, Probe)):
         form = f"{fault}; such replies are shown to the model once to be repaired, then replaced and counted"
     if refusal:
         structured = f"refused, set llm.structured=false: {refusal}"

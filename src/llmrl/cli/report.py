@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,9 @@ from llmrl.cli.reached import print_reached
 from llmrl.core.fields import read_object
 from llmrl.core.printable import printable
 from llmrl.core.protocols import ChatModel, Meter, Scorer
-from llmrl.run.content import RESULTS_NAME
+from llmrl.llms.ledger import FILE_NAME
+from llmrl.llms.validity import misgiving
+from llmrl.run.content import RESULTS_NAME, SUMMARY_NAME
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
@@ -60,6 +62,7 @@ def print_skipped(run: Run) -> None:
     result = "" if run.result is None else f" (result {run.result:.4g})"
     console = terminal()
     console.print(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old one.")
+    print_misgiving(console, _json(run.folder / SUMMARY_NAME))
     configs = (run.config, _recorded(run.folder))
     wanted, made = (config.get("play", {}).get("videos", 0) for config in configs)
     if wanted > made:
@@ -119,12 +122,27 @@ def print_summary(run: Run) -> None:
         if isinstance(value, int | float | str) and not (measured and name.startswith(("evaluation/", "welfare/"))):
             table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else f"{value}")
     console.print(table)
+    print_misgiving(console, run.summary)
     console.print(f"Curves: {shlex.join(['tensorboard', '--logdir', str(run.folder.parent.parent)])}", soft_wrap=True)
     console.print(
         f"Video and table of episodes: {shlex.join(['llmrl-evaluate', str(run.folder), '--video'])}", soft_wrap=True
     )
     if "principal_steps" in run.summary:
         console.print("The best mechanism beside none: the same with --mechanism none,best", soft_wrap=True)
+
+
+def _misgiving(summary: Mapping[str, Any]) -> str:
+    return misgiving(summary.get("llm_judged_replies"), summary.get("llm_invalid_share"))
+
+
+def print_misgiving(console: Console, summary: Mapping[str, Any]) -> None:
+    """That results rest on fallbacks, where a language model was asked and not understood."""
+    if said := _misgiving(summary):
+        console.print(
+            f"WARNING: {said}. These results rest on fallbacks; what it said is in {FILE_NAME}.",
+            style="bold red",
+            soft_wrap=True,
+        )
 
 
 def _print_best(console: Console, measured_again: bool, named: Sequence[dict[str, Any]]) -> None:
@@ -161,8 +179,13 @@ _ESTIMATES = ("mean", "s.e.", "95% interval", "min", "max")
 
 def _measured(folder: Path) -> dict[str, Any]:
     """What the final episodes of a run measured; empty where it has none."""
+    return _json(folder / RESULTS_NAME)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A record of a run; empty where there is none that can be read."""
     try:
-        return read_object(folder / RESULTS_NAME)
+        return read_object(path)
     except (FileNotFoundError, ValueError):
         return {}
 
@@ -182,6 +205,8 @@ def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:
         "llm_calls": totals.get("llm/calls"),
         "llm_calls_paid": totals.get("spent/llm_calls"),
         "llm_usd_paid": totals.get("spent/llm_cost"),
+        "llm_judged_replies": totals.get("llm/judged_replies"),
+        "llm_invalid_share": totals.get("llm/invalid_share"),
     }
     if totals.get("spent/llm_unsettled_calls"):
         # Nobody knows whether these were generated, and charged.
@@ -292,6 +317,9 @@ def print_sweep(outcomes: Sequence[Outcome]) -> None:
     outcomes = list({outcome.folder: outcome for outcome in outcomes}.values())
     counts = Counter(outcome.state for outcome in outcomes)
     notes = ["nothing to do" if o.skipped and o.state == "finished" else o.error for o in outcomes]
+    for i, outcome in enumerate(outcomes):
+        if outcome.state == "finished" and (said := _misgiving(_json(outcome.folder / SUMMARY_NAME))):
+            notes[i] = said
     table = Table(title=", ".join(f"{n} {state}" for state, n in counts.most_common()))
     for column in ("run", "seed", "state", "result", *([""] if any(notes) else [])):
         table.add_column(column, justify="right" if column in ("seed", "result") else "left", overflow="fold")

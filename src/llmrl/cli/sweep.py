@@ -112,6 +112,8 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     """One run's cells of the table; `prefix` says which experiment it belongs to, where there are several."""
     own = {key: value for key, value in record.overrides.items() if key not in common}
     name = ", ".join(f"{key}={value}" for key, value in own.items()) or record.group.rpartition("-")[2]
+    from llmrl.llms.validity import misgiving
+
     p, active = record.progress, record.state == "running"
     metrics = record.last_metrics()
     spent, lost = metrics.get("spent/llm_cost"), metrics.get("spent/llm_unsettled_cost")
@@ -127,7 +129,7 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
         _last(record, metrics),
         "-" if "spent/llm_calls" not in metrics else ("unknown" if spent is None else f"{spent:.2f}") + maybe,
         f"job {record.job_id}" if record.job_id else record.host,
-        record.error,
+        record.error or misgiving(metrics.get("llm/judged_replies"), metrics.get("llm/invalid_share")),
     ]
 
 

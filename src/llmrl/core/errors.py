@@ -73,6 +73,10 @@ class Interrupted(NotAsked):
     """The run is to stop."""
 
 
+class TooManyInvalid(LLMError):  # noqa: N818
+    """Too large a share of a language model's replies could not be read."""
+
+
 class Diverged(LlmrlError):  # noqa: N818  (nobody made a mistake)
     """Learning has come to numbers that are none: not a number, or infinite."""
 

@@ -303,6 +303,15 @@ class ChatModel(Protocol):
 
 
 @runtime_checkable
+class Judging(Protocol):
+    """A chat model that counts how many of its replies could not be read: a logged one does."""
+
+    def check_understood(self) -> None:
+        """Raises TooManyInvalid if these are more than the run allows."""
+        ...
+
+
+@runtime_checkable
 class Scorer(Protocol):
     """Tells how likely given texts are as the continuation of a prompt: what a policy over text actions needs.
 

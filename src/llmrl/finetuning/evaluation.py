@@ -15,7 +15,7 @@ from llmrl.finetuning.judge import Judge
 from llmrl.finetuning.questions import Question, Questions
 from llmrl.finetuning.rewards import REWARDS, Attempt, Rewards, Scale
 from llmrl.finetuning.trials import random_vectors
-from llmrl.llms.structured import InvalidReply
+from llmrl.llms.structured import fault_of
 
 RATES = ("valid_rate", "inside_rate", "improvement_rate", "repeat_rate")
 """Shares of replies; their intervals are Wilson's, which tell something of 0 and 1 too."""
@@ -33,11 +33,7 @@ def ask(llm: ChatModel, questions: Questions, asked: Sequence[Question]) -> list
     """
 
     def fault(text: str) -> str:
-        try:
-            questions.read(text)
-        except InvalidReply as invalid:
-            return str(invalid) or "invalid"
-        return ""
+        return fault_of(text, questions.read)
 
     requests = [ChatRequest(q.messages, None, "finetune", q.name, q.hash, fault=fault) for q in asked]
     return [reply.text for reply in llm.chat(requests)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.finetuning.questions import Question, Questions
 from llmrl.finetuning.rewards import Attempt
 from llmrl.finetuning.trials import Play
-from llmrl.llms.structured import InvalidReply
+from llmrl.llms.structured import InvalidReply, read
 from llmrl.loops.episodes import drawn
 
 
@@ -47,23 +48,27 @@ class Judge:
         return self._attempts(questions, [(vector, "") for vector in vectors], when)
 
     def metrics(self) -> dict[str, float]:
-        """Of the last replies: train/valid_rate, train/inside_rate, train/repeat_rate; and of those that could be
-        played train/return."""
+        """Of the last replies: train/valid_rate, train/inside_rate, train/repeat_rate; train/unread_groups, prompts to
+        which no reply was valid, from which nothing is learnt; and of the replies that could be played train/return."""
         attempts = [] if self._last is None else self._last[1]
-        if not attempts:
+        if self._last is None or not attempts:
             return {}
+        groups = defaultdict[int, list[bool]](list)
+        for prompt, attempt in zip(self._last[0][2], attempts, strict=True):
+            groups[prompt].append(attempt.vector is not None)
         played = [attempt.value for attempt in attempts if attempt.value is not None]
         rates = {
             "train/valid_rate": float(np.mean([attempt.vector is not None for attempt in attempts])),
             "train/inside_rate": float(np.mean([attempt.inside for attempt in attempts])),
             "train/repeat_rate": float(np.mean([attempt.repeats for attempt in attempts])),
+            "train/unread_groups": float(sum(not any(valid) for valid in groups.values())),
         }
         return rates | ({"train/return": float(np.mean(played))} if played else {})
 
     def _read(self, reply: str) -> tuple[np.ndarray | None, str]:
         """The numbers in a reply, or None and what is wrong with it."""
         try:
-            return self.questions.read(reply), ""
+            return read(reply, self.questions.read), ""
         except InvalidReply as fault:
             return None, str(fault)
 

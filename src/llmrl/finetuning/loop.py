@@ -29,6 +29,7 @@ from llmrl.finetuning.trials import Trial
 from llmrl.llms.client import ChatClient
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import empty_model, load_model
+from llmrl.llms.validity import Validity
 from llmrl.run.files import write_json
 from llmrl.run.run import Run
 
@@ -300,6 +301,10 @@ class FinetuneLoop:
         for measure_name in ("valid_rate", "score", "improvement_rate", "return"):
             for when in ("before", "after"):
                 run.summary[f"{measure_name}_{when}"] = own[when][measure_name]["mean"]
+        read = Validity()
+        for meter in self.meters.values():
+            read.add_all(meter["validity"])
+        run.summary |= {name.replace("/", "_"): value for name, value in read.metrics().items()}
         return float(own["after"]["score"]["mean"])
 
 

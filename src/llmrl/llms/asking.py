@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from llmrl.core.errors import LLMError
-from llmrl.core.protocols import ChatModel
+from llmrl.core.protocols import ChatModel, Judging
 from llmrl.core.records import ChatReply, ChatRequest, State
 from llmrl.llms.prompts import Prompt
-from llmrl.llms.structured import InvalidReply
+from llmrl.llms.structured import InvalidReply, fault_of, read
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,8 @@ class Asker(Generic[T]):
     Args:
         llm: the model.
         purpose: the task, for the call log.
-        parse: the value in a reply; raises InvalidReply, whose text the model is shown.
+        parse: the value in a reply; raises InvalidReply, whose text the model is shown (whatever else it raises
+            makes a reply invalid, too).
         repair: from that text to the question that asks for another reply.
         schema: JSON schema for models that can be held to one.
         repair_turns: chances to correct an invalid reply.
@@ -117,6 +118,7 @@ class Asker(Generic[T]):
 
         Raises:
             LLMError: the model could not be reached, or may not be paid any more.
+            TooManyInvalid: too large a share of all the run's replies so far is invalid (`llm.max_invalid`).
         """
         values: list[T | None] = [None] * len(questions)
         parsers = [self.parse] * len(questions) if parsers is None else parsers
@@ -145,6 +147,9 @@ class Asker(Generic[T]):
                     self.counters["repairs"] += turn > 0
                     del open_[i]
         self.counters["fallbacks"] += sum(value is None for value in values)
+        # Not before: who needs a second turn every time is understood in half of its replies.
+        if isinstance(self.llm, Judging):
+            self.llm.check_understood()
         return values
 
     def fit(self, render: Callable[[int], Prompt], n: int) -> Prompt:
@@ -186,7 +191,7 @@ class Asker(Generic[T]):
             purpose=self.purpose,
             prompt=question.name,
             prompt_hash=question.hash,
-            fault=lambda text: _fault(text, parse),
+            fault=lambda text: fault_of(text, parse),
         )
 
 
@@ -213,19 +218,11 @@ def _value(reply: ChatReply, parse: Callable[[str], T]) -> T:
     if reply.error:
         raise InvalidReply(f"there is no reply: {reply.error}")
     try:
-        return parse(reply.text)
+        return read(reply.text, parse)
     except InvalidReply as fault:
         if reply.finish == "length":
             raise InvalidReply(f"the reply was cut off because it grew too long; {fault}") from None
         raise
-
-
-def _fault(text: str, parse: Callable[[str], T]) -> str:
-    try:
-        parse(text)
-    except InvalidReply as fault:
-        return str(fault) or "invalid"
-    return ""
 
 
 def _user(text: str) -> dict[str, str]:

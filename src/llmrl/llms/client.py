@@ -3,7 +3,7 @@
 A call passes through the pieces in this order; each is a small class of its own that can be switched off:
 
     repeats -> cache -> slot (and cache again) -> retry( budget -> rate limit -> ledger ("asked")
-    -> provider ) -> cache -> ledger
+    -> provider ) -> cache -> ledger -> read
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, NotAsked
 from llmrl.core.records import ChatReply, ChatRequest, State, impossible
@@ -22,11 +22,13 @@ from llmrl.core.secrets import redact
 from llmrl.llms.budget import Budget, Reservation
 from llmrl.llms.cache import Cache, Mode
 from llmrl.llms.flights import WAIT_SLICE, Departures, Flight
-from llmrl.llms.ledger import FILE_NAME, Ledger
+from llmrl.llms.ledger import FILE_NAME, Ledger, Verdict
 from llmrl.llms.limits import Limits
 from llmrl.llms.provider import Provider
 from llmrl.llms.request_key import Repeats, request_key
 from llmrl.llms.retry import Retry, TransientError
+from llmrl.llms.structured import InvalidReply, read, writable
+from llmrl.llms.validity import MaxInvalid, Validity
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ def connect(
     limits: Limits,
     budget: Budget,
     stopping: Callable[[], bool],
+    max_invalid: MaxInvalid | None = None,
 ) -> ChatClient:
     """The client that a config's `llm` describes, for the run in `folder` (None: of no run, and logged nowhere)."""
     return ChatClient(
@@ -59,14 +62,17 @@ def connect(
         failures,
         None if share_replies else seed,
         stopping,
+        max_invalid,
     )
 
 
-class _Call(NamedTuple):
-    """A request and the address of its reply."""
+@dataclass
+class _Call:
+    """A request and the address of its reply; `line` is what the call log has of it, once that is written."""
 
     request: ChatRequest
     key: str
+    line: Verdict | None = None
 
 
 class ChatClient:
@@ -84,6 +90,7 @@ class ChatClient:
             `error` set, which whoever asked treats as an invalid one.
         stream: whose sample of the model's answers to take: the run's seed, or None to share replies between seeds.
         stopping: whether the run is to stop: then no further request is sent, and nothing is waited for.
+        max_invalid: when `check_understood` ends the run; None: never, invalid replies are only counted.
     """
 
     def __init__(
@@ -97,12 +104,14 @@ class ChatClient:
         failures: Failures = "stop",
         stream: int | None = None,
         stopping: Callable[[], bool] = lambda: False,
+        max_invalid: MaxInvalid | None = None,
     ) -> None:
         self.provider, self.label, self.failures, self.stream = provider, provider.label, failures, stream
         self.cache, self.ledger = cache, ledger
         self.retry, self.limits, self.budget = retry or Retry(), limits or Limits(), budget or Budget()
         if ledger is not None:
             self.budget.spent = ledger.spent_before
+        self.max_invalid, self.validity = max_invalid, Validity()
         self._repeats = Repeats()
         self._lock = threading.Lock()
         self._stopping, self._believing = stopping, True
@@ -142,19 +151,26 @@ class ChatClient:
             results[i] = answer
         complete = [result for result in results if result is not None]
         self._count(complete)
+        self._judge(calls, complete)
         return self._finished(complete)
+
+    def check_understood(self) -> None:
+        """Raises TooManyInvalid if too many of the run's replies were invalid (`max_invalid`)."""
+        self.validity.check(self.label, self.max_invalid)
 
     def metrics(self) -> dict[str, float]:
         """Totals since the start of the run; those that are not known are left out.
 
-        llm/calls, llm/prompt_tokens, llm/completion_tokens, llm/cost (USD) used; spent/llm_calls, llm_attempts,
-        llm_failed_calls, llm_tokens, llm_cost paid; time/llm_latency: seconds of the paid ones, added up. What may have
-        been charged besides, at most: spent/llm_unsettled_calls (attempts whose reply was lost), and where there are
-        any llm_unsettled_tokens and llm_unsettled_cost, of these and of replies that did not tell.
+        llm/calls, llm/prompt_tokens, llm/completion_tokens, llm/cost (USD) used, and those of `Validity`;
+        spent/llm_calls, llm_attempts, llm_failed_calls, llm_tokens, llm_cost paid; time/llm_latency: seconds of the
+        paid ones, added up. What may have been charged besides, at most: spent/llm_unsettled_calls (attempts whose
+        reply was lost), and where there are any llm_unsettled_tokens and llm_unsettled_cost, of these and of replies
+        that did not tell.
         """
         with self._lock:
             used, spent = dict(self._used), self.budget.spent
             metrics = {f"llm/{name}": used[name] for name in ("calls", *_TOTALS) if not self._unknown.get(name)}
+            metrics |= self.validity.metrics()
         metrics |= {
             "time/llm_latency": spent.seconds,
             "spent/llm_calls": float(spent.calls),
@@ -174,12 +190,18 @@ class ChatClient:
 
     def state_dict(self) -> State:
         with self._lock:
-            return {"used": dict(self._used), "unknown": dict(self._unknown), "repeats": self._repeats.state_dict()}
+            return {
+                "used": dict(self._used),
+                "unknown": dict(self._unknown),
+                "repeats": self._repeats.state_dict(),
+                "validity": self.validity.state_dict(),
+            }
 
     def load_state_dict(self, state: State) -> None:
         with self._lock:
             self._used, self._unknown = dict(state["used"]), dict(state["unknown"])
             self._repeats.load_state_dict(state["repeats"])
+            self.validity.load_state_dict(state["validity"])
 
     def _from_cache(self, call: _Call) -> ChatReply | LLMError | None:
         """The kept reply; None if the provider is to be asked."""
@@ -188,7 +210,7 @@ class ChatClient:
         start = time.perf_counter()
         result: ChatReply | LLMError | None = self.cache.get(call.key)
         if isinstance(result, ChatReply):
-            result = replace(result, latency=time.perf_counter() - start)
+            result = replace(result, text=writable(result.text), latency=time.perf_counter() - start)
         elif self.cache.mode == "only":
             result = self.cache.missing(call.request)
         if result is not None:
@@ -344,8 +366,8 @@ class ChatClient:
             replace(
                 reply,
                 # Before anybody reads them: what is written down is what the run went by.
-                text=redact(_writable(reply.text)),
-                finish=redact(_writable(reply.finish)),
+                text=redact(writable(reply.text)),
+                finish=redact(writable(reply.finish)),
                 cost=self._cost(reply),
                 latency=latency,
                 # A replayed reply says 0: nothing was sent for it.
@@ -393,7 +415,9 @@ class ChatClient:
     def _record(self, call: _Call, result: ChatReply | LLMError, paid: Reservation | None = None) -> None:
         if self.ledger is not None and not isinstance(result, NotAsked):
             identity = self.provider.identity
-            self.ledger.record(call.key, self.label, identity, self.stream, call.request, result, self.budget, paid)
+            call.line = self.ledger.record(
+                call.key, self.label, identity, self.stream, call.request, result, self.budget, paid
+            )
 
     def _count(self, results: Sequence[ChatReply | LLMError]) -> None:
         """In the order of the requests, not of arrival: a sum of rounded numbers depends on it."""
@@ -405,6 +429,22 @@ class ChatClient:
                     value = getattr(reply, name)
                     self._unknown[name] |= value is None
                     self._used[name] += value or 0.0
+
+    def _judge(self, calls: Sequence[_Call], results: Sequence[ChatReply | LLMError]) -> None:
+        """Read the replies that must have a form, once all are in the log, and write down what came of it."""
+        verdicts = []
+        for call, result in zip(calls, results, strict=True):
+            if call.request.fault is None or isinstance(result, LLMError):
+                continue
+            try:
+                fault = read(result.text, call.request.fault)
+            except InvalidReply as invalid:
+                fault = str(invalid)
+            with self._lock:
+                self.validity.add(result.text, fault)
+            verdicts += [] if call.line is None else [call.line._replace(fault=fault)]
+        if self.ledger is not None:
+            self.ledger.judge(verdicts)
 
     def _finished(self, results: Sequence[ChatReply | LLMError]) -> list[ChatReply]:
         errors = [result for result in results if isinstance(result, LLMError)]
@@ -426,8 +466,3 @@ class ChatClient:
             if left <= 0:
                 return
             time.sleep(min(left, WAIT_SLICE))
-
-
-def _writable(text: str) -> str:
-    """Half of a surrogate pair cannot be written to a file."""
-    return text.encode("utf-8", errors="replace").decode()

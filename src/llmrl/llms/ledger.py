@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from llmrl.core.disk import why
 from llmrl.core.errors import LLMError, RunFolderError
@@ -22,6 +22,10 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = "llm_calls.jsonl"
 
+JUDGED = "judged"
+"""Key that marks a line that is no call but the verdict on the reply of one; its value is the call's hash."""
+_VERDICT = f'{{"{JUDGED}"'
+
 _TAIL = 1 << 16
 """Bytes looked at first when searching the last whole line from the end."""
 
@@ -29,14 +33,23 @@ Fate = Literal["refused", "lost"]
 """Of an attempt without a reply: `refused`, nothing was generated for it; `lost`, nobody knows."""
 
 
+class Verdict(NamedTuple):
+    """What came of reading the reply of the call with this `hash` and `time`: `fault` is what is wrong, "" nothing."""
+
+    hash: str
+    time: float
+    fault: str = ""
+
+
 class Ledger:
     """Appends to the file `path` a line for each call, and before each attempt at one a short line that says so.
 
     The line of an attempt (`asked`) is on disk before the request is sent, and that of the call, which `settles` it, is
-    written when its reply arrives. An attempt that failed is settled by a short line with its `fate`. Each is a single
-    append, so that threads never mix theirs; a process killed in the middle of one leaves at worst a last line cut
-    short, which the next writer closes and `read_calls` skips. Each line carries what the run has spent so far, all
-    its processes together, attempts in flight counted as lost: that is what holds if the process ends there.
+    written when its reply arrives, before anybody reads the reply; what came of reading it is a line of its own
+    (`judge`). An attempt that failed is settled by a short line with its `fate`. Each is a single append, so that
+    threads never mix theirs; a process killed in the middle of one leaves at worst a last line cut short, which the
+    next writer closes and `read_calls` skips. Lines of calls and attempts carry what the run has spent so far, all its
+    processes together, attempts in flight counted as lost: that is what holds if the process ends there.
 
     Attributes:
         spent_before: what processes before this one have paid for in this run.
@@ -102,11 +115,13 @@ class Ledger:
         result: ChatReply | LLMError,
         budget: Budget,
         reservation: Reservation | None = None,
-    ) -> None:
+    ) -> Verdict:
         """Write one call: a reply, paid or from the cache (`attempts` 0), or the error it ended with. `reservation` is
-        that of the attempt that brought the reply, if it was announced by `asked`."""
+        that of the attempt that brought the reply, if it was announced by `asked`. What is returned becomes the verdict
+        on this reply (`judge`), once it has been read."""
+        now = time.time()
         line: dict[str, Any] = {
-            "time": time.time(),
+            "time": now,
             **({} if reservation is None else {"settles": reservation.id}),
             "hash": key,
             "model": label,
@@ -122,7 +137,6 @@ class Ledger:
         if isinstance(result, ChatReply):
             line |= {
                 "reply": result.text,
-                "valid": None if request.fault is None else not request.fault(result.text),
                 "finish": result.finish,
                 "prompt_tokens": result.prompt_tokens,
                 "completion_tokens": result.completion_tokens,
@@ -135,44 +149,82 @@ class Ledger:
         else:
             line["error"] = str(result)
         self._write(line, budget)
+        return Verdict(key, now)
 
     def _write(self, line: dict[str, Any], budget: Budget, durably: bool = False) -> None:
         with self._lock:
             # Read under the lock, so that totals never fall from one line to the next.
             line["spent"] = asdict(budget.account())
-            line = redact_all(line)
-            text = json.dumps(line, ensure_ascii=False) + "\n"
-            # What a full disk has cut short is closed first.
-            start, self._whole = "" if self._whole else "\n", False
-            try:
-                _append(self.path, start + text, durably)
-            except OSError as error:
-                raise _unwritable(self.path, error) from error
-            self._whole = True
+            self._append([line], durably)
+
+    def judge(self, verdicts: Sequence[Verdict]) -> None:
+        """Write down what came of reading replies.
+
+        Raises:
+            RunFolderError: it cannot be written.
+        """
+        with self._lock:
+            self._append([{JUDGED: v.hash, "time": v.time, "valid": not v.fault, "fault": v.fault} for v in verdicts])
+
+    def _append(self, lines: Sequence[Mapping[str, Any]], durably: bool = False) -> None:
+        if not lines:
+            return
+        text = "".join(f"{json.dumps(redact_all(line), ensure_ascii=False)}\n" for line in lines)
+        # What a full disk has cut short is closed first.
+        start, self._whole = "" if self._whole else "\n", False
+        try:
+            _append(self.path, start + text, durably)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        self._whole = True
 
 
 def read_calls(path: Path) -> Iterator[dict[str, Any]]:
     """The calls in a log, oldest first; lines cut short by a kill are skipped with a warning.
 
-    Among them is, marked `unsettled: true`, every attempt whose reply was lost and may have been charged all the same:
-    its `hash`, `attempt` (from 1), `reserved` tokens and cost, and as `lost` why, or null if its process was killed. It
-    has neither `reply` nor `error`.
+    Calls with a reply have `valid`, and `fault`: None where nobody read the reply, or the run was killed before. Among
+    them is, marked `unsettled: true`, every attempt whose reply was lost and may have been charged all the same: its
+    `hash`, `attempt` (from 1), `reserved` tokens and cost, and as `lost` why, or null if its process was killed. It has
+    neither `reply` nor `error`.
     """
-    lost = _unanswered(path)
+    lost, verdicts = _unanswered(path), {}
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            verdict = as_record(line) if line.startswith(_VERDICT) else None
+            if verdict is not None:
+                verdicts[address_of(verdict)] = verdict
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
-            try:
-                call = json.loads(line)
-            except (json.JSONDecodeError, RecursionError):
-                call = None
-            if not isinstance(call, dict):
+            call = as_record(line)
+            if call is None:
                 logger.warning("%s, line %d: not a whole record, skipped", path, number)
             elif "asked" in call:
                 if str(call["asked"]) in lost:
                     yield {**call, "unsettled": True, "lost": lost[str(call["asked"])]}
-            elif "fate" not in call:
+            elif JUDGED not in call and "fate" not in call:
                 call.pop("settles", None)
-                yield call
+                yield with_verdict(call, verdicts.get(address_of(call)))
+
+
+def as_record(line: str | bytes) -> dict[str, Any] | None:
+    """A line of a log; None if it is no record."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def address_of(record: Mapping[str, Any]) -> tuple[str, str]:
+    """What a call and the verdict on its reply have in common."""
+    return str(record.get(JUDGED, record.get("hash"))), str(record.get("time"))
+
+
+def with_verdict(call: dict[str, Any], verdict: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A call with what came of reading its reply, if it has one."""
+    if "reply" not in call:
+        return call
+    return call | {name: None if verdict is None else verdict.get(name) for name in ("valid", "fault")}
 
 
 def _unanswered(path: Path) -> dict[str, str | None]:
@@ -185,12 +237,9 @@ def _unanswered(path: Path) -> dict[str, str | None]:
             # Quotes inside of texts are escaped.
             if b'"asked"' not in line and b'"settles"' not in line:
                 continue
-            try:
-                said = json.loads(line)
-            except (ValueError, RecursionError):
+            said = as_record(line)
+            if said is None:
                 continue  # cut short: it settles nothing
-            if not isinstance(said, dict):
-                continue
             if "asked" in said:
                 asked.append(str(said["asked"]))
             settled.add(str(said.get("settles")))
@@ -239,7 +288,7 @@ def _last_spent(path: Path) -> Spent:
         for line in reversed(lines[1:] if start else lines):
             try:
                 return Spent(**json.loads(line)["spent"])
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue
         if start == 0:
             break

@@ -1,27 +1,92 @@
-"""Numbers and records out of a model's reply. A reply is data: it is parsed and checked, never executed."""
+"""Numbers and records out of a model's reply. A reply is data: it is parsed and checked, never executed.
+
+Reading is total: every reply is read or invalid (`read`), in time linear in its length. Texts out of JSON are cleaned
+after it has been parsed, because its escapes can hold what no file can.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
+logger = logging.getLogger(__name__)
+
 Model = TypeVar("Model", bound=BaseModel)
+T = TypeVar("T")
 
 LONGEST_REPLY = 30_000
 """Characters at the end of a reply that are looked at: the answer comes last."""
+LONGEST_FAULT = 2000
+"""Characters of what is said of an invalid reply."""
+DEEPEST = 50
+"""Levels of objects and lists inside one another; what is nested deeper is no answer to any question."""
+LONGEST_INTEGER = 300
+"""Digits of an integer that is read as one; longer ones, which Python refuses to convert, become floats."""
+ATTEMPTS = 64
+"""Times that the whole text is gone through at most, in search of JSON objects."""
 
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+# What follows the digits before the point begins with the point: else n digits could be shared out in n ways.
+_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_OBJECT = re.compile(r"\{(?=\s*[\"}])")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SEPARATORS = re.compile(r"[,;\s]+")
 _DECORATION = str.maketrans({**dict.fromkeys("*[](){}_`\\"), "\u2212": "-"})
 
 
 class InvalidReply(Exception):  # noqa: N818  (a fact about a reply, not a fault of the program)
     """A reply that does not hold what was asked for. The text says what is wrong, for the model to read."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__(cleaned(fault)[:LONGEST_FAULT] or "invalid")
+
+
+def read(text: str, parse: Callable[[str], T]) -> T:
+    """`parse(text)`: the one way from a reply to what it says.
+
+    Raises:
+        InvalidReply: `parse` raised this or anything else. A reply must never end a run, from the cache again and
+            again; a defect of `parse` shows in the log, and by the share of invalid replies (`llm.max_invalid`).
+    """
+    try:
+        return parse(text[-LONGEST_REPLY:])
+    except InvalidReply:
+        raise
+    except Exception as error:
+        logger.warning("reading a reply raised %s: %.200s", type(error).__name__, cleaned(str(error)))
+        logger.debug("while reading a reply", exc_info=True)
+        raise InvalidReply(f"the reply cannot be read ({type(error).__name__})") from error
+
+
+def fault_of(text: str, parse: Callable[[str], object]) -> str:
+    """What is wrong with a reply, "" if `parse` can read it."""
+    try:
+        read(text, parse)
+    except InvalidReply as fault:
+        return str(fault)
+    return ""
+
+
+def cleaned(text: str) -> str:
+    """`text` as it can be written, sent and shown: no control characters but tabs and line breaks; U+FFFD for halves of
+    surrogate pairs, which UTF-8 cannot hold.
+
+    >>> cleaned("a\\x1b[2Jb\\ud800")
+    'a[2Jb\ufffd'
+    """
+    return writable(_CONTROL.sub("", text))
+
+
+def writable(text: str) -> str:
+    """`text` with U+FFFD for halves of surrogate pairs, which no file can hold."""
+    return _SURROGATE.sub("\ufffd", text)
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
@@ -98,19 +163,46 @@ def _numbers(piece: str, n: int) -> np.ndarray:
 
 
 def _json_objects(text: str) -> list[dict[str, Any]]:
-    """Every outermost JSON object in `text`, in order."""
-    decoder = json.JSONDecoder()
-    objects = []
-    position = text.find("{")
-    while position >= 0:
+    """Every outermost JSON object in `text`, in order, its texts cleaned."""
+    objects: list[dict[str, Any]] = []
+    position, patience = 0, ATTEMPTS * len(text)
+    while patience > 0 and (opening := _OBJECT.search(text, position)):
+        start = opening.start()
+        position = start + 1
         try:
-            value, end = decoder.raw_decode(text, position)
-        except (ValueError, RecursionError):
-            end = position + 1
-        else:
-            objects.append(value)
-        position = text.find("{", end)
+            value, position = _DECODER.raw_decode(text, start)
+            objects.append(_cleaned(value))
+        except json.JSONDecodeError as error:
+            # Of a string without an end the error names the beginning, and all was read.
+            end = len(text) if error.msg.startswith("Unterminated") else error.pos
+            patience -= end - start
+        except RecursionError:
+            patience -= len(text) - start
     return objects
+
+
+def _cleaned(value: Any, depth: int = 0) -> Any:
+    """Parsed JSON with all its texts cleaned.
+
+    Raises:
+        RecursionError: it is nested deeper than `DEEPEST`.
+    """
+    if depth > DEEPEST:
+        raise RecursionError
+    if isinstance(value, str):
+        return cleaned(value)
+    if isinstance(value, list):
+        return [_cleaned(item, depth + 1) for item in value]
+    if isinstance(value, dict):
+        return {cleaned(key): _cleaned(item, depth + 1) for key, item in value.items()}
+    return value
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) <= LONGEST_INTEGER else float(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer)
 
 
 def _describe(error: Any) -> str:

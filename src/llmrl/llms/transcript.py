@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmrl.llms.ledger import FILE_NAME
+from llmrl.llms.ledger import FILE_NAME, JUDGED, address_of, as_record, with_verdict
 
 CALLS = "llm/calls"
 """Metric that marks the lines to which calls belong: those that tell the model's totals."""
@@ -17,6 +16,8 @@ MESSAGES = 4
 """Most messages of a question that are shown, the last ones."""
 CHARACTERS = 8000
 """Most characters of a message or reply that are shown: its beginning and its end."""
+LARGEST_BATCH = 10_000
+"""Calls that a verdict is looked for among."""
 COLUMNS = 120
 """Width that lines are wrapped to: TensorBoard cuts what is wider than its card."""
 ALL_OF_FIRST = 128
@@ -40,6 +41,7 @@ class Transcript:
         self._path = folder / FILE_NAME
         self._position = 0
         self._ahead: dict[str, Any] | None = None  # read already, and made after the line that was asked for last
+        self._unjudged: dict[tuple[str, str], dict[str, Any]] = {}
         self._exchanges = 0
 
     def __call__(self, line: Mapping[str, Any]) -> str | None:
@@ -76,14 +78,22 @@ class Transcript:
                 if not line.endswith(b"\n"):
                     return None
                 self._position += len(line)
-                try:
-                    call = json.loads(line)
-                except ValueError:
+                call = as_record(line)
+                if call is None or not isinstance(call.get("time"), int | float):
                     continue
-                # Between the calls stands what their attempts came to.
-                if isinstance(call, dict) and isinstance(call.get("time"), int | float) and "messages" in call:
-                    return call
+                if JUDGED in call:
+                    if (judged := self._unjudged.pop(address_of(call), None)) is not None:
+                        judged |= with_verdict(judged, call)
+                elif "messages" in call:  # what attempts came to stands between the calls
+                    return self._waiting(call)
         return None
+
+    def _waiting(self, call: dict[str, Any]) -> dict[str, Any]:
+        """A call whose verdict may follow; those of a batch do when all its replies are there."""
+        self._unjudged[address_of(call)] = call
+        if len(self._unjudged) > LARGEST_BATCH:
+            del self._unjudged[next(iter(self._unjudged))]
+        return call
 
 
 def markdown(call: Mapping[str, Any], of: int = 1) -> str:

@@ -211,7 +211,7 @@ class SearchLoop:
         found = self._play(plays, self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
         self._check(self.warmup_vectors, found)
         self._count(found)
-        metrics = self._tell(run, log, self.warmup_vectors, found, [""] * self.warmup)
+        metrics = self._tell(run, log, self.warmup_vectors, found, [{}] * self.warmup)
         self.warm = True
         self._row(run, "proposal", metrics)
         progress.update(self.played["episodes"])
@@ -226,7 +226,7 @@ class SearchLoop:
         if self.extra_rollout:
             self._count(self._play(plays, vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1)))
         self.iteration += 1
-        metrics = self._tell(run, log, vectors, found, list(getattr(self.principal, "reasons", [])))
+        metrics = self._tell(run, log, vectors, found, _notes(self.principal, len(vectors)))
         self.returns.append(float(found.returns.mean()))
         best = self._best()
         self.agent.adopt(np.array(best.vector))
@@ -300,9 +300,9 @@ class SearchLoop:
         self.played["env_steps"] += int(found.lengths.sum())
 
     def _tell(
-        self, run: Run, log: ProposalLog, vectors: np.ndarray, found: Played, reasons: Sequence[str]
+        self, run: Run, log: ProposalLog, vectors: np.ndarray, found: Played, notes: Sequence[dict[str, Any]]
     ) -> dict[str, float]:
-        """Tell the principal, write the proposals down; metrics of this iteration."""
+        """Tell the principal, write the proposals down, with `notes` on them; metrics of this iteration."""
         iteration = self.iteration if self.warm else 0
         outcomes = [outcome_of(vector, found, i, self._draw(iteration)) for i, vector in enumerate(vectors)]
         metrics = self.principal.tell(outcomes) | ({} if self.meter is None else self.meter.metrics())
@@ -316,7 +316,7 @@ class SearchLoop:
                 "vector": outcome.vector.tolist(),
                 "returns": outcome.values.tolist(),
             }
-            log.write(line | ({"reasoning": reasons[i]} if i < len(reasons) and reasons[i] else {}))
+            log.write(line | notes[i])
             self._note(line)
         values = [outcome.value for outcome in outcomes]
         metrics["search/return"] = float(np.mean(values))
@@ -418,3 +418,13 @@ class SearchLoop:
         for line in read_proposals(run.folder)[:lines]:
             self._note(line)
         return lines
+
+
+def _notes(principal: Proposer, n: int) -> list[dict[str, Any]]:
+    """What `proposals.jsonl` says of where each of `n` proposals came from, where a principal tells."""
+    reasons = getattr(principal, "reasons", [""] * n)
+    fallbacks = getattr(principal, "fallbacks", [False] * n)
+    return [
+        ({"reasoning": reason} if reason else {}) | ({"fallback": True} if fallback else {})
+        for reason, fallback in zip(reasons, fallbacks, strict=True)
+    ]

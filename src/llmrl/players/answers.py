@@ -114,8 +114,9 @@ class Choices:
             if found is not None:
                 return found
             number = str(answer).strip()
-            if number.isascii() and number.isdigit() and not self.numbered and int(number) < len(self.names):
-                return int(number)
+            # Python refuses to convert very long numbers.
+            if number.isascii() and number.isdigit() and not self.numbered and len(number) < 10:
+                return int(number) if int(number) < len(self.names) else None
         return None
 
     def _legal(self, legal: Sequence[bool] | None) -> list[str]:

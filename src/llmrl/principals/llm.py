@@ -88,6 +88,7 @@ class LLMPrincipal:
 
     Attributes:
         reasons: why the vectors of the last `ask` were proposed, in the model's words; "" where it gave no reason.
+        fallbacks: which of them the model did not propose: no reply was valid, or its numbers could not be played.
 
     Raises:
         ConfigError: no chat model, no mechanism, no such prompt, or a setting of the other kind of search.
@@ -163,6 +164,7 @@ class LLMPrincipal:
         self.iteration = 0  # questions answered
         self.counters = dict.fromkeys(COUNTED[: 2 if controller is None else 3], 0)
         self.reasons: list[str] = []
+        self.fallbacks: list[bool] = []
         self.in_reply = 1  # vectors that the replies asked for last were to hold
         self.asker = self._new_asker()
 
@@ -180,6 +182,7 @@ class LLMPrincipal:
         answers = [self._valid(reading, name, k) for k, reading in enumerate(readings, 1)]
         vectors = np.concatenate([answer.vectors for answer in answers])
         self.reasons = [answer.reasoning for answer in answers for _ in answer.vectors]
+        self.fallbacks = [reading is None for reading in readings for _ in range(self.in_reply)]
         self.counters["moved_numbers"] += sum(answer.moved for answer in answers)
         seen = set(self.tried)
         for vector in vectors:
@@ -217,6 +220,7 @@ class LLMPrincipal:
         logger.warning("no finite return with %s; trying %s instead", vectors[failed].tolist(), vector.tolist())
         self.counters["unplayable_proposals"] += int(failed.sum())
         self.reasons = ["" if bad else reason for reason, bad in zip(self.reasons, failed, strict=True)]
+        self.fallbacks = [bool(bad) or before for before, bad in zip(self.fallbacks, failed, strict=True)]
         return np.where(failed[:, None], vector, vectors)
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:

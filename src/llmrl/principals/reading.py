@@ -10,24 +10,23 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from llmrl.llms.structured import LONGEST_REPLY, InvalidReply, parse_json
+from llmrl.llms.structured import LONGEST_REPLY, InvalidReply, cleaned, parse_json
 
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
-_THOUGHT = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
-_THOUGHT_END = re.compile(r".*</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
-_THOUGHT_START = re.compile(r"<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)
-_CHANNEL = re.compile(r".*<\|message\|>", re.DOTALL)
+_THOUGHT = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
+_CHANNEL = "<|message|>"
 _PLAIN = str.maketrans({**dict.fromkeys("\u2212\u2012\u2013\ufe63\uff0d", "-"), "\u00a0": " ", "\u202f": " ", "\\": ""})
 """Minus signs and spaces of typesetters, and the backslashes of Markdown."""
 
-_NUMBER = r"[+-]?\s?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w%]|\.\d)"
+# Runs of digits are taken whole (atomic groups): else n digits could be shared out in n ways.
+_NUMBER = r"[+-]?\s?(?:(?>\d+)(?:\.(?>\d*))?|\.(?>\d+))(?:[eE][+-]?(?>\d+))?(?![\w%]|\.\d)"
 _NAMED = re.compile(rf"params?[\s*_`]*\[\s*(\d{{1,9}})\s*\][\s*_`\"']*[:=|][\s*_`\"'$]*({_NUMBER})", re.IGNORECASE)
 _VALUE = re.compile(rf"f\s*\(\s*params\s*\)[\s*_`\"']*[:=][\s*_`\"'$]*{_NUMBER}", re.IGNORECASE)
 """The value of a row of the table."""
 _BETWEEN = re.compile(r"[\s;,|*_`\"'$-]*")
-_LIST = re.compile(r"\[([^\[\]]*)\](?!\s*->)")
-"""A list in brackets that is no quoted row of the table."""
+_LIST = re.compile(r"(?<!\w)\[([^\[\]]*)\](?!\s*->)")
+"""A list in brackets that is no index and no quoted row of the table."""
 
 LONGEST_REASONING = 2000
 """Characters of a reply that are kept as its reasons where it does not say which those are."""
@@ -95,9 +94,20 @@ def read_numbers(text: str, n: int, d: int, lines_first: bool = False) -> Readin
 
 def answer_of(text: str) -> str:
     """A reply without what was thought aloud, with plain signs."""
-    text = _THOUGHT.sub("", text[-LONGEST_REPLY:])
-    text = _THOUGHT_START.sub("", _THOUGHT_END.sub("", text))
-    return _CHANNEL.sub("", text).translate(_PLAIN).strip()
+    text = text[-LONGEST_REPLY:]
+    kept: list[str] = []
+    start, thinking = 0, False
+    for tag in _THOUGHT.finditer(text):
+        closes = bool(tag[1])
+        if not thinking and not closes:
+            kept.append(text[start : tag.start()])
+            thinking = True
+        elif closes:
+            if not thinking:
+                kept = []  # the beginning of this thought was cut off
+            start, thinking = tag.end(), False
+    kept += [] if thinking else [text[start:]]
+    return cleaned("".join(kept).rpartition(_CHANNEL)[2]).translate(_PLAIN).strip()
 
 
 def _from_json(text: str, n: int, d: int) -> Reading:

@@ -49,6 +49,7 @@ EXCLUDED: tuple[str, ...] = (
     "llm.retry",
     "llm.limits",
     "llm.budget",
+    "llm.max_invalid",
     "llm.timeout",
 )
 """Config keys that are left out of the hash and of the readable part, with all that is in them."""

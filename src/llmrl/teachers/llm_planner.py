@@ -23,7 +23,11 @@ logger = logging.getLogger(__name__)
 FAMILY = "teacher"
 FOLDER = Path(__file__).with_name("prompts")
 TABLE = "plans.json"
-"""In the run folder: the plans of every state so far; `teacher=offline teacher.table=<file>` plays them again."""
+"""In the run folder: the plans of every state so far that has a valid one; `teacher=offline teacher.table=<file>` plays
+them again."""
+
+LONGEST_PAUSE = 64
+"""Look-ups of a state without a valid plan from one question to the next, at most."""
 
 
 class LLMPlanner:
@@ -33,8 +37,8 @@ class LLMPlanner:
     must name skills and objects that there are, or the model is shown what is wrong with it. Invalid samples are left
     out and counted; if a state has no valid one its plan is the domain's `fallback`.
 
-    What was learnt of a state is kept for good, but for a fallback that is due to a call that failed: then the state is
-    asked for again when it is next looked up.
+    What was learnt of a state is kept for good. A fallback is not learnt: it is in no table, and the state is asked for
+    again when it is next looked up; after that more and more rarely, at every second look-up, every fourth and so on.
 
     Args:
         domain: whose states.
@@ -76,6 +80,8 @@ class LLMPlanner:
         parse = functools.partial(parse_reply, skills=domain.skills, objects=())
         self.asker: Asker[Plan] = Asker(llm, FAMILY, parse, self._repair, reply_schema(domain.skills), repair_turns)
         self.known: dict[str, Distribution] = {}
+        self.unknown: dict[str, tuple[int, int]] = {}
+        """States without a valid plan so far: times asked in vain, and look-ups left before the next time."""
         self.counters = {"asked": 0, "fallbacks": 0}
 
     def plans(self, sentences: Sequence[str]) -> list[Distribution]:
@@ -85,8 +91,14 @@ class LLMPlanner:
             LLMError: the model failed for good, or may not be paid any more; nothing is kept then.
         """
         new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self.known]
-        passing = self._ask(new) if new else {}
-        return [self.known[sentence] if sentence in self.known else passing[sentence] for sentence in sentences]
+        due = [sentence for sentence in new if self.unknown.get(sentence, (0, 0))[1] == 0]
+        if due:
+            self._ask(due)
+        for sentence in set(new) - set(due):
+            times, left = self.unknown[sentence]
+            self.unknown[sentence] = (times, left - 1)
+        fallback: Distribution = ((self.domain.fallback, 1.0),)
+        return [self.known.get(sentence, fallback) for sentence in sentences]
 
     def question(self, sentence: str) -> Prompt:
         """The question for a state."""
@@ -96,13 +108,20 @@ class LLMPlanner:
         return {"planner": self.label, "samples": str(self.samples)}
 
     def metrics(self) -> dict[str, float]:
-        """teacher/asked: states the model was asked for; teacher/fallbacks: samples without a valid reply; and those of
-        `Asker`. Counted since the start of the run."""
-        return {f"teacher/{name}": float(count) for name, count in self.counters.items()} | self.asker.metrics()
+        """teacher/asked: states the model was asked for, each time anew; teacher/fallbacks: samples without a valid
+        reply; and those of `Asker`. Counted since the start of the run. teacher/unknown: states whose plan is the
+        fallback now."""
+        counted = {f"teacher/{name}": float(count) for name, count in self.counters.items()}
+        return counted | {"teacher/unknown": float(len(self.unknown))} | self.asker.metrics()
 
     def state_dict(self) -> State:
         known = {sentence: [[plan_text(plan), p] for plan, p in plans] for sentence, plans in self.known.items()}
-        return {"known": known, "counters": dict(self.counters), "asker": self.asker.state_dict()}
+        return {
+            "known": known,
+            "unknown": {sentence: list(counts) for sentence, counts in self.unknown.items()},
+            "counters": dict(self.counters),
+            "asker": self.asker.state_dict(),
+        }
 
     def load_state_dict(self, state: State) -> None:
         self.known = {
@@ -111,11 +130,12 @@ class LLMPlanner:
             )
             for sentence, plans in state["known"].items()
         }
+        self.unknown = {sentence: (int(times), int(left)) for sentence, (times, left) in state["unknown"].items()}
         self.counters = dict(state["counters"])
         self.asker.load_state_dict(state["asker"])
 
-    def _ask(self, sentences: Sequence[str]) -> dict[str, Distribution]:
-        """Ask, and keep what is worth keeping; returns what is not."""
+    def _ask(self, sentences: Sequence[str]) -> None:
+        """Ask, and keep what was understood."""
         questions = [self.question(sentence) for sentence in sentences for _ in range(self.samples)]
         parsers = [
             functools.partial(parse_reply, skills=self.domain.skills, objects=self.domain.objects(sentence))
@@ -124,28 +144,27 @@ class LLMPlanner:
         ]
         replies = self.asker.ask(questions, parsers)
         self.counters["asked"] += len(sentences)
-        passing: dict[str, Distribution] = {}
         for i, sentence in enumerate(sentences):
             asked = range(i * self.samples, (i + 1) * self.samples)
             valid = [(plan, 1.0) for plan in (replies[k] for k in asked) if plan is not None]
             self.counters["fallbacks"] += self.samples - len(valid)
             if valid:
                 self.known[sentence] = distribution(valid)
+                self.unknown.pop(sentence, None)
                 continue
-            fallback: Distribution = ((self.domain.fallback, 1.0),)
-            failed = not self.asker.unreached.isdisjoint(asked)
-            (passing if failed else self.known)[sentence] = fallback
+            times = self.unknown.get(sentence, (0, 0))[0]
+            # A call that failed says nothing of the state, and was not paid for.
+            reached = self.asker.unreached.isdisjoint(asked)
+            self.unknown[sentence] = (times + 1, min(2**times, LONGEST_PAUSE) - 1) if reached else (times, 0)
             logger.warning(
-                "%s gave no valid plan for %r; the plan is %s%s",
+                "%s gave no valid plan for %r; the plan is %s until it does",
                 self.label,
                 sentence,
                 plan_text(self.domain.fallback),
-                " until it can be reached" if failed else "",
             )
         if self.folder is not None:
-            about = f"Plans of {self.label}, {self.samples} samples for each state."
+            about = f"Plans of {self.label}, {self.samples} samples for each state; none of those without a valid one."
             write_table(self.folder / TABLE, self.domain.name, about, self.known)
-        return passing
 
     def _render(self, sentence: str, objects: Sequence[str]) -> Prompt:
         return self.prompts.render(self.domain.prompt, skills=self.domain.skills, sentence=sentence, objects=objects)

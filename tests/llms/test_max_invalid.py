@@ -1,0 +1,190 @@
+"""A model that is not understood ends the run, and what is shown of it at the end of one that goes on."""
+
+import json
+import re
+
+import pytest
+
+from experiments import comparable_metrics, compose, only_run_folder, run
+from llmrl.analysis.llm_calls import run_totals
+from llmrl.cli.compose import build_model, check_values
+from llmrl.core.errors import ConfigError, TooManyInvalid
+from llmrl.llms.asking import Asker
+from llmrl.llms.client import ChatClient
+from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
+from llmrl.llms.prompts import Prompt
+from llmrl.llms.structured import InvalidReply
+from llmrl.llms.validity import MaxInvalid
+from llmrl.run.folder import config_hash
+from models import Echo
+
+ROOMS = (
+    "env=simple_doorkey", "env.n_envs=2", "agent=student_lstm", "teacher=llm", "teacher.samples=2",
+    "learn.rollout_steps=10", "learn.env_steps=60", "learn.evaluate_episodes=2", "checkpoint_seconds=0",
+)  # fmt: skip
+GAME = ("env=escape_room", "env.n_envs=4", "design.adapt_rounds=1", "design.validate_episodes=4")
+SEARCH = ("env=cartpole", "agent=linear", "env.horizon=30", "env.n_envs=1", "search.episodes=2", "hardware.cores=1")
+RUBBISH = "llm.malformed=1"
+
+
+def whole(text):
+    if not text.isdigit():
+        raise InvalidReply(f"{text!r} is no number")
+    return int(text)
+
+
+def asker(limit=None, repair_turns=0, path=None):
+    client = ChatClient(Echo(), ledger=None if path is None else Ledger(path), max_invalid=limit)
+    return Asker(client, "test", whole, lambda fault: Prompt("1" if fault else ""), None, repair_turns), client
+
+
+def state_of(root):
+    folder = only_run_folder(root)
+    return json.loads((folder / "status.json").read_text()), folder
+
+
+class TestTheLimit:
+    def test_more_than_the_share_after_so_many(self):
+        asking, client = asker(MaxInvalid(0.5, 4))
+        assert asking.ask([Prompt("x"), Prompt("y"), Prompt("z")]) == [None] * 3  # too few to tell
+        with pytest.raises(TooManyInvalid, match=r"4 of 4 replies of echo .*llm.max_invalid=null"):
+            asking.ask([Prompt("v\x1b[2J")])
+        assert client.metrics()["llm/invalid_share"] == 1.0 and client.metrics()["llm/judged_replies"] == 4
+
+    def test_the_share_itself_is_allowed(self):
+        asking, client = asker(MaxInvalid(0.5, 2))
+        assert asking.ask([Prompt("x"), Prompt("2")]) == [None, 2]
+        with pytest.raises(TooManyInvalid):
+            asking.ask([Prompt("x")])
+        assert client.metrics()["llm/invalid_share"] == 2 / 3
+
+    def test_repairs_count_before_it_is_looked_at(self):
+        """Whoever needs a second turn every time is understood in half of its replies."""
+        asking, client = asker(MaxInvalid(0.5, 2), repair_turns=1)
+        assert asking.ask([Prompt("x")] * 6) == [1] * 6
+        assert client.metrics()["llm/invalid_share"] == 0.5
+
+    def test_none_is_only_counted(self):
+        asking, client = asker(None)
+        asking.ask([Prompt("x")] * 30)
+        assert client.metrics()["llm/invalid_share"] == 1.0
+
+    def test_the_last_replies_are_quoted_in_plain_text(self):
+        asking, _ = asker(MaxInvalid(0.5, 5))
+        texts = ["one", "two", "three\x1b[2J", "four" * 200, "five\u202e"]
+        with pytest.raises(TooManyInvalid) as caught:
+            asking.ask([Prompt(text) for text in texts])
+        said = str(caught.value)
+        assert "two" not in said and "'three\\x1b[2J'" in said and "'five\\u202e'" in said and "four" * 60 not in said
+        assert all(letter.isprintable() or letter == "\n" for letter in said) and len(said) < 3000
+
+    def test_it_is_kept_across_a_resume(self):
+        asking, client = asker(MaxInvalid(0.5, 6))
+        asking.ask([Prompt("x")] * 3)
+        again, other = asker(MaxInvalid(0.5, 6))
+        other.load_state_dict(client.state_dict())
+        with pytest.raises(TooManyInvalid, match="6 of 6"):
+            again.ask([Prompt("y")] * 3)
+
+    @pytest.mark.parametrize("value", ["share=1.5", "share=-1", "after=0", "after=many"])
+    def test_values_that_make_no_sense(self, value):
+        with pytest.raises(ConfigError, match="llm.max_invalid"):
+            check_values(compose("env=escape_room", "principal=llm", f"llm.max_invalid.{value}"))
+
+    def test_it_decides_nothing_about_which_run_it_is(self):
+        configs = [compose(*GAME, *more) for more in ((), ("llm.max_invalid=null",), ("llm.max_invalid.share=0.9",))]
+        assert len({config_hash(config) for config in configs}) == 1
+
+    def test_a_model_that_is_trained_has_none(self):
+        model = build_model(compose("llm=scripted", primary="train"), None, check=False)
+        assert model.max_invalid == MaxInvalid(0.5, 10)
+        assert "max_invalid" not in compose("env=cartpole", "agent=linear", primary="finetune")["llm"]
+
+
+class TestRuns:
+    """Every family that asks a model, with one of which nothing can be read."""
+
+    @pytest.mark.parametrize(
+        ("overrides", "judged"),
+        [
+            (ROOMS, 16),
+            ((*GAME, "principal=llm", "design.steps=9"), 10),
+            ((*SEARCH, "principal=llm", "search.iterations=9"), 10),
+            (("env=taxi", "env.n_envs=3", "env.horizon=9", "agent=llm_player", "play.episodes=3"), 12),
+        ],
+        ids=["teacher", "principal", "search", "player"],
+    )
+    def test_it_ends_is_saved_and_goes_on_if_allowed_to(self, tmp_path, overrides, judged):
+        command = (*overrides, RUBBISH, "llm.cache=readwrite", f"output_root={tmp_path}")
+        for _ in range(2):  # the second time, mostly out of the cache
+            with pytest.raises(TooManyInvalid, match=r"llm.max_invalid.*\n  '"):
+                run(*command)
+            status, folder = state_of(tmp_path)
+            assert status["state"] == "failed" and "could not be read" in status["error"]
+        spent = list(read_calls(folder / FILE_NAME))[-1]["spent"]["calls"]
+        assert 10 <= spent <= judged and list((folder / "checkpoints").iterdir())
+        run(*command, "llm.max_invalid=null")
+        status, same = state_of(tmp_path)
+        assert status["state"] == "finished" and same == folder
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["llm_invalid_share"] == 1.0 and summary["llm_judged_replies"] > 10
+        last = [row for row in comparable_metrics(folder) if "llm/calls" in row][-1]
+        assert last["llm/invalid_share"] == 1.0 and last["llm/judged_replies"] == last["llm/invalid_replies"]
+        if "teacher=llm" in overrides:
+            assert json.loads((folder / "plans.json").read_text())["plans"] == {}
+            assert last["teacher/unknown"] > 0
+        if "search.iterations=9" in overrides:
+            lines = [json.loads(line) for line in (folder / "proposals.jsonl").read_text().splitlines()]
+            assert all(line["fallback"] for line in lines if line["iteration"]) and len(lines) == 9
+
+
+class TestTheClosingTable:
+    def test_a_short_run_that_was_never_understood_does_not_look_well(self, tmp_path, capsys):
+        command = (*GAME, "principal=llm", "llm=scripted", "design.steps=2", RUBBISH, f"output_root={tmp_path}")
+        run(*command)
+        shown = capsys.readouterr().out
+        assert state_of(tmp_path)[0]["state"] == "finished"
+        assert "WARNING: NOTHING THE MODEL SAID WAS UNDERSTOOD: all of its 4 replies were invalid" in shown
+        assert re.search(r"llm invalid share +│ 1 ", shown) and re.search(r"llm judged replies +│ 4 ", shown)
+        run(*command)
+        assert "NOTHING THE MODEL SAID WAS UNDERSTOOD" in capsys.readouterr().out  # of a run that is finished already
+
+    def test_one_that_was_understood_says_nothing(self, tmp_path, capsys):
+        run(*GAME, "principal=llm", "llm=scripted", "design.steps=2", f"output_root={tmp_path}")
+        shown = capsys.readouterr().out
+        assert re.search(r"llm invalid share +│ 0 ", shown) and "WARNING" not in shown
+
+    def test_nor_does_one_that_asked_nobody(self, tmp_path, capsys):
+        run(*GAME, "principal=random", "design.steps=1", f"output_root={tmp_path}")
+        assert "invalid" not in capsys.readouterr().out
+
+    def test_a_sweep_and_its_status_tell(self, tmp_path, capsys):
+        from llmrl.cli.report import print_sweep
+        from llmrl.cli.sweep import main
+        from llmrl.sweeps.jobs import Job, Outcome
+
+        overrides = (*GAME, "principal=llm", "llm=scripted", "design.steps=2", RUBBISH, f"output_root={tmp_path}")
+        run(*overrides)
+        capsys.readouterr()
+        folder = only_run_folder(tmp_path)
+        job = Job(compose(*overrides), list(overrides), None, 1, list(overrides))
+        print_sweep([Outcome(job, folder, "finished", result=1.0)])
+        assert "UNDERSTOOD" in " ".join(capsys.readouterr().out.split())
+        with pytest.raises(SystemExit):
+            main(["status", str(tmp_path)])
+        assert "UNDERSTOOD" in " ".join(capsys.readouterr().out.split())
+
+
+def test_verdicts_are_told_apart(tmp_path):
+    """Of one question asked twice, of batches, and of calls that nobody judged; totals and readers agree."""
+    path = tmp_path / FILE_NAME
+    asking, client = asker(path=path)
+    for texts in (["x", "3"], ["x", "x", "4"]):
+        asking.ask([Prompt(text) for text in texts])
+    calls = list(read_calls(path))
+    assert [(call["reply"], call["valid"]) for call in calls] == [
+        ("x", False), ("3", True), ("x", False), ("x", False), ("4", True),
+    ]  # fmt: skip
+    assert [bool(call["fault"]) for call in calls] == [True, False, True, True, False]
+    total = run_totals(tmp_path)
+    assert (total.calls, total.judged, total.invalid) == (5, 5, 3) and client.validity.invalid == 3

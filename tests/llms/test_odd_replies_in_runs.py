@@ -1,0 +1,61 @@
+"""One odd reply ends no run, not the first time and not out of the cache."""
+
+import json
+
+import pytest
+
+from experiments import only_run_folder, run
+from fake_openai_server import FakeOpenAIServer
+from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
+from models import Echo, ask, connected
+
+SEARCH = (
+    "env=cartpole", "agent=linear", "env.horizon=20", "env.n_envs=1", "search.episodes=2", "hardware.cores=1",
+    "principal=llm", "search.iterations=2", "search.evaluate_episodes=2",
+)  # fmt: skip
+PLAY = ("env=cartpole", "agent=llm_player", "agent.lessons=1", "env.n_envs=1", "env.horizon=2", "play.episodes=2")
+LONG = "9" * 5000
+
+
+def model(server):
+    return ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model", "llm.api_key_env=null")
+
+
+@pytest.mark.parametrize(
+    ("game", "said", "valid"),
+    [
+        (SEARCH, {"reasoning": "\ud800", "params": [1, 2, 3, 4, 5, 6, 7, 8]}, True),
+        (PLAY, {"reflection": "\ud800", "action": 0, "lesson": "\udfff"}, True),
+        (PLAY, {"reflection": "why", "action": LONG, "lesson": "none"}, False),
+    ],
+    ids=["half a pair in reasons", "half a pair in what is remembered", "5,000 digits"],
+)
+def test_it_goes_on(tmp_path, game, said, valid):
+    with FakeOpenAIServer(lambda messages: json.dumps(said)) as server:
+        run(*game, *model(server), f"output_root={tmp_path}")
+        paid = len(server.requests)
+        run(*game, *model(server), "rerun=true", f"output_root={tmp_path}")  # out of the cache
+        assert len(server.requests) == paid
+    calls = list(read_calls(only_run_folder(tmp_path) / FILE_NAME))
+    # The search refuses what was proposed already, once the first proposal has been tried.
+    assert len(calls) == paid and calls[0]["valid"] is valid
+
+
+def test_a_kept_reply_of_before_is_cleaned(tmp_path):
+    from llmrl.llms.cache import Cache
+
+    with FakeOpenAIServer(lambda messages: "kept") as server:
+        connected(server, cache=Cache(tmp_path)).chat([ask("q")])
+        [path] = tmp_path.rglob("*.json")
+        path.write_text(path.read_text().replace("kept", "\\ud800"))
+        client = connected(server, cache=Cache(tmp_path), ledger=Ledger(tmp_path / FILE_NAME))
+        assert client.chat([ask("q")])[0].text == "\ufffd"
+
+
+def test_a_log_with_lines_that_cannot_be_read(tmp_path):
+    from llmrl.llms.client import ChatClient
+
+    path = tmp_path / FILE_NAME
+    ChatClient(Echo(), ledger=Ledger(path)).chat([ask("q")])
+    path.write_text(f'{{"hash": {LONG}}}\n{"[" * 100_000}\n' + path.read_text())
+    assert [call["reply"] for call in read_calls(path)] == ["q"]

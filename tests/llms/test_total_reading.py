@@ -1,0 +1,308 @@
+"""Reading a reply is total, linear in its length, and leaves nothing that cannot be written down."""
+
+import dataclasses
+import json
+import logging
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from llmrl.core.spaces import ActionNumbers
+from llmrl.llms.asking import Asker
+from llmrl.llms.cache import Cache
+from llmrl.llms.client import ChatClient
+from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
+from llmrl.llms.prompts import Prompt
+from llmrl.llms.structured import LONGEST_REPLY, InvalidReply, cleaned, fault_of, parse_dollar, parse_json, read
+from llmrl.players.answers import Choices, Numbers, read_reply
+from llmrl.players.lessons import read_lesson
+from llmrl.principals.llm import LLMPrincipal
+from llmrl.principals.reading import answer_of, read_numbers
+from llmrl.teachers.plans import Skill, parse_reply
+from models import Echo, scripted
+from societies import toy
+
+SKILLS = (Skill("go to", True, ""), Skill("explore", False, ""))
+CHOICES = Choices((("left", ""), ("right", "")))
+ARM = Numbers(ActionNumbers(("x", "y"), (-1.0, -2.0), (1.0, 2.0)), (("x", ""), ("y", "")), 2, "arm")
+
+
+class Thing(BaseModel):
+    number: int
+    text: str = ""
+
+
+READERS = {
+    "model": lambda text: parse_json(text, Thing),
+    "dollar": lambda text: parse_dollar(text, 3),
+    "numbers": lambda text: read_numbers(text, 1, 2),
+    "lines": lambda text: read_numbers(text, 2, 2, lines_first=True),
+    "plan": lambda text: parse_reply(text, SKILLS, ("key", "door")),
+    "choice": lambda text: read_reply(text, CHOICES, [True, False], reflect=True),
+    "arm": lambda text: read_reply(text, ARM, None),
+    "lesson": read_lesson,
+    "mechanism": LLMPrincipal(toy(), scripted()).read,
+    "clamped": LLMPrincipal(toy(), scripted(), out_of_range="clamp").read,
+}
+NAMES = (
+    "number",
+    "text",
+    "params",
+    "proposals",
+    "reasoning",
+    "plan",
+    "skill",
+    "object",
+    "action",
+    "reflection",
+    "lesson",
+)
+NAMES += ("x", "y", "a", "parameter 1", "\ud800", "")
+
+
+def texts_in(value):
+    """All texts in what a reader returned."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, BaseModel):
+        yield from texts_in(value.model_dump())
+    elif isinstance(value, dict):
+        yield from texts_in([*value.keys(), *value.values()])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from texts_in(item)
+    elif dataclasses.is_dataclass(value):
+        yield from texts_in([getattr(value, field.name) for field in dataclasses.fields(value)])
+
+
+class Kept(logging.Handler):
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record.getMessage())
+
+
+def check(text):
+    """Every reader reads `text` or finds it invalid, without the help of what catches all errors."""
+    kept = Kept()
+    logging.getLogger("llmrl.llms.structured").addHandler(kept)
+    try:
+        _check(text)
+    finally:
+        logging.getLogger("llmrl.llms.structured").removeHandler(kept)
+    assert kept.records == []
+
+
+def _check(text):
+    for name, parse in READERS.items():
+        try:
+            found = parse(text)
+            assert read(text, parse) is not None
+        except InvalidReply as fault:
+            found = str(fault)
+            assert found == fault_of(text, parse) != ""
+        for said in texts_in(found):
+            assert said == cleaned(said), name
+            said.encode()
+
+
+anything = st.text(st.characters(exclude_categories=()))
+numbers = st.sampled_from(
+    ["0", "-1", "1.5", "1" * 5000, "-" + "9" * 400, "1e999999", "-1E308", "NaN", "Infinity", "1e-9"]
+)
+leaves = numbers | st.sampled_from(["null", "true", '"left"', '"go to"', '"key"', '"\\ud800"', '"' + "7" * 5000 + '"'])
+leaves |= anything.map(json.dumps)
+
+
+def joined(items):
+    return st.lists(items, max_size=4).map(lambda found: f"[{', '.join(found)}]") | st.dictionaries(
+        st.sampled_from(NAMES), items, max_size=5
+    ).map(lambda found: "{" + ", ".join(f"{json.dumps(key)}: {value}" for key, value in found.items()) + "}")
+
+
+documents = st.recursive(leaves, joined, max_leaves=12)
+deep = st.builds(
+    lambda n, opening, leaf, closed: opening * n + leaf + ("" if closed else {"[": "]", '{"a":': "}"}[opening] * n),
+    st.sampled_from([3, 60, 990, 5000]),
+    st.sampled_from(["[", '{"a":']),
+    leaves,
+    st.booleans(),
+)
+fragments = st.sampled_from([
+    "{", "}", "[", "]", '"', "\\", "$", ",", "params[0]:", "params[1] = ", "f(params): 1", "<think>", "</think>",
+    "<|message|>", "Action: {", "go to <key>", "```json\n", "-", "\ud800", "\x00", "\u2028", "%", "٣",
+])  # fmt: skip
+mixtures = st.lists(fragments | documents | numbers | anything, max_size=12).map("".join)
+wrapped = st.builds("{{{}: {}}}".format, st.sampled_from(NAMES).map(json.dumps), documents | deep)
+
+
+@given(st.binary().map(lambda data: data.decode("latin-1")) | anything)
+def test_any_bytes(text):
+    check(text)
+
+
+@given(documents | wrapped | mixtures)
+def test_any_json_and_pieces_of_answers(text):
+    check(text)
+
+
+@given(deep)
+def test_any_depth(text):
+    check(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"action": "{"9" * 5000}", "reflection": "r"}}',
+        f'{{"number": {"9" * 5000}}}',
+        f'{{"params": [{"9" * 5000}, 1]}}',
+        f"$ {'9' * 5000}, 1, 2 $",
+        '{"action": "\\ud800", "reflection": "\\udfff"}',
+        '{"plan": [{"skill": "\\ud83d"}]}',
+        '{"action": ' + "[" * 900 + "]" * 900 + "}",
+    ],
+)
+def test_odd_replies_are_invalid_and_nothing_else(text):
+    check(text)
+    assert all(fault_of(text, parse) for parse in READERS.values())
+
+
+PATTERNS = {
+    "digits": "params[0]: " + "1" * LONGEST_REPLY + "x",
+    "digits between dollars": "$" + "1" * (LONGEST_REPLY - 9) + "x$",
+    "digits in a list": "[" + "1" * (LONGEST_REPLY - 9) + "x]",
+    "exponent": "params[0]: 1e" + "1" * (LONGEST_REPLY - 40) + "x",
+    "prose": "a" * LONGEST_REPLY,
+    "braces": "{" * LONGEST_REPLY,
+    "braces and quotes": '{"' * LONGEST_REPLY,
+    "nested": '{"a":' * LONGEST_REPLY,
+    "nested and long": '{"k":[' * 400 + "1," * 14_000,
+    "strings without end": '{"k": "' + "x" * 20_000 + '{"' * 3000,
+    "thoughts": "<think>" * LONGEST_REPLY,
+    "ends of thoughts": "</think" * LONGEST_REPLY,
+    "spaces": "params[0]:1" + " " * 14_000 + "z f(params)=1 " * 1000,
+    "backslashes": '{"a":"' + "\\" * LONGEST_REPLY,
+    "actions": "Action: {" * LONGEST_REPLY,
+    "commas": "Action: {" + "go to key," * 2900 + "}",
+    "ten million": "x{" * 5_000_000,
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_time_is_linear(pattern):
+    """What took minutes takes well under a second, of this process's own time; two leaves room for slow machines."""
+    for name, parse in READERS.items():
+        start = time.process_time()
+        fault_of(PATTERNS[pattern], parse)
+        assert time.process_time() - start < 2, name
+
+
+def test_thoughts_are_left_out_as_before():
+    assert answer_of("a<think>b</think>c<THINKING>d</thinking>e") == "ace"
+    assert answer_of("of a cut-off thought</think>answer") == "answer"
+    assert answer_of("answer<think>and on") == "answer"
+    assert answer_of("<think>a<think>b</think>c") == "c"
+    assert answer_of("x<|message|>y<|message|>z") == "z"
+    assert answer_of("a</think>b<think>c</think>d</think>e") == "e"
+
+
+def test_numbers_are_read_as_before():
+    for said, number in {"3.": 3, "3.And": 3, ".5": 0.5, "1e2,": 100, "-2.5;": -2.5, "\u22121": -1}.items():
+        assert read_numbers(f"params[0]: {said}", 1, 1).vectors.tolist() == [[number]], said
+    for said in ("3%", "1.2.3", "3x", "1e5x"):
+        with pytest.raises(InvalidReply):
+            read_numbers(f"params[0]: {said}", 1, 1)
+
+
+def test_texts_are_cleaned_after_parsing():
+    lesson = read_lesson(r'{"lesson": "keep \ud83d\ude00, not \ud800 nor \u001b[2J\u0007"}')
+    assert lesson == "keep \U0001f600, not \ufffd nor [2J"
+    thought, _ = read_reply(r'{"reflection": "\ud800!", "action": "left"}', CHOICES, None)
+    assert thought == "\ufffd!"
+    assert read_numbers("\x1b[1mwhy\nparams[0]: 1", 1, 1).reasoning == "[1mwhy"
+    assert str(InvalidReply("no \ud800")) == "no \ufffd"
+
+
+def asker(parse, path, model, **options):
+    client = ChatClient(model, Cache(path / "cache"), Ledger(path / FILE_NAME), **options)
+    return Asker(client, "test", parse, lambda fault: Prompt(f"wrong: {fault}"), None, 0), client
+
+
+class Says(Echo):
+    def __init__(self, text):
+        super().__init__()
+        self.text = text
+
+    def complete(self, requests):
+        return [dataclasses.replace(reply, text=self.text) for reply in super().complete(requests)]
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), RecursionError(), KeyError("k"), UnicodeError(), MemoryError()])
+def test_whatever_a_reader_raises_is_an_invalid_reply_in_the_log(tmp_path, caplog, error):
+    def parse(text):
+        raise error
+
+    for _ in range(2):  # the second time, out of the cache
+        asking, _ = asker(parse, tmp_path, Says("a"))
+        assert asking.ask([Prompt("q")]) == [None]
+        assert asking.counters["invalid_replies"] == asking.counters["fallbacks"] == 1
+    assert type(error).__name__ in caplog.text
+    calls = list(read_calls(tmp_path / FILE_NAME))
+    assert [(call["valid"], call["cached"]) for call in calls] == [(False, False), (False, True)]
+    assert type(error).__name__ in calls[0]["fault"]
+
+
+def test_the_log_has_a_reply_before_anybody_reads_it(tmp_path):
+    lines = []
+
+    def parse(text):
+        lines.append((tmp_path / FILE_NAME).read_text())
+        return text
+
+    asking, client = asker(parse, tmp_path, Says("a paid reply"))
+    asking.ask([Prompt("q")])
+    assert "a paid reply" in lines[0] and client.metrics()["spent/llm_calls"] == 1
+
+    def killed(text):
+        raise KeyboardInterrupt
+
+    asking, _ = asker(killed, tmp_path / "killed", Says("a paid reply"))
+    with pytest.raises(KeyboardInterrupt):
+        asking.ask([Prompt("q")])
+    [call] = read_calls(tmp_path / "killed" / FILE_NAME)
+    assert call["reply"] == "a paid reply" and call["valid"] is None
+
+
+def test_a_lesson_with_half_a_pair_can_be_asked_with(tmp_path):
+    asking, _ = asker(read_lesson, tmp_path, Says(r'{"lesson": "a \ud800"}'))
+    [lesson] = asking.ask([Prompt("q")])
+    asking.ask([Prompt(f"you know: {lesson}")])
+    assert len(list(read_calls(tmp_path / FILE_NAME))) == 2
+
+
+def test_logs_with_lines_that_no_json_reader_takes(tmp_path):
+    path = tmp_path / FILE_NAME
+    ChatClient(Echo(), ledger=Ledger(path)).chat([scripted_request()])
+    path.write_text(f'{{"hash": {"9" * 5000}}}\n' + "[" * 100_000 + "\n" + '{"judged": "x"}\n' + path.read_text())
+    assert [call["reply"] for call in read_calls(path)] == ["hi"]
+    assert Ledger(path).spent_before.calls == 1
+
+
+def scripted_request():
+    from models import ask
+
+    return ask("hi")
+
+
+def test_huge_numbers_stay_numbers():
+    vector = LLMPrincipal(toy(), scripted(), out_of_range="clamp").read(
+        json.dumps(dict.fromkeys(toy().proposals.names, 1e308) | {"reasoning": ""})
+    )
+    assert np.isfinite(vector.vectors).all()
