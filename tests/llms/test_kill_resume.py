@@ -245,7 +245,8 @@ def test_half_a_run_replays_as_far_as_it_goes(tmp_path):
     log = only_run_folder(tmp_path / "whole") / "llm_calls.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     half = Path(tmp_path / "half.jsonl")
-    half.write_text("".join(lines[:3]) + lines[3][:100])
+    # Each reply has a line before it, that it is asked for.
+    half.write_text("".join(lines[:7]) + lines[7][:100])
     with pytest.raises(LLMError, match=r"half\.jsonl holds no reply to this request"):
         run(*GAME, "llm=replay", f"llm.calls='{half}'", "design.steps=6", f"output_root={tmp_path / 'replayed'}")
     assert len(metrics(only_run_folder(tmp_path / "replayed"))) == 3
