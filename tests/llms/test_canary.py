@@ -153,8 +153,9 @@ def test_blanks_around_a_key_are_no_part_of_it(monkeypatch, ending):
     with FakeOpenAIServer(lambda messages: f"you sent {KEY}", key=KEY) as server:
         provider = OpenAICompatibleChat(server.url, "fake-model", api_key_env="MY_KEY")
         provider.check()
-        [reply] = provider.complete([ChatRequest(({"role": "user", "content": "hi"},))])
-        provider.close()
+        chat = ChatClient(provider)
+        [reply] = chat.chat([ChatRequest(({"role": "user", "content": "hi"},))])
+        chat.close()
     assert reply.text == "you sent <redacted>"
 
 

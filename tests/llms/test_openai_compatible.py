@@ -102,7 +102,7 @@ def test_a_refused_key_is_named_never_shown(monkeypatch, caplog):
         with pytest.raises(LLMError, match="MY_KEY") as asked:
             model.chat([ask()])
     assert server.requests == []
-    assert "[key]" in str(asked.value)
+    assert "<redacted>" in str(asked.value)
     assert KEY not in str(checked.value) + str(asked.value) + caplog.text + repr(model.provider.identity) + repr(
         vars(model.provider)
     )

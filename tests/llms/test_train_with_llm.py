@@ -46,7 +46,8 @@ def test_a_run_survives_its_server(tmp_path, monkeypatch):
             f"output_root={tmp_path}",
         )
     folder = only_run_folder(tmp_path)
-    calls = list(read_calls(folder / "llm_calls.jsonl"))
+    lost, *calls = read_calls(folder / "llm_calls.jsonl")
+    assert lost["unsettled"] and lost["attempt"] == 2
     # Replies 1 (cut off on the way) to 8, of which 2 and 6 cannot be read: five proposals and two repairs.
     assert len(calls) == 7 and all(call["prompt_tokens"] == 11 and call["cost"] is None for call in calls)
     assert [call["valid"] for call in calls] == [False, True, True, True, False, True, True]

@@ -20,7 +20,7 @@ from llmrl.core.disk import remove, why
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.fields import record_of
 from llmrl.core.records import ChatReply, ChatRequest, impossible
-from llmrl.core.secrets import redact_all
+from llmrl.core.secrets import known, redact, redact_all
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Cache:
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return self._link(path, redact_all(_entry(key, identity, request, reply)), reply)
+            return self._link(path, _entry(key, identity, request, reply), reply)
         except OSError as error:
             raise _unusable("write", path, error) from error
 
@@ -107,18 +107,21 @@ class Cache:
 
 
 def _entry(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: ChatReply) -> dict[str, Any]:
-    """Texts are lists of their lines, so that a person can read them."""
+    """Texts are lists of their lines, so that a person can read them. Secrets are redacted."""
+    secrets = known()
+    asked = redact_all({"model": dict(identity), "purpose": request.purpose, "schema": request.schema}, secrets)
+    messages = redact_all(list(request.messages), secrets)
     return {
         "hash": key,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "model": dict(identity),
-        "purpose": request.purpose,
+        "model": asked["model"],
+        "purpose": asked["purpose"],
         "prompt": request.prompt,
         "repeat": request.repeat,
-        "messages": [{**message, "content": message["content"].split("\n")} for message in request.messages],
-        "schema": request.schema,
+        "messages": [{**message, "content": message["content"].split("\n")} for message in messages],
+        "schema": asked["schema"],
         "reply": {name: value for name, value in asdict(reply).items() if name in _KEPT}
-        | {"text": reply.text.split("\n")},
+        | {"finish": redact(reply.finish, secrets), "text": redact(reply.text, secrets).split("\n")},
     }
 
 
