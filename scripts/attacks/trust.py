@@ -187,7 +187,8 @@ NAMED = {
     "the globals of a function": ("llmrl.teachers.options.llm_teacher.__globals__", "no dotted name"),
     "Hydra's own instantiate": ("hydra.utils.instantiate", OUTSIDE),
     "a function of a package of parts": ("llmrl.llms.local.loading.load_model", "no part of llmrl"),
-    "a private class of a part's module": ("llmrl.llms.cache._Missing", "cannot be imported"),
+    "the ledger, which appends to any file": ("llmrl.llms.ledger.Ledger", OUTSIDE),
+    "a private class of a part's module": ("llmrl.agents.sb3_agent._Blank", "cannot be imported"),
 }
 for _name, (_target, _words) in NAMED.items():
     attack(_name, "refused, nothing imported")(
