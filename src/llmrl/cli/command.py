@@ -134,9 +134,9 @@ def opened(argument: str) -> str:
 def console(name: str, app: Callable[[], Any], config_name: str) -> None:
     """Console script. Hydra has printed why a composition failed; what was mistyped gets what may have been meant."""
     from llmrl.cli.trusting import guard_hydra
-    from llmrl.core.printable import print_records, printable
+    from llmrl.core.printable import guard_terminal
 
-    print_records()
+    guard_terminal()
     sys.argv[1:] = [opened(argument) for argument in sys.argv[1:]]
     guard_hydra()
     try:
@@ -146,5 +146,5 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
             from llmrl.cli.hints import missing_field, missing_option
 
             if hint := missing_option(sys.argv[1:]) or missing_field(sys.argv[1:], config_name):
-                sys.stderr.write(f"\n{name}: {printable(hint)}\n")
+                sys.stderr.write(f"\n{name}: {hint}\n")
         raise

@@ -227,6 +227,9 @@ def _tell(plan: Plan, whole: Config, parts: Parts, mechanisms: Sequence[Imposed]
 
 def main(argv: list[str] | None = None) -> None:
     """Console script."""
+    from llmrl.core.printable import guard_terminal
+
+    guard_terminal()
     from llmrl.cli.suite import evaluate_suite, print_suite, split_words
 
     words, rest = split_words(sys.argv[1:] if argv is None else argv)

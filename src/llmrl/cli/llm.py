@@ -189,6 +189,9 @@ def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[s
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Console script."""
+    from llmrl.core.printable import guard_terminal
+
+    guard_terminal()
     args = parser().parse_args(argv)
     from llmrl.cli.report import print_rows, print_table
     from llmrl.core.errors import LlmrlError

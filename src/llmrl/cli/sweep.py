@@ -257,6 +257,9 @@ def _clock(seconds: float) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Console script."""
+    from llmrl.core.printable import guard_terminal
+
+    guard_terminal()
     args = parser().parse_args(argv)
     from llmrl.core.errors import LlmrlError
 

@@ -153,6 +153,9 @@ def print_numbers(numbers: Report, page: Path) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Console script."""
+    from llmrl.core.printable import guard_terminal
+
+    guard_terminal()
     args = parser().parse_args(argv)
     from llmrl.core.errors import LlmrlError
 

@@ -4,7 +4,9 @@ colour or hide lines, or turn the reading direction, and so pass for what this p
 from __future__ import annotations
 
 import logging
+import sys
 import unicodedata
+from typing import Any, TextIO, cast
 
 _JOINERS = "\u200c\u200d"
 """Format characters that scripts and emoji are written with; they show nothing by themselves."""
@@ -44,6 +46,36 @@ class PrintableRecord(logging.LogRecord):
         return printable(super().getMessage())
 
 
+class PrintableStream:
+    """A stream whose texts are `printable`; else as `stream`, which who means to move the cursor writes to.
+
+    Args:
+        stream: of text.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        return self.stream.write(printable(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
 def print_records() -> None:
     """Let everything that is logged in this process be `printable`."""
     logging.setLogRecordFactory(PrintableRecord)
+
+
+def guard_terminal() -> None:
+    """Let what a command logs, and what goes to standard error, libraries' complaints and tracebacks too, be
+    `printable`."""
+    print_records()
+    if not isinstance(sys.stderr, PrintableStream):
+        sys.stderr = cast(TextIO, PrintableStream(sys.stderr))
+
+
+def unguarded(stream: TextIO) -> TextIO:
+    """The stream behind a guarded one, for a bar that moves the cursor."""
+    return stream.stream if isinstance(stream, PrintableStream) else stream
