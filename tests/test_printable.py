@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+import sys
 import threading
 import unicodedata
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,10 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrl.cli import llm, report, sweep
+from llmrl.cli import llm, report, sweep, train
 from llmrl.core.errors import ConfigError, LLMError, short_error
 from llmrl.run.folder import split_overrides
 from llmrl.run.log_file import LogFile
@@ -98,6 +100,20 @@ def test_the_error_body_of_a_server(server, capsys, monkeypatch):
     said = capsys.readouterr()
     assert "gave HTTP 400" in said.err and "finished, result 1" in said.err
     assert not obeyed(said.err + said.out)
+
+
+@pytest.mark.parametrize("value", ["${nope:\x1b[2J}", "${env.\x1b[2K\r}", "\x1b]0;x\x07\u202e"])
+def test_what_libraries_say_of_an_option_file(value, tmp_path, capsys, monkeypatch):
+    """Hydra, OmegaConf and Python's tracebacks write to standard error themselves."""
+    file = tmp_path / "experiment" / "nice.yaml"
+    file.parent.mkdir()
+    file.write_text(f"# @package _global_\nseed: {json.dumps(value)}\n")
+    monkeypatch.setattr(sys, "argv", ["llmrl-train", "--config-dir", str(tmp_path), "experiment=nice", "dry_run=true"])
+    GlobalHydra.instance().clear()
+    with pytest.raises(SystemExit):
+        train.main()
+    said = capsys.readouterr()
+    assert said.err and not obeyed(said.err + said.out)
 
 
 _OWN = ("overrides", "error", "llm", "env", "host")

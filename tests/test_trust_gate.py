@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import llmrl.conf
 from llmrl.cli.trusting import only_typed, shell_keys, trusted_by
 from llmrl.core import trust as gate
 from llmrl.core.errors import ConfigError
@@ -96,8 +99,17 @@ def test_names_are_compared_by_whole_components(package, more):
 
 
 def test_what_options_name_is_found():
-    for name in NAMED:
-        assert callable(Trust().locate(name, "x"))
+    files = [path.read_text() for path in Path(llmrl.conf.__path__[0]).rglob("*.yaml")]
+    named = {name for text in files for name in re.findall(r"^[^#\n]*_target_: *(llmrl\.[\w.]+)", text, re.MULTILINE)}
+    assert len(named) > 60
+    for name in {*NAMED, *named}:
+        assert callable(Trust().locate(name, "x")), name
+
+
+def test_of_llmrl_no_class_is_named_that_writes_where_it_is_told():
+    for name in ("llmrl.llms.ledger.Ledger", "llmrl.llms.cache.Cache", "llmrl.run.metrics.MetricLog"):
+        with pytest.raises(ConfigError, match="holds no parts"):
+            Trust().locate(name, "agent._target_")
 
 
 @pytest.mark.parametrize("name", ["", ".", "mine.", "*", "mine parts", "../mine", 3, "__main__"])

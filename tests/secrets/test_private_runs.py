@@ -16,7 +16,8 @@ import yaml
 from experiments import compose, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError
-from llmrl.core.privacy import Redacting, kept_private, make_folder
+from llmrl.core.privacy import kept_private, make_folder
+from llmrl.core.terminal import GuardedStream
 from llmrl.core.secrets import MARK
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
@@ -107,7 +108,7 @@ class TestSinks:
         assert secret not in readable([f"env.x={secret}"]) and "redacted" in readable([f"env.x={secret}"])
 
     def test_terminal(self, capsys, secret):
-        out = Redacting(sys.stdout)
+        out = GuardedStream(sys.stdout, plain=False)
         print(f"a {secret} b", file=out)
         out.writelines([secret, "\n"])
         assert capsys.readouterr().out == f"a {MARK} b\n{MARK}\n" and out.encoding

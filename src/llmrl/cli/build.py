@@ -89,7 +89,7 @@ class Builder:
             if name == "_target_":
                 continue
             if name not in parameters or name == "trust":
-                settable = [each for each in parameters if each in node or each not in _INJECTED]
+                settable = [each for each in parameters if each != "trust" and (each in node or each not in _INJECTED)]
                 raise ConfigError(f"{where} has no option '{name}'; it has: {', '.join(settable) or 'none'}")
             if isinstance(value, Mapping) and "_target_" in value:
                 self.check(value, f"{where}.{name}")

@@ -138,13 +138,12 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
     What is created before the config is known is private, and a secret that is typed gets no further than this.
     """
     from llmrl.cli.trusting import guard_hydra
-    from llmrl.core.printable import print_records
-    from llmrl.core.privacy import guard_terminal, keep_private
+    from llmrl.core.privacy import keep_private
     from llmrl.core.secrets import refuse_arguments
+    from llmrl.core.terminal import guard_terminal
 
     guard_terminal()
     keep_private()
-    print_records()
     with ending(name):
         refuse_arguments(sys.argv[1:])
     sys.argv[1:] = [opened(argument) for argument in sys.argv[1:]]

@@ -227,15 +227,17 @@ def _tell(plan: Plan, whole: Config, parts: Parts, mechanisms: Sequence[Imposed]
 
 def main(argv: list[str] | None = None) -> None:
     """Console script."""
+    from llmrl.core.terminal import guard_terminal
+
+    guard_terminal()
     from llmrl.cli.suite import evaluate_suite, print_suite, split_words
 
     words, rest = split_words(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(rest)
     from llmrl.cli.ending import ending, ending_at_once
     from llmrl.cli.report import print_evaluation
-    from llmrl.core.privacy import guard_terminal, keep_private_like
+    from llmrl.core.privacy import keep_private_like
 
-    guard_terminal()
     keep_private_like(args.run)
     kept = "tests of a suite that were over are written" if words or args.suite else "nothing of it is written"
     with ending("llmrl-evaluate"), ending_at_once("llmrl-evaluate", kept):

@@ -189,12 +189,12 @@ def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[s
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Console script."""
+    from llmrl.core.terminal import guard_terminal
+
+    guard_terminal()
     args = parser().parse_args(argv)
     from llmrl.cli.ending import ending
     from llmrl.cli.report import print_rows, print_table
-    from llmrl.core.privacy import guard_terminal
-
-    guard_terminal()
 
     with ending("llmrl-llm"):
         if args.command == "check":

@@ -260,11 +260,13 @@ def _clock(seconds: float) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Console script."""
-    args = parser().parse_args(argv)
-    from llmrl.cli.ending import ending
-    from llmrl.core.privacy import guard_terminal, keep_private_like
+    from llmrl.core.terminal import guard_terminal
 
     guard_terminal()
+    args = parser().parse_args(argv)
+    from llmrl.cli.ending import ending
+    from llmrl.core.privacy import keep_private_like
+
     keep_private_like(args.folder)
     commands = {"status": status, "retry": retry, "cancel": cancel, "logs": logs, "clean": clean}
     with ending("llmrl-sweep"):

@@ -153,11 +153,13 @@ def print_numbers(numbers: Report, page: Path) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Console script."""
-    args = parser().parse_args(argv)
-    from llmrl.cli.ending import EXIT_FAILED, ending, say
-    from llmrl.core.privacy import guard_terminal, keep_private_like
+    from llmrl.core.terminal import guard_terminal
 
     guard_terminal()
+    args = parser().parse_args(argv)
+    from llmrl.cli.ending import EXIT_FAILED, ending, say
+    from llmrl.core.privacy import keep_private_like
+
     keep_private_like(args.folder)
     with ending("llmrl-report"):
         numbers, page = report(args)

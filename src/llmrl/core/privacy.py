@@ -1,15 +1,11 @@
-"""What others may see of a run: files are its owner's alone, and no secret is printed."""
+"""What others may see of a run: its files are its owner's alone."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO, cast
-
-from llmrl.core.secrets import redact
 
 OWNER_ONLY = 0o077
 """The umask by which new folders get the mode 0700 and new files 0600."""
@@ -64,29 +60,3 @@ def make_folder(folder: Path, private: bool) -> None:
     mode = folder.stat().st_mode
     if mode & OWNER_ONLY and folder.stat().st_uid == os.getuid():
         folder.chmod(mode & 0o700)
-
-
-def guard_terminal() -> None:
-    """Redact all that this process prints from now on."""
-    if not isinstance(sys.stdout, Redacting):
-        sys.stdout = cast(TextIO, Redacting(sys.stdout))
-    if not isinstance(sys.stderr, Redacting):
-        sys.stderr = cast(TextIO, Redacting(sys.stderr))
-
-
-class Redacting:
-    """A text stream that redacts what is written to it; anything else is that of `stream`."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        self._stream.write(redact(text))
-        return len(text)
-
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)

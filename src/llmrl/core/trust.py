@@ -28,10 +28,13 @@ GROUP = "llmrl.parts"
 SHELL = "shell"
 """Stands among trusted modules for command lines of a config, which a cluster's jobs run."""
 PACKAGES = (
-    *("llmrl.agents", "llmrl.envs", "llmrl.finetuning", "llmrl.language", "llmrl.learners", "llmrl.llms"),
-    *("llmrl.loops", "llmrl.networks", "llmrl.players", "llmrl.principals", "llmrl.teachers"),
+    *("llmrl.agents", "llmrl.envs", "llmrl.finetuning", "llmrl.language", "llmrl.learners", "llmrl.loops"),
+    *("llmrl.networks", "llmrl.players", "llmrl.principals", "llmrl.teachers"),
+    # Not the ledger, the cache and the like, which write where they are told to.
+    *("llmrl.llms.budget", "llmrl.llms.limits", "llmrl.llms.retry", "llmrl.llms.litellm_chat", "llmrl.llms.local"),
+    *("llmrl.llms.openai_compatible", "llmrl.llms.replay", "llmrl.llms.scripted"),
 )
-"""Packages of this one that hold parts. A config may name their classes, and else nothing but `NAMED`."""
+"""Packages and modules of this one that hold parts. A config may name their classes, and else nothing but `NAMED`."""
 NAMED = frozenset(
     {
         "llmrl.envs.substrates.substrate_env",

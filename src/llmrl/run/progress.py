@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llmrl.core.printable import printable
+from llmrl.core.terminal import drawing
 from llmrl.run import status
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Progress:
             TextColumn(self.numbers.unit),
             TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=Console(file=drawing(sys.stderr)),
         )
         n = self.numbers
         self._task = self._bar.add_task(self._description, total=n.total, completed=int(n.done), speed="")

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import RunFolderError, short_error
-from llmrl.core.privacy import guard_terminal, keep_private
+from llmrl.core.privacy import keep_private
 from llmrl.core.processes import placed
+from llmrl.core.terminal import guard_terminal
 from llmrl.run.files import write_atomic
 from llmrl.run.queued import read_queued
 from llmrl.run.status import Status, read_status

@@ -1,0 +1,668 @@
+"""Strangers' configs, run folders, texts and links: code that is not trusted must not run, and nothing be faked.
+
+Usage: python scripts/attacks/trust.py [words of the names of attacks]
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import os
+import pickle
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from attack import attack, main
+
+CODE = """
+from pathlib import Path
+Path({marker!r}).touch()
+class Part:
+    learns = False
+    def __init__(self, *args, **kwargs): Path({marker!r}).touch()
+def boom(*args, **kwargs): Path({marker!r}).touch()
+"""
+ESCAPES = (
+    "\x1b]52;c;cm0gLXJmIH4=\x07\x1b]8;;http://evil\x1b\\ok\x1b[1A\x1b[2K\r\x9b31mfinished, result 9.99\u202e\u2028[/]"
+)
+"""Writes the clipboard, links, goes back a line and rewrites it, colours, turns round; closes markup never opened."""
+Said = tuple[Any, str]
+
+
+@contextlib.contextmanager
+def stranger(folder: Path) -> Iterator[Path]:
+    """Modules `evil` and `llmrl_evil` can be imported; the file is there as soon as one of them has run."""
+    marker, code = folder / "ran", folder / "code"
+    code.mkdir(exist_ok=True)
+    for name in ("evil", "llmrl_evil"):
+        (code / f"{name}.py").write_text(CODE.format(marker=str(marker)))
+    sys.path.insert(0, str(code))
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield marker
+    finally:
+        os.chdir(before)
+        sys.path.remove(str(code))
+        for name in ("evil", "llmrl_evil"):
+            sys.modules.pop(name, None)
+
+
+def said_by(call: Callable[[], Any]) -> Said:
+    """What a command returned or left with, and all that it wrote."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            code: Any = call()
+        except SystemExit as stop:
+            code = stop.code
+        except Exception as error:
+            code = f"{type(error).__name__}: {error}"
+    return code, out.getvalue()
+
+
+def last(text: str) -> str:
+    return " ".join(text.split())[-110:]
+
+
+def refused(folder: Path, call: Callable[[], Any], words: str) -> tuple[bool, str]:
+    """Whether a call is refused with such words, and no strange code has run."""
+    with stranger(folder) as marker:
+        code, out = said_by(call)
+        text = f"{out} {code}"
+        ran = marker.exists() or (folder / "pwned").exists()
+        held = words in " ".join(text.split()) and not ran and code not in (0, None)
+    return held, "code ran" if ran else last(text)
+
+
+def command(app: str, *words: str) -> Callable[[], Any]:
+    """A console script in this process."""
+
+    def call() -> Any:
+        from hydra.core.global_hydra import GlobalHydra
+
+        before, env = sys.argv, dict(os.environ)
+        GlobalHydra.instance().clear()
+        try:
+            sys.argv = [app, *words]
+            if app == "llmrl-train":
+                from llmrl.cli.train import main as run
+            elif app == "llmrl-evaluate":
+                from llmrl.cli.evaluate import main as run
+            elif app == "llmrl-sweep":
+                from llmrl.cli.sweep import main as run
+            elif app == "llmrl-finetune":
+                from llmrl.cli.finetune import main as run
+            elif app == "llmrl-report":
+                from llmrl.cli.sweep_report import main as run
+            else:
+                from llmrl.cli.llm import main as run
+            return run()
+        finally:
+            sys.argv = before
+            os.environ.clear()
+            os.environ.update(env)
+
+    return call
+
+
+CLEANUP = ("env=cleanup", "agent=random", "env.engine=native", "play.episodes=1", "dry_run=true")
+PLAIN = ("env=escape_room", "agent=random", "env.n_envs=2", "play.episodes=2")
+
+
+def trained(*words: str) -> Callable[[], Any]:
+    return command("llmrl-train", *words[:2], *PLAIN, "dry_run=true", *words[2:])
+
+
+@functools.cache
+def finished() -> Path:
+    """A real run, once."""
+    root = Path(tempfile.mkdtemp(prefix="llmrl_real_run_"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    code, out = said_by(command("llmrl-train", *PLAIN, f"output_root={root}"))
+    assert code in (None, 0), out
+    return next(path.parent for path in root.rglob("config.yaml"))
+
+
+def theirs(folder: Path, changes: Mapping[str, Any], state: str = "finished") -> Path:
+    """A stranger's copy of it."""
+    import yaml
+
+    run = folder / "runs" / "theirs" / "run-12345678" / "seed=0"
+    shutil.copytree(finished(), run)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump({**config, **changes}))
+    (run / "status.json").write_text((run / "status.json").read_text().replace('"finished"', f'"{state}"'))
+    return run
+
+
+def options(folder: Path, content: str, file: str = "experiment/nice.yaml") -> tuple[str, ...]:
+    """A stranger's folder of options, and how it is used."""
+    path = folder / "conf" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    return ("--config-dir", str(folder / "conf"))
+
+
+def build(node: Any, where: str = "env") -> Callable[[], Any]:
+    def call() -> Any:
+        from llmrl.cli.build import Builder
+        from llmrl.core.seeding import Seeds
+
+        return Builder({"seeds": Seeds(0)}).build(node, where)
+
+    return call
+
+
+OUTSIDE = "outside the trusted modules"
+GAME = {"_target_": "llmrl.envs.gym.vec_env.GymnasiumEnv", "id": "CartPole-v1", "n_envs": 1}
+
+# --- what a config names ---------------------------------------------------------------------------------------------
+
+NAMED = {
+    "torch reached through the network that uses it": (
+        "llmrl.networks.actor_critic.torch.load",
+        "no class or function",
+    ),
+    "pickle through the loop that imports it": ("llmrl.loops.baseline.pickle.loads", "no class or function"),
+    "Path, imported by a part's module": ("llmrl.llms.replay.Path", "at home in pathlib"),
+    "subprocess through a private helper": ("llmrl.sweeps.slurm._must", OUTSIDE),
+    "the remover of llmrl-sweep": ("llmrl.sweeps.cleaning.remove", OUTSIDE),
+    "a module that only begins like ours": ("llmrl_evil.Part", OUTSIDE),
+    "a Cyrillic letter in the name": ("llmrl.\u0430gents.ppo_agent.PPOAgent", OUTSIDE),
+    "a name with a line break": ("evil.Part\n", "no dotted name"),
+    "the globals of a function": ("llmrl.teachers.options.llm_teacher.__globals__", "no dotted name"),
+    "Hydra's own instantiate": ("hydra.utils.instantiate", OUTSIDE),
+    "a function of a package of parts": ("llmrl.llms.local.loading.load_model", "no part of llmrl"),
+    "the ledger, which appends to any file": ("llmrl.llms.ledger.Ledger", OUTSIDE),
+    "a private class of a part's module": ("llmrl.agents.sb3_agent._Blank", "cannot be imported"),
+}
+for _name, (_target, _words) in NAMED.items():
+    attack(_name, "refused, nothing imported")(
+        lambda folder, target=_target, words=_words: refused(folder, build({"_target_": target}), words)  # type: ignore[misc]
+    )
+
+
+@attack("a part inside a part (env.mechanism)", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    return refused(folder, command("llmrl-train", *CLEANUP, "env.mechanism._target_=evil.Part"), OUTSIDE)
+
+
+@attack("an option that hands the gate its own trust", "refused, nothing imported")
+def _(folder: Path) -> tuple[bool, str]:
+    node = {**GAME, "id": "evil:X-v0", "trust": {"modules": ["evil"]}}
+    return refused(folder, build(node), "has no option 'trust'")
+
+
+@attack("the same, in the check before a sweep", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    def call() -> None:
+        from llmrl.cli.build import Builder
+
+        Builder().check({**GAME, "trust": {"modules": ["evil"]}}, "env")
+
+    return refused(folder, call, "has no option 'trust'")
+
+
+@attack("env.id with a space before the module", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    return refused(folder, build({**GAME, "id": " evil:X-v0"}), OUTSIDE)
+
+
+@attack("env.text is a file of Python", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    return refused(folder, build({**GAME, "text": str(folder / "code" / "evil.py")}), "env.text")
+
+
+@attack("env.text is YAML that makes Python objects", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    (folder / "t.yaml").write_text("goal: !!python/object/apply:os.system ['touch pwned']\n")
+    return refused(folder, build({**GAME, "text": str(folder / "t.yaml")}), "YAML")
+
+
+@attack("a prompt of a stranger's folder reaches for Python", "refused by the sandbox")
+def _(folder: Path) -> tuple[bool, str]:
+    own = folder / "prompts" / "p"
+    own.mkdir(parents=True)
+    (own / "x.j2").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__.os }}")
+
+    def call() -> None:
+        from llmrl.llms.prompts import Prompts
+
+        Prompts("p", own, folder / "prompts").render("x")
+
+    return refused(folder, call, "prompt p/x")
+
+
+# --- option files ----------------------------------------------------------------------------------------------------
+
+
+@attack("a preset trusts by an interpolation", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    os.environ["LLMRL_ATTACK"] = "evil"
+    own = options(folder, "# @package _global_\ntrusted_modules: ['${oc.env:LLMRL_ATTACK}']\n")
+    return refused(folder, trained(*own, "experiment=nice"), "for whoever types the command")
+
+
+@attack("a preset adds to what is typed", "what is typed alone counts")
+def _(folder: Path) -> tuple[bool, str]:
+    own = options(folder, "# @package _global_\ntrusted_modules: [evil]\nagent: {_target_: evil.Part}\n")
+    return refused(folder, trained(*own, "experiment=nice", "trusted_modules=[mine]"), OUTSIDE)
+
+
+@attack("a preset trusts, in a sweep", "refused before anything starts")
+def _(folder: Path) -> tuple[bool, str]:
+    own = options(folder, "# @package _global_\ntrusted_modules: [evil]\nagent: {_target_: evil.Part}\n")
+    call = command("llmrl-train", "--multirun", *own, "env=escape_room", "experiment=nice", "seed=0,1")
+    return refused(folder, call, "for whoever types the command")
+
+
+@attack("a group of callbacks of Hydra's in a stranger's folder", "refused before Hydra calls it")
+def _(folder: Path) -> tuple[bool, str]:
+    own = options(folder, "x: {_target_: evil.boom}\n", "hydra/callbacks/nice.yaml")
+    return refused(folder, trained(*own, "hydra/callbacks=nice"), "hydra.callbacks.x._target_=evil.boom is outside")
+
+
+@attack("a log formatter that is a function", "refused before logging is set up")
+def _(folder: Path) -> tuple[bool, str]:
+    text = "# @package _global_\nhydra: {job_logging: {formatters: {x: {(): evil.boom}}}}\n"
+    return refused(folder, trained(*options(folder, text), "experiment=nice"), OUTSIDE)
+
+
+@attack("a log handler that is looked up by ext://", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    text = "# @package _global_\nhydra: {job_logging: {handlers: {x: {class: logging.StreamHandler, stream: ext://evil.boom}}}}\n"
+    return refused(folder, trained(*options(folder, text), "experiment=nice"), "no logging that an option file")
+
+
+@attack("LD_PRELOAD for the run's processes", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    text = "# @package _global_\nhydra: {job: {env_set: {LD_PRELOAD: /tmp/evil.so}}}\n"
+    return refused(folder, trained(*options(folder, text), "experiment=nice"), "hydra.job.env_set.LD_PRELOAD")
+
+
+@attack("overrides that a preset claims were typed", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    text = "# @package _global_\nhydra: {overrides: {hydra: ['hydra.job.env_set.X=1']}}\n"
+    return refused(folder, trained(*options(folder, text), "experiment=nice"), "overrides are typed")
+
+
+@attack("a model of a stranger in llmrl-llm check", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    own = options(folder, "_target_: evil.Part\n", "llm/nice.yaml")
+    return refused(folder, command("llmrl-llm", "check", "llm=nice", *own), OUTSIDE)
+
+
+@attack("another task of llmrl-finetune", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    own = options(
+        folder, "# @package _global_\ntransfer: {x: {env: {_target_: evil.Part}, agent: {_target_: evil.Part}}}\n"
+    )
+    return refused(folder, command("llmrl-finetune", *own, "+experiment=nice", "llm.model=x", "dry_run=true"), OUTSIDE)
+
+
+@attack("entry points in the working directory, started by python -m", "not installed, not trusted")
+def _(folder: Path) -> tuple[bool, str]:
+    meta = folder / "evil-1.dist-info"
+    meta.mkdir()
+    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1\n")
+    (meta / "entry_points.txt").write_text("[llmrl.parts]\nx = evil\n")
+    (folder / "evil.py").write_text(CODE.format(marker=str(folder / "ran")))
+    words = [sys.executable, "-m", "llmrl.cli.train", *PLAIN, "agent._target_=evil.Part", "dry_run=true"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=100)
+    return done.returncode == 1 and OUTSIDE in done.stderr and not (folder / "ran").exists(), last(done.stderr)
+
+
+@attack("the user's list is a link into a folder that all may write", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    shared, before = folder / "shared", os.environ.get("XDG_CONFIG_HOME")
+    shared.mkdir()
+    shared.chmod(0o777)
+    (shared / "list").write_text("evil\n")
+    (folder / "config" / "llmrl").mkdir(parents=True)
+    (folder / "config" / "llmrl" / "trusted").symlink_to(shared / "list")
+    os.environ["XDG_CONFIG_HOME"] = str(folder / "config")
+    try:
+        return refused(folder, build({"_target_": "evil.Part"}), "others may write it")
+    finally:
+        os.environ.pop("XDG_CONFIG_HOME")
+        if before is not None:
+            os.environ["XDG_CONFIG_HOME"] = before
+
+
+# --- run folders -----------------------------------------------------------------------------------------------------
+
+
+def evaluated(run: Path, *words: str) -> Callable[[], Any]:
+    return command("llmrl-evaluate", str(run), "--episodes", "2", *words)
+
+
+@attack("a run folder whose agent is a stranger's", "asks for --trust evil")
+def _(folder: Path) -> tuple[bool, str]:
+    run = theirs(folder, {"agent": {"_target_": "evil.Part"}, "trusted_modules": ["evil"]})
+    return refused(folder, evaluated(run), "--trust evil")
+
+
+@attack("trust in one stranger lets another in", "asks for --trust llmrl_evil")
+def _(folder: Path) -> tuple[bool, str]:
+    run = theirs(folder, {"agent": {"_target_": "llmrl_evil.Part"}})
+    return refused(folder, evaluated(run, "--trust", "llmrl", "--trust", "mine"), "--trust llmrl_evil")
+
+
+@attack("a config.yaml that makes Python objects", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    run = theirs(folder, {})
+    with (run / "config.yaml").open("a") as file:
+        file.write("x: !!python/object/apply:os.system ['touch pwned']\n")
+    return refused(folder, evaluated(run), "cannot be read")
+
+
+@attack("a saved config with interpolations of secrets", "they stay texts")
+def _(folder: Path) -> tuple[bool, str]:
+    from llmrl.run.content import read_config
+
+    os.environ["LLMRL_ATTACK"] = "secret"
+    found = read_config(theirs(folder, {"name": "${oc.env:LLMRL_ATTACK}"}), [])
+    return found["name"] == "${oc.env:LLMRL_ATTACK}", str(found["name"])
+
+
+class _Bomb:
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {shlex.quote(str(self.file))}",)
+
+
+@attack("a checkpoint that is a pickle bomb, with a right digest", "not unpickled")
+def _(folder: Path) -> tuple[bool, str]:
+    import torch
+
+    from llmrl.run.checkpoints import MAGIC
+
+    run = theirs(folder, {})
+    buffer = io.BytesIO()
+    torch.save({"state": _Bomb(folder / "pwned")}, buffer)
+    data = buffer.getvalue()
+    for file in (run / "checkpoints").iterdir():
+        if file.is_file():
+            file.write_bytes(data + MAGIC + hashlib.sha256(data).digest())
+    return refused(folder, evaluated(run), "checkpoint")
+
+
+@attack("trajectories that hold pickles", "not unpickled")
+def _(folder: Path) -> tuple[bool, str]:
+    import numpy as np
+
+    from llmrl.run.trajectories import read
+
+    path = folder / "0.npz"
+    np.savez(path, observation=np.array([_Bomb(folder / "pwned")], dtype=object), allow_pickle=True)
+    return refused(folder, lambda: read(path), "allow_pickle=False")
+
+
+@attack("a kept reply that is a pickle", "counts as none")
+def _(folder: Path) -> tuple[bool, str]:
+    from llmrl.llms.cache import Cache
+
+    cache = Cache(folder)
+    path = cache._path("00" * 32)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pickle.dumps(_Bomb(folder / "pwned")))
+    code, out = said_by(lambda: cache.get("00" * 32))
+    return not (folder / "pwned").exists(), f"{code} {last(out)}"
+
+
+@attack("--env of an evaluation names a module", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    run = theirs(folder, {"env": GAME})
+    return refused(folder, evaluated(run, "--env", "id=evil:X-v0"), OUTSIDE)
+
+
+@attack("a folder that is retried brings shell lines", "asks for --trust shell")
+def _(folder: Path) -> tuple[bool, str]:
+    import yaml
+
+    hardware = yaml.safe_load((finished() / "config.yaml").read_text())["hardware"]
+    slurm = {"_target_": "llmrl.sweeps.hardware.Slurm", "setup": ["touch pwned"]}
+    theirs(folder, {"hardware": {**hardware, "launcher": "slurm", "slurm": slurm}}, "failed")
+    return refused(folder, command("llmrl-sweep", "retry", str(folder / "runs")), "--trust shell")
+
+
+@attack("a line break in the name of an account", "refused, no job script is made")
+def _(folder: Path) -> tuple[bool, str]:
+    call = trained("hardware=slurm_cpu", "hardware.slurm.account='x\ntouch pwned #'")
+    return refused(folder, call, "")
+
+
+# --- terminals -------------------------------------------------------------------------------------------------------
+
+
+def obeyed(text: str) -> list[str]:
+    bad = [c for c in text if c not in "\n\t" and unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")]
+    return bad + [c for c in text if unicodedata.bidirectional(c) in ("LRE", "RLE", "LRO", "RLO", "LRI", "RLI", "FSI")]
+
+
+def harmless(call: Callable[[], Any], words: str) -> tuple[bool, str]:
+    code, out = said_by(call)
+    text = f"{out}{code if isinstance(code, str) else ''}"
+    return not obeyed(text) and words in text, f"{len(obeyed(text))} obeyed; {last(text)[-70:]}"
+
+
+@contextlib.contextmanager
+def serving(status: int, body: bytes) -> Iterator[str]:
+    """A server that gives one answer to everything."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def asked(url: str) -> Callable[[], Any]:
+    words = ("llm=openai_compatible", f"llm.base_url={url}", "llm.model=m", "llm.retry.retries=0")
+    return command("llmrl-llm", "check", *words)
+
+
+for _status in (401, 404, 500):
+
+    @attack(f"the body of HTTP {_status} writes the clipboard and a result line", "spelled out")
+    def _(folder: Path, status: int = _status) -> tuple[bool, str]:
+        with serving(status, ESCAPES.encode()) as url:
+            # Of a refused key the hint is shown alone.
+            return harmless(asked(url), "llm.api_key_env" if status == 401 else "result 9.99")
+
+
+@attack("a reply, its finish reason and the list of models write on the terminal", "spelled out")
+def _(folder: Path) -> tuple[bool, str]:
+    choice = {"message": {"content": ESCAPES}, "finish_reason": ESCAPES}
+    with serving(200, json.dumps({"choices": [choice], "data": [{"id": ESCAPES}]}).encode()) as url:
+        return harmless(asked(url), "result 9.99")
+
+
+def stored(folder: Path, **fields: Any) -> Path:
+    run = theirs(folder, {}, "failed")
+    status = json.loads((run / "status.json").read_text())
+    (run / "status.json").write_text(json.dumps({**status, **fields}))
+    return run
+
+
+@attack("a stored error rewrites the table of a sweep", "spelled out")
+def _(folder: Path) -> tuple[bool, str]:
+    stored(folder, error=ESCAPES, host=ESCAPES, llm=ESCAPES, env=ESCAPES)
+    return harmless(command("llmrl-sweep", "status", str(folder / "runs")), "9.99")
+
+
+@attack("stored overrides are markup", "shown as they are")
+def _(folder: Path) -> tuple[bool, str]:
+    stored(folder, overrides=["agent=[/red][link=http://evil]x", f"env={ESCAPES}"])
+    return harmless(command("llmrl-sweep", "status", str(folder / "runs")), "[link=http://evil]")
+
+
+@attack("a report of hostile runs", "spelled out")
+def _(folder: Path) -> tuple[bool, str]:
+    run = stored(folder, overrides=[f"agent={ESCAPES}"], env=ESCAPES, llm=ESCAPES, error=ESCAPES, state="finished")
+    call = command("llmrl-report", str(run.parents[2]), "--no-figures", "--out", str(folder / "report"))
+    code, out = said_by(call)
+    return not obeyed(out), f"{code}; {last(out)[-80:]}"
+
+
+@attack("the log of a run goes back a line", "spelled out")
+def _(folder: Path) -> tuple[bool, str]:
+    run = theirs(folder, {})
+    (run / "run.log").write_bytes(f"lost\r{ESCAPES}\n".encode())
+    (run / "traceback.txt").write_text(ESCAPES)
+    return harmless(command("llmrl-sweep", "logs", str(run)), "result 9.99")
+
+
+@attack("a folder whose name clears the screen", "spelled out by status and clean")
+def _(folder: Path) -> tuple[bool, str]:
+    run = theirs(folder, {}, "failed")
+    run.parents[1].rename(run.parents[2] / "\x1b[2J\x1b]0;x\x07fine\nremoved 0 items, 0.0 MB")
+    one = harmless(command("llmrl-sweep", "status", str(folder / "runs")), "")
+    two = harmless(command("llmrl-sweep", "clean", str(folder / "runs"), "--unfinished"), "fine")
+    return one[0] and two[0], f"{one[1]} / {two[1]}"
+
+
+@attack("printed commands, pasted into a real shell", "nothing but the command runs")
+def _(folder: Path) -> tuple[bool, str]:
+    from llmrl.cli.report import print_sweep
+    from llmrl.sweeps.hardware import Hardware
+    from llmrl.sweeps.jobs import Job, Outcome
+
+    place = folder / "it's $(touch pwned) `touch pwned`; touch pwned #" / "run" / "seed=0"
+    place.mkdir(parents=True)
+    job = Job({"seed": 0, "name": "x"}, [], Hardware("local", "cpu", "highest", 1, 1, 1.0, 0, 1), 1, [])
+    _, out = said_by(lambda: print_sweep([Outcome(job, place, "failed", error="x")]))
+    lines = [line.removeprefix("Why: ") for line in out.splitlines() if line.startswith(("Why: llmrl", "llmrl-"))]
+    stubs = 'llmrl-sweep() { echo "$@"; }; llmrl-report() { echo "$@"; }; '
+    for line in lines:
+        subprocess.run(["bash", "-c", stubs + line], cwd=folder, capture_output=True, timeout=20, check=True)
+    return len(lines) == 3 and not (folder / "pwned").exists(), f"{len(lines)} lines pasted: {lines[-1][-60:]}"
+
+
+# --- links -----------------------------------------------------------------------------------------------------------
+
+
+def cleaned(folder: Path, *kinds: str) -> Said:
+    return said_by(
+        command("llmrl-sweep", "clean", str(folder), *(kinds or ("--unfinished", "--backups", "--launches")), "--yes")
+    )
+
+
+def precious(folder: Path) -> Path:
+    own = folder / "precious"
+    (own / "seed=1" / "backup_1").mkdir(parents=True)
+    (own / "thesis").write_text("years")
+    (own / "seed=1" / "thesis").write_text("years")
+    return own
+
+
+def kept(own: Path) -> bool:
+    return (own / "thesis").exists() and (own / "seed=1" / "thesis").exists() and (own / "seed=1" / "backup_1").exists()
+
+
+@attack("the folder of launches is a link to a home", "left alone")
+def _(folder: Path) -> tuple[bool, str]:
+    own, run = precious(folder), theirs(folder, {})
+    (run.parents[2] / ".sweeps").symlink_to(own)
+    code, out = cleaned(run.parents[2])
+    return kept(own) and code == 0, last(out)
+
+
+@attack("a group of runs is a chain of links", "left alone")
+def _(folder: Path) -> tuple[bool, str]:
+    own, run = precious(folder), theirs(folder, {})
+    (folder / "middle").symlink_to(own)
+    (run.parents[1] / "group").symlink_to(folder / "middle")
+    code, out = cleaned(run.parents[2])
+    return kept(own) and code == 0, last(out)
+
+
+@attack("a backup is a relative link upwards", "left alone")
+def _(folder: Path) -> tuple[bool, str]:
+    own, run = precious(folder), theirs(folder, {})
+    (run / "backup_1").symlink_to("../../../../precious")
+    code, out = cleaned(run.parents[2])
+    return kept(own) and code == 0, last(out)
+
+
+@attack("a backup holds links to folders, and to itself", "the links go, nothing else")
+def _(folder: Path) -> tuple[bool, str]:
+    own, run = precious(folder), theirs(folder, {})
+    (run / "backup_1" / "deep").mkdir(parents=True)
+    (run / "backup_1" / "deep" / "x").symlink_to(own)
+    (run / "backup_1" / "deep" / "loop").symlink_to("..")
+    os.mkfifo(run / "backup_1" / "pipe")
+    code, out = cleaned(run.parents[2])
+    return kept(own) and not (run / "backup_1").exists() and code == 0, last(out)
+
+
+@attack("somebody swaps the folder for a link all the time", "nothing behind it is touched")
+def _(folder: Path) -> tuple[bool, str]:
+    from llmrl.core.errors import RunFolderError
+    from llmrl.sweeps.cleaning import remove
+
+    own, root = precious(folder), folder / "runs"
+    group, away, stop = root / "group", root / "away", threading.Event()
+    (group / "seed=1").mkdir(parents=True)
+    (group / "stays").touch()
+    link = root / "link"
+    link.symlink_to(own)
+
+    def swap() -> None:
+        while not stop.is_set():
+            for a, b in ((group, away), (link, group), (group, link), (away, group)):
+                with contextlib.suppress(OSError):
+                    a.rename(b)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    tried = lost = 0
+    try:
+        while tried < 2000 and kept(own):
+            tried += 1
+            try:
+                with contextlib.suppress(OSError):
+                    (group / "seed=1").mkdir()
+                remove(root, group / "seed=1")
+            except RunFolderError:
+                lost += 1
+    finally:
+        stop.set()
+        thread.join()
+    return kept(own), f"{tried} tries, {lost} met a link or nothing"
+
+
+if __name__ == "__main__":
+    main("Trust: strangers' code, texts and links")
