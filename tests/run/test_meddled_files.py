@@ -91,7 +91,7 @@ def test_the_status_and_its_name_are_synced(tmp_path: Path, monkeypatch: pytest.
 
     def spy(descriptor: int) -> None:
         fsync(descriptor)
-        synced.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, (tmp_path / "status.json").exists()))
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, (tmp_path / "status.json").exists()))
 
     monkeypatch.setattr(os, "fsync", spy)
     Status("finished").write(tmp_path)
@@ -107,7 +107,7 @@ def test_metrics_are_on_the_disk_before_a_run_counts_as_finished(
 
     def spy(descriptor: int) -> None:
         fsync(descriptor)
-        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("metrics.jsonl"):
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name == "metrics.jsonl":
             status = read_status(folder)
             states.append("" if status is None else status.state)
 
