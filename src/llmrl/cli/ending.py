@@ -55,7 +55,7 @@ def _whole() -> bool:
 
 
 def _from_inside(error: BaseException) -> bool:
-    """Whether an error is what a game raised itself: of errors that are meant to be read, only these have more to tell."""
+    """Whether an error is what a game raised itself: of errors that are meant to be read, these have more to tell."""
     from llmrl.core.errors import EngineError
 
     return isinstance(error, EngineError) and (error.__cause__ is not None or hasattr(error, "__notes__"))
