@@ -88,3 +88,9 @@ def until(condition: Callable[[], object], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end, f"not true after {seconds} s"
         time.sleep(0.1)
+
+
+def waits(config: dict[str, object], overrides: list[str]) -> None:
+    """A run that takes long, and never gets hold of its folder."""
+    Path(str(config["begun"])).touch()
+    time.sleep(120)

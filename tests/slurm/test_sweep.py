@@ -155,9 +155,9 @@ def test_submit_and_return_then_cancel(slurm_cluster: Cluster, tmp_path: Path):
     assert cancelled.returncode == 0 and "cancelled 4 SLURM jobs" in cancelled.stdout
     until(lambda: not {"running", "queued"} & set(states(tmp_path).values()))
     rows = table(tmp_path)
-    assert {row["state"] for row in rows} <= {"preempted", "lost"} and "preempted" in states(tmp_path).values()
-    for row in rows:  # SLURM forgets at once what had not begun
-        told = "everything is saved" if row["state"] == "preempted" else "left the queue before the run had started"
+    assert {row["state"] for row in rows} <= {"preempted", "cancelled"} and "preempted" in states(tmp_path).values()
+    for row in rows:
+        told = "everything is saved" if row["state"] == "preempted" else "cancelled before it began"
         assert told in row["error"], row
 
 

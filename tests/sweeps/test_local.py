@@ -89,8 +89,8 @@ def test_first_interrupt_saves_and_the_same_command_goes_on(tmp_path):
     os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does
     out, err = launcher.communicate(timeout=100)
     assert launcher.returncode == 130, out + err
-    assert "1 stopped, 1 not started" in out
-    assert states(tmp_path) == {("slow", 0): "stopped", ("slow", 1): "lost"}
+    assert "1 stopped, 1 cancelled" in out
+    assert states(tmp_path) == {("slow", 0): "stopped", ("slow", 1): "cancelled"}
     (tmp_path / "ok").touch()
     done = sweep(*overrides, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -109,7 +109,7 @@ def test_cancel_tells_the_launcher_and_its_runs(tmp_path):
     assert done.returncode == 0 and "told 2 processes" in done.stdout, done.stdout + done.stderr
     launcher.communicate(timeout=100)
     assert launcher.returncode == 143
-    assert sorted(states(tmp_path).values()) == ["lost", "preempted"]
+    assert sorted(states(tmp_path).values()) == ["cancelled", "preempted"]
 
 
 @pytest.mark.slow
@@ -276,7 +276,7 @@ def test_a_signal_for_the_whole_process_group_is_handed_on_once(tmp_path):
     os.killpg(launcher.pid, signal.SIGTERM)
     out, err = launcher.communicate(timeout=60)
     assert launcher.returncode == 143, out + err
-    assert set(states(tmp_path).values()) <= {"preempted", "lost"} and "preempted" in out
+    assert set(states(tmp_path).values()) <= {"preempted", "cancelled"} and "preempted" in out
 
 
 @pytest.mark.slow

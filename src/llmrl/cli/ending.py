@@ -42,11 +42,13 @@ def ending(name: str, tell: Callable[[str, object], None] = say) -> Iterator[Non
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None
     except LlmrlError as error:
+        if _whole() and _from_inside(error):
+            raise
         tell(name, _with_traceback(str(error), error))
         code = EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED
         raise SystemExit(EXIT_IN_USE if isinstance(error, RunInUse) else code) from error
     except Exception as error:
-        if os.environ.get(WHOLE, "0") != "0":
+        if _whole():
             raise
         tell(name, _unforeseen(error))
         raise SystemExit(EXIT_FAILED) from error
@@ -86,6 +88,17 @@ def ending_at_once(name: str, kept: str) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
+def _whole() -> bool:
+    return os.environ.get(WHOLE, "0") != "0"
+
+
+def _from_inside(error: BaseException) -> bool:
+    """Whether an error is what a game raised itself: of errors that are meant to be read, these have more to tell."""
+    from llmrl.core.errors import EngineError
+
+    return isinstance(error, EngineError) and (error.__cause__ is not None or hasattr(error, "__notes__"))
+
+
 def _unforeseen(error: Exception) -> str:
     from pathlib import Path
 
@@ -102,11 +115,9 @@ def _unforeseen(error: Exception) -> str:
 
 def _with_traceback(text: str, error: BaseException, otherwise: str = "") -> str:
     """`text`, and where the whole traceback is, or `otherwise`."""
-    from llmrl.core.errors import EngineError, LlmrlError, kept_traceback
+    from llmrl.core.errors import LlmrlError, kept_traceback
 
-    # Of errors that are meant to be read, only that which a game raised itself has more to tell.
-    inside = error.__cause__ is not None or hasattr(error, "__notes__")
-    readable = isinstance(error, LlmrlError) and not (isinstance(error, EngineError) and inside)
+    readable = isinstance(error, LlmrlError) and not _from_inside(error)
     kept = "" if readable else kept_traceback(error)
     more = f"The whole traceback is in {kept}" if kept else otherwise
     return f"{text}\n{more}" if more else text

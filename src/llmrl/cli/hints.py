@@ -27,9 +27,7 @@ def removed(overrides: Sequence[str]) -> str | None:
             continue
         if (resources.files("llmrl.conf") / key / "none.yaml").is_file():
             return f"~{key}: an experiment without it is written {key}=none"
-        return (
-            f"~{key}: no option can be left out of an experiment; set {key}=<value>, or leave ~{key} out of the command"
-        )
+        return f"~{key}: no option can be taken out of an experiment; set {key}=<value>, or leave ~{key} out"
     return None
 
 

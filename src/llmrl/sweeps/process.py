@@ -160,4 +160,6 @@ def _live(work: Work, log_file: str, last_words: Connection) -> None:
     except BaseException as error:
         cause = error.__cause__ if isinstance(error, SystemExit) and error.__cause__ else error
         last_words.send(short_error(cause)[:_LONGEST_WORDS])
+        if isinstance(error, KeyboardInterrupt):  # before the run could say so itself; Python would leave with 1
+            raise SystemExit(128 + signal.SIGINT) from None
         raise

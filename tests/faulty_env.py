@@ -1,0 +1,49 @@
+"""An environment with a defect of its own, such as a user's may have."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+
+from llmrl.envs.escape_room import EscapeRoom
+
+
+class Faulty(EscapeRoom):
+    """The escape room, but that `fault` (`made`, `reset`, `step` or `close`) divides by zero."""
+
+    fault: ClassVar[str] = ""
+
+    def reset(self, *arguments: Any, **named: Any) -> Any:
+        return self._or_fail("reset", super().reset(*arguments, **named))
+
+    def step(self, *arguments: Any, **named: Any) -> Any:
+        return self._or_fail("step", super().step(*arguments, **named))
+
+    def close(self) -> None:
+        super().close()
+        self._or_fail("close", None)
+
+    def _or_fail(self, where: str, result: Any) -> Any:
+        if self.fault == where:
+            raise ZeroDivisionError("a defect of mine")
+        return result
+
+
+class FaultyGame(gymnasium.Env[Any, Any]):
+    """A game of Gymnasium that divides by zero in its third step."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        return np.zeros(2, np.float32), 1.0 / (3 - self._steps), False, False, {}
+
+
+gymnasium.register("faulty_env/Game-v0", FaultyGame, max_episode_steps=5)

@@ -1,0 +1,194 @@
+"""Runs that the user took back before they began are cancelled; those that nobody came to are lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sweeping
+from llmrl.analysis.runs import UNFINISHED, Queue, read_run
+from llmrl.cli import sweep
+from llmrl.cli.sweep import RETRIED
+from llmrl.run.queued import Queued, cancelled_by, read_queued
+from llmrl.run.status import Status
+from llmrl.sweeps import slurm
+from llmrl.sweeps.hardware import Hardware
+from llmrl.sweeps.jobs import Job
+from llmrl.sweeps.launch import exit_code
+from llmrl.sweeps.local import Pool
+from llmrl.sweeps.records import cancel, records
+
+
+def job(root: Path, seed: int) -> Job:
+    config: dict[str, Any] = {"output_root": str(root), "name": "study", "seed": seed, "rerun": False}
+    config["begun"] = str(root / "begun")
+    hardware = Hardware("local", "cpu", "highest", 1, 1, 0.1, 0, 1)
+    return Job(config, [f"seed={seed}"], hardware, 1, [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_waits_when_the_launcher_is_stopped_is_cancelled(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C, and what `llmrl-sweep cancel` sends to a launcher; the first run is stopped before it has begun, too."""
+    jobs = [job(tmp_path, seed) for seed in range(3)]
+    seen: list[str] = []
+
+    def stop() -> None:
+        end = time.monotonic() + 90
+        while not (tmp_path / "begun").exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        seen.append(read_run(jobs[2].folder).state)
+        os.kill(os.getpid(), number)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    outcomes = Pool(jobs, sweeping.waits, tmp_path / ".sweeps" / "one").run()
+    stopper.join()
+    assert seen == ["queued"]
+    assert [outcome.state for outcome in outcomes] == ["cancelled"] * 3
+    assert exit_code(outcomes) == 128 + signal.SIGINT
+    for each in jobs:
+        record = read_run(each.folder)
+        assert record.state == "cancelled" and "before" in record.error and record.attempt == 0
+    again = [record.folder for record in records(tmp_path) if record.state in RETRIED.split(",")]
+    assert len(again) == 3, "the same command, and retry, come back to them"
+
+
+def test_a_launcher_that_was_stopped_while_it_took_runs_on_cancels_them_all(tmp_path: Path) -> None:
+    """As a second signal would find it: nothing has been started, and no run is left as if somebody would come."""
+    jobs = [job(tmp_path, seed) for seed in range(2)]
+    pool = Pool(jobs, sweeping.waits, tmp_path / ".sweeps" / "one")
+    take_on = pool._take_on
+
+    def stopped(stop: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        take_on(stop)
+
+    pool._take_on = stopped  # type: ignore[method-assign]
+    assert [outcome.state for outcome in pool.run()] == ["cancelled"] * 2
+    assert not (tmp_path / "begun").exists()
+
+
+def in_slurm(folder: Path, job_id: str, **changes: Any) -> Queued:
+    folder.mkdir(parents=True, exist_ok=True)
+    queued = Queued("slurm", 0, job_id, "here", 1, "1", "here", str(folder), "", "atlas", "ada", 0.0, "", [])
+    queued = replace(queued, **changes)
+    queued.write(folder)
+    return queued
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """SLURM's commands as scripts that print what a real cluster printed; what scancel is given is written down."""
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
+    monkeypatch.setattr(slurm.getpass, "getuser", lambda: "ada")
+
+    def answers(squeue: str, sacct: str) -> Path:
+        said = {"squeue": squeue, "sacct": sacct, "scontrol": "ClusterName             = atlas\n", "scancel": ""}
+        for name, text in said.items():
+            script = bin_folder / name
+            (bin_folder / f"{name}.said").write_text(text)
+            script.write_text(f'#!/bin/sh\necho "$@" >> {bin_folder}/{name}.asked\ncat {bin_folder}/{name}.said\n')
+            script.chmod(0o755)
+        return bin_folder
+
+    return answers
+
+
+def test_what_slurm_says_of_jobs_that_left_the_queue(tmp_path: Path, cluster: Callable[[str, str], Path]) -> None:
+    cluster(
+        "11|CANCELLED\n12|FAILED\n13_0|PENDING\n13_1|CANCELLED\n",
+        "14|CANCELLED by 1000\n15|NODE_FAIL\n16_[2-3%1]|CANCELLED by 0\n",
+    )
+    jobs = ("11", "12", "13_0", "13_1", "14", "15", "16_2", "16_3", "16_4", "17")
+    for i, job_id in enumerate(jobs):
+        in_slurm(tmp_path / "outputs" / "study" / "defaults-00000000" / f"seed={i}", job_id)
+    found = {record.job_id: record for record in records(tmp_path / "outputs")}
+    states = {job_id: record.state for job_id, record in found.items()}
+    assert states == {
+        **dict.fromkeys(("11", "13_1", "14", "16_2", "16_3"), "cancelled"),
+        **dict.fromkeys(("12", "15", "16_4", "17"), "lost"),
+        "13_0": "queued",
+    }
+    assert "scancel" in found["11"].error and "CANCELLED" in found["14"].error
+
+
+def test_a_run_that_had_begun_is_not_called_cancelled(tmp_path: Path, cluster: Callable[[str, str], Path]) -> None:
+    cluster("21|CANCELLED\n", "22|CANCELLED by 1000\n")
+    folders = [tmp_path / "outputs" / "study" / "defaults-00000000" / f"seed={i}" for i in range(2)]
+    for folder, job_id, state in zip(folders, ("21", "22"), ("preempted", "running"), strict=True):
+        in_slurm(folder, job_id)
+        Status(state, job_id=job_id, pid=1).write(folder)
+    assert [record.state for record in records(tmp_path / "outputs")] == ["preempted", "lost"]
+    for folder in folders:
+        cancelled_by(folder, "somebody")
+    assert [read_run(folder).state for folder in folders] == ["preempted", "lost"]
+
+
+def test_llmrl_sweep_cancel_writes_it_down(
+    tmp_path: Path, cluster: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seen also where SLURM has forgotten the job, or cannot be asked."""
+    bin_folder = cluster("31|PENDING\n32|RUNNING\n", "")
+    waiting, begun = (tmp_path / "outputs" / "study" / "defaults-00000000" / f"seed={i}" for i in range(2))
+    in_slurm(waiting, "31")
+    in_slurm(begun, "32", attempt=0)
+    Status("preempted", job_id="32").write(begun)  # between two attempts
+    jobs, told, unreachable = cancel(records(tmp_path / "outputs"))
+    assert (jobs, told, unreachable) == (2, 0, [])
+    assert (bin_folder / "scancel.asked").read_text() == "31 32\n"
+    (bin_folder / "squeue.said").write_text("")
+    states = {record.seed: record.state for record in records(tmp_path / "outputs")}
+    assert states == {0: "cancelled", 1: "preempted"}
+    with pytest.raises(SystemExit) as stop:
+        sweep.main(["status", str(tmp_path / "outputs")])
+    assert stop.value.code == 0, "nothing has failed"
+    assert "1 cancelled" in capsys.readouterr().out
+
+
+def test_the_launcher_says_what_became_of_its_jobs(tmp_path: Path, cluster: Callable[[str, str], Path]) -> None:
+    cluster("", "41|CANCELLED by 1000\n42|NODE_FAIL\n")
+    for seed, (job_id, state) in enumerate((("41", "cancelled"), ("42", "lost"), ("43", "lost"))):
+        one = job(tmp_path / "outputs", seed)
+        queued = in_slurm(one.folder, job_id)
+        queue = slurm.ask_queue()
+        assert queue is not None
+        outcome = slurm.outcome_of(one, queued, queue)
+        assert outcome.state == state and f"job {job_id}" in outcome.error
+
+
+def test_taken_on_again_it_waits_again(tmp_path: Path) -> None:
+    folder = tmp_path / "study" / "defaults-00000000" / "seed=0"
+    in_slurm(folder, "51", cancelled="job 51")
+    queue = Queue("atlas", frozenset(["ada"]), {"52": "PENDING"})
+    assert read_run(folder, queue).state == "cancelled"
+    in_slurm(folder, "52")
+    assert read_run(folder, queue).state == "queued"
+    assert read_queued(folder) is not None and json.loads((folder / "queued.json").read_text())["cancelled"] == ""
+
+
+def test_a_launcher_killed_outright_still_loses_its_queue(tmp_path: Path) -> None:
+    folder = tmp_path / "study" / "defaults-00000000" / "seed=0"
+    in_slurm(folder, "", launcher="local", machine="elsewhere")
+    assert read_run(folder).state == "lost"
+    assert {"cancelled", "lost"} <= set(UNFINISHED)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), min_size=1, max_size=4), st.booleans())
+def test_tasks_of_an_array_are_told_apart(ranges: list[tuple[int, int]], limited: bool) -> None:
+    text = ",".join(f"{a}" if n == 0 else f"{a}-{a + n}" for a, n in ranges) + ("%3" if limited else "")
+    expected = [f"7_{i}" for a, n in ranges for i in range(a, a + n + 1)]
+    assert slurm._tasks(f"7_[{text}]") == expected
+    assert slurm._tasks("7") == ["7"] and slurm._tasks("7_3") == ["7_3"] and slurm._tasks("7_[") == ["7_["]
