@@ -132,7 +132,7 @@ def test_nothing_is_sent_any_more(tmp_path, hurried):
 @pytest.mark.parametrize("who", WAITING)
 def test_a_run_that_waits_for_its_model_ends_and_goes_on(tmp_path, monkeypatch, hurried, capfd, who):
     overrides = (*WAITING[who], "llm=openai_compatible", "llm.model=fake-model", "design.references=0")
-    overrides += (f"llm.cache_dir={tmp_path / 'cache'}", f"output_root={tmp_path / 'outputs'}")
+    overrides += ("llm.max_invalid=null", f"llm.cache_dir={tmp_path / 'cache'}", f"output_root={tmp_path / 'outputs'}")
 
     def reply(messages):
         return scripted_principal.reply(messages[0]["content"]) if who == "a principal" else "{}"

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from llmrl.analysis.llm_calls import CallTotals
 from llmrl.core.records import ChatReply, ChatRequest, impossible
 from llmrl.llms import hosted
+from llmrl.llms.budget import Reservation
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
 from llmrl.llms.hosted import token_count
@@ -152,7 +153,7 @@ def test_a_reply_that_cannot_be_kept_is_still_in_the_ledger(tmp_path: Path) -> N
     client = ChatClient(Sure(GOOD), Cache(tmp_path / "file"), Ledger(tmp_path / "calls.jsonl"))
     with pytest.raises(RunFolderError, match=r"llm\.cache=off"):
         client.cache.mode = "readwrite"  # type: ignore[union-attr]
-        client._keep(client_call(), GOOD)
+        client._keep(client_call(), GOOD, Reservation(0, None))
     assert "yes" in (tmp_path / "calls.jsonl").read_text()
 
 

@@ -88,7 +88,7 @@ class TestTheLimit:
 
     @pytest.mark.parametrize("value", ["share=1.5", "share=-1", "after=0", "after=many"])
     def test_values_that_make_no_sense(self, value):
-        with pytest.raises(ConfigError, match="llm.max_invalid"):
+        with pytest.raises(ConfigError, match=r"llm\.max_invalid"):
             check_values(compose("env=escape_room", "principal=llm", f"llm.max_invalid.{value}"))
 
     def test_it_decides_nothing_about_which_run_it_is(self):
@@ -182,9 +182,11 @@ def test_verdicts_are_told_apart(tmp_path):
     for texts in (["x", "3"], ["x", "x", "4"]):
         asking.ask([Prompt(text) for text in texts])
     calls = list(read_calls(path))
-    assert [(call["reply"], call["valid"]) for call in calls] == [
-        ("x", False), ("3", True), ("x", False), ("x", False), ("4", True),
-    ]  # fmt: skip
-    assert [bool(call["fault"]) for call in calls] == [True, False, True, True, False]
+    # Those of a batch stand in the order in which they arrived.
+    assert [sorted((call["reply"], call["valid"]) for call in batch) for batch in (calls[:2], calls[2:])] == [
+        [("3", True), ("x", False)],
+        [("4", True), ("x", False), ("x", False)],
+    ]
+    assert all(bool(call["fault"]) != call["valid"] for call in calls)
     total = run_totals(tmp_path)
     assert (total.calls, total.judged, total.invalid) == (5, 5, 3) and client.validity.invalid == 3

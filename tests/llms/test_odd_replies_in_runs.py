@@ -24,7 +24,7 @@ def model(server):
 @pytest.mark.parametrize(
     ("game", "said", "valid"),
     [
-        (SEARCH, {"reasoning": "\ud800", "params": [1, 2, 3, 4, 5, 6, 7, 8]}, True),
+        (SEARCH, {"reasoning": "\ud800", "params": [1, 2, 3, 4, 5, 6, -1, -2, -3, -4]}, True),
         (PLAY, {"reflection": "\ud800", "action": 0, "lesson": "\udfff"}, True),
         (PLAY, {"reflection": "why", "action": LONG, "lesson": "none"}, False),
     ],

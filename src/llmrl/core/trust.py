@@ -32,7 +32,7 @@ PACKAGES = (
     *("llmrl.networks", "llmrl.players", "llmrl.principals", "llmrl.teachers"),
     # Not the ledger, the cache and the like, which write where they are told to.
     *("llmrl.llms.budget", "llmrl.llms.limits", "llmrl.llms.retry", "llmrl.llms.litellm_chat", "llmrl.llms.local"),
-    *("llmrl.llms.openai_compatible", "llmrl.llms.replay", "llmrl.llms.scripted"),
+    *("llmrl.llms.openai_compatible", "llmrl.llms.replay", "llmrl.llms.scripted", "llmrl.llms.validity"),
 )
 """Packages and modules of this one that hold parts. A config may name their classes, and else nothing but `NAMED`."""
 NAMED = frozenset(
