@@ -10,10 +10,11 @@ import sys
 import optuna
 import pytest
 import yaml
+from full_disk import no_file_larger_than
 
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.tuning.space import Choices, Numbers
-from llmrl.tuning.study import AGGREGATES, Settings, Study
+from llmrl.tuning.study import AGGREGATES, STUDY_NAME, Settings, Study
 
 SPACE = {
     "agent.rate": Numbers(1e-5, 1e-1, log=True),
@@ -258,3 +259,16 @@ def test_the_database_is_one_that_optuna_reads(tmp_path):
     search(tmp_path, trials=3)
     study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path / 'study.db'}")
     assert len(study.trials) == 3 and study.direction.name == "MAXIMIZE"
+
+
+def test_a_study_without_room_says_so_and_goes_on_with_room(tmp_path):
+    with opened(tmp_path) as study:
+        trial, *others = study.next_batch()
+        room = (tmp_path / STUDY_NAME).stat().st_size
+        with no_file_larger_than(room), pytest.raises(RunFolderError, match=r"MB are free in .*hydra\.sweeper\.folder"):
+            for _ in range(200):
+                study.tell(trial, ["x" * 20_000, 0.5])
+        told = study.tell(trial, [1.0, 0.5])
+    assert told.state == "finished" and len(others) == 2
+    with opened(tmp_path) as again:
+        assert [each.state for each in again.trials()] == ["finished", "running", "running"]

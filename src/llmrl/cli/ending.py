@@ -103,10 +103,10 @@ def _unforeseen(error: Exception) -> str:
     from pathlib import Path
 
     from llmrl.core.disk import FULL, why
-    from llmrl.core.errors import short_error
+    from llmrl.core.errors import kept_traceback, short_error
 
     if isinstance(error, OSError) and error.errno in FULL:
-        place = Path(str(error.filename or "."))
+        place = Path(str(error.filename or kept_traceback(error) or "."))
         return _with_traceback(f"cannot write {place}: {why(place, error)}", error)
     if isinstance(error, MemoryError):
         return _with_traceback(f"there is not enough memory: {short_error(error)}", error)

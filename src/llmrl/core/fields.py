@@ -50,7 +50,7 @@ def record_of(kind: type[Record], content: Mapping[str, Any]) -> Record:
     Raises:
         ValueError: a field is missing, or not of its type; says which.
     """
-    hints = _hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
     found: dict[str, Any] = {}
     for each in fields(kind):  # type: ignore[arg-type]
         if each.name not in content:

@@ -199,10 +199,10 @@ def save_film(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps:
     """
     made = [folder / f"{name}.mp4", folder / f"{name}.gif"]
     # Their endings say what they are to be.
-    partial = [path.with_name(f".{name}.{os.getpid()}{path.suffix}") for path in made]
+    mp4, gif = partial = [path.with_name(f".{name}.{os.getpid()}{path.suffix}") for path in made]
     try:
-        _make_film(frames, *partial, fps)
-        if not _is_whole(partial[0]):
+        _make_film(frames, mp4, gif, fps)
+        if not _is_whole(mp4):
             raise OSError(errno.EIO, "the encoder ended before the film")
         for path, whole in zip(partial, made, strict=True):
             path.replace(whole)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, NotAsked
 from llmrl.core.records import ChatReply, ChatRequest, State, impossible
@@ -391,7 +391,8 @@ class ChatClient:
             self._believing = False
             said = ", ".join(f"{name}={getattr(reply, name)!r}" for name in wrong)
             logger.warning("%s tells of a reply with %s, which is taken for unknown (told once)", self.label, said)
-        return replace(reply, **dict.fromkeys(wrong)) if wrong else reply
+        unknown: dict[str, Any] = dict.fromkeys(wrong)
+        return replace(reply, **unknown) if wrong else reply
 
     def _cost(self, reply: ChatReply) -> float | None:
         if reply.cost is not None:

@@ -9,6 +9,7 @@ left of that batch is then a batch of its own).
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from llmrl.analysis.statistics import interquartile_mean, mean
+from llmrl.core.disk import why
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.run.files import write_atomic
@@ -156,15 +158,16 @@ class Study:
         size = max(0, min(self.settings.parallel_trials, missing))
         if left := [trial for trial in trials if trial.state == "running"][:size]:
             return left
-        for torn in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if not self._is_whole(torn):
-                self._study.tell(torn.number, state=TrialState.FAIL)
         distributions = {key: dimension.distribution() for key, dimension in self.space.items()}
         batch = []
-        for index in range(len(trials), len(trials) + size):
-            self._study.sampler = self._sampler(index)
-            drawn = self._study.ask(distributions)
-            batch.append(Trial(drawn.number, overrides(self.space, drawn.params)))
+        with self._readable():
+            for torn in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                if not self._is_whole(torn):
+                    self._study.tell(torn.number, state=TrialState.FAIL)
+            for index in range(len(trials), len(trials) + size):
+                self._study.sampler = self._sampler(index)
+                drawn = self._study.ask(distributions)
+                batch.append(Trial(drawn.number, overrides(self.space, drawn.params)))
         return batch
 
     def tell(self, trial: Trial, results: Sequence[Result]) -> Trial:
@@ -175,13 +178,14 @@ class Study:
         from optuna.trial import TrialState
 
         by_seed = dict(zip(self.seeds, results, strict=True))
-        # Before the state changes: a process killed in between leaves a trial that is run, or rather skipped, again.
-        self._study.set_user_attr(f"results of trial {trial.number}", by_seed)
-        if any(isinstance(result, str) for result in results):
-            self._study.tell(trial.number, state=TrialState.FAIL)
-            return Trial(trial.number, trial.overrides, "failed", None, by_seed)
-        value = float(AGGREGATES[self.settings.aggregate](np.array(results, dtype=np.float64)))
-        self._study.tell(trial.number, value)
+        with self._readable():
+            # Before the state changes: a process killed in between leaves a trial whose runs are skipped the next time.
+            self._study.set_user_attr(f"results of trial {trial.number}", by_seed)
+            if any(isinstance(result, str) for result in results):
+                self._study.tell(trial.number, state=TrialState.FAIL)
+                return Trial(trial.number, trial.overrides, "failed", None, by_seed)
+            value = float(AGGREGATES[self.settings.aggregate](np.array(results, dtype=np.float64)))
+            self._study.tell(trial.number, value)
         return Trial(trial.number, trial.overrides, "finished", value, by_seed)
 
     def ranking(self) -> list[Trial]:
@@ -281,8 +285,12 @@ class Study:
         try:
             yield
         except (OptunaError, SQLAlchemyError) as error:
-            reason = str(error.__cause__ or error).splitlines()[0]
+            said = str(error.__cause__ or error).splitlines()[0]
+            path, elsewhere = self.folder / STUDY_NAME, "hydra.sweeper.folder=<folder>"
+            if "is full" in said or "disk I/O" in said:
+                reason = why(path, OSError(errno.ENOSPC, said), elsewhere)
+                raise RunFolderError(f"cannot write the study {path}: {reason}") from error
             raise RunFolderError(
-                f"{self.folder / STUDY_NAME} cannot be used as a study ({reason}); move it away to start a new one, or "
-                "choose another place with hydra.sweeper.folder=<folder>"
+                f"{path} cannot be used as a study ({said}); move it away to start a new one, or choose another place "
+                f"with {elsewhere}"
             ) from error
