@@ -67,3 +67,17 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def inside(folder: Path, *names: str) -> Path:
+    """The folder that `names` lead to from a run folder, which need not be there yet.
+
+    Raises:
+        RunFolderError: a link leads elsewhere, and whoever made the run folder may have put it there.
+    """
+    path = folder
+    for name in names:
+        path = path / name
+        if path.is_symlink():
+            raise RunFolderError(f"{path} is a link; what is behind it is not written to unless you name it (--out)")
+    return path
