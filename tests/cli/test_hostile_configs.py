@@ -219,6 +219,18 @@ def test_a_run_folder_that_is_evaluated(name, finished, marker, tmp_path, capsys
     assert ("evil" not in str(FOLDERS[name])) or "--trust evil" in said, said
 
 
+@pytest.mark.parametrize("words", [(), ("suite=babyai_text", "--policy", "random")])
+def test_results_are_not_written_behind_a_link(words, finished, tmp_path, capsys):
+    folder, precious = hostile(finished, tmp_path, {}), tmp_path / "precious"
+    precious.mkdir()
+    (precious / "results.json").write_text("years of work")
+    (folder / "evaluation").symlink_to(precious)
+    with pytest.raises(SystemExit):
+        evaluate.main([str(folder), *words, "--episodes", "2"])
+    assert "is a link" in capsys.readouterr().err
+    assert [file.read_text() for file in precious.iterdir()] == ["years of work"]
+
+
 def test_who_trusts_it_may_run_it(finished, marker, tmp_path, capsys):
     folder = hostile(finished, tmp_path, FOLDERS["a part"])
     with pytest.raises((AttributeError, TypeError, ConfigError)):  # it is no agent

@@ -116,6 +116,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.core.errors import BudgetExhausted, ConfigError
     from llmrl.core.seeding import Seeds
     from llmrl.run.content import RUN_KEY, read_config, saved_state
+    from llmrl.run.files import inside
     from llmrl.run.metrics import FILE_NAME as METRICS_NAME
     from llmrl.run.metrics import place_of, read_metrics
 
@@ -143,7 +144,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         config = without_teacher(config)
     plan = planned(args.adapt, len(asked) > 1, names, own)
     compared = [f"mechanism={','.join(x if x.isalpha() else f'[{x}]' for x in asked)}"] if len(asked) > 1 else []
-    out = args.out or args.run / folder_name([*args.env, *compared])
+    out = args.out or inside(args.run, folder_name([*args.env, *compared]))
     out.mkdir(parents=True, exist_ok=True)
     # The principal, whose language model might cost money, is left out; an agent that needs a model gets it.
     playing = {**(config if plan is None else whole), "principal": {"_target_": None}}

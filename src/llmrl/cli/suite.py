@@ -36,6 +36,7 @@ def evaluate_suite(args: argparse.Namespace, words: Sequence[str]) -> list[dict[
     from llmrl.cli.report import terminal
     from llmrl.cli.suite_run import check_played, evaluate_run, run_config
     from llmrl.core.errors import ConfigError
+    from llmrl.run.files import inside
 
     name, content = _content(args, words)
     refused = [f"--{o}" for o in ("video", "context") if getattr(args, o) not in (None, False)]
@@ -53,10 +54,11 @@ def evaluate_suite(args: argparse.Namespace, words: Sequence[str]) -> list[dict[
     for run, config in zip(runs, configs, strict=True):
         if len(runs) > 1:
             terminal().print(f"Run {len(found) + 1} of {len(runs)}: {run}", soft_wrap=True)
-        out = (args.out / str(len(found)) if len(runs) > 1 else args.out) if args.out else run / "evaluation"
+        out = (args.out / str(len(found)) if len(runs) > 1 else args.out) if args.out else None
+        place = inside(run, "evaluation", f"suite_{name}") if out is None else out / f"suite_{name}"
         # Who has no runs plays once.
         own = [STUDENT] if found else players
-        found.append(evaluate_run(run, config, own, args, name, content, out / f"suite_{name}"))
+        found.append(evaluate_run(run, config, own, args, name, content, place))
     if len(found) > 1:
         joined = together(found, groups)
         above = Path(os.path.commonpath([run.absolute().parent for run in runs]))

@@ -58,3 +58,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def inside(folder: Path, *names: str) -> Path:
+    """The folder that `names` lead to from a run folder, which need not be there yet.
+
+    Raises:
+        RunFolderError: a link leads elsewhere, and whoever made the run folder may have put it there.
+    """
+    path = folder
+    for name in names:
+        path = path / name
+        if path.is_symlink():
+            raise RunFolderError(f"{path} is a link; what is behind it is not written to unless you name it (--out)")
+    return path
