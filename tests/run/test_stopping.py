@@ -116,11 +116,12 @@ def test_what_is_before_a_long_way_is_saved(tmp_path, monkeypatch):
         assert len(run.checkpoints.paths()) == 1, "it would spend most of its time on saving"
 
 
-def test_a_signal_is_meant_for_the_run_that_needs_a_run_too(tmp_path):
-    with StopFlag() as outer:
-        with StopFlag():
+def test_a_signal_is_meant_for_the_run_that_needs_a_run_too(capfd):
+    with StopFlag("stopping") as outer:
+        with StopFlag("stopping"):
             signalled()
         assert outer.requested
+        assert capfd.readouterr().err.count("SIGTERM: stopping") == 1
         time.sleep(0.05)
         assert outer.name == "SIGTERM" and outer.waiting_s >= 0.05
 

@@ -320,7 +320,7 @@ class Run:
 
         Args:
             iteration, state: of the place before the block.
-            learns: the block goes on to change weights, which `state` shares: nothing is saved where that is interrupted.
+            learns: the block goes on to change weights, which `state` shares; nothing is saved if that is interrupted.
 
         Raises:
             Stopped: on a signal.
