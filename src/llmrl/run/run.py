@@ -340,7 +340,9 @@ class Run:
             raise Stopped(self.folder, stopped.signal, together=False) from stopped
 
     def progress(self, total: float | None, unit: str, description: str, done: float = 0) -> Progress:
-        """A progress display (context manager) that keeps `status.json` up to date."""
+        """A progress display (context manager) that keeps `status.json` up to date. A loop that begins asks for one, so
+        the way to its first safe point is measured from here."""
+        self._last_safe_point = time.monotonic()
 
         def report(numbers: status.Progress) -> None:
             self.status.progress = numbers
