@@ -80,11 +80,16 @@ def test_told_to_stop_while_its_model_hangs_it_ends_and_counts_what_was_sent(tmp
             os.kill(os.getpid(), number)
 
         threading.Thread(target=interrupt, daemon=True).start()
-        handler = signal.getsignal(number)
-        code, said = evaluate(capsys, folder, "--seed", 7)
+        # Where nobody handles it, it is not to end the process that tests run in.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            handler = signal.getsignal(number)
+            code, said = evaluate(capsys, folder, "--seed", 7)
+            assert signal.getsignal(number) is handler
+        finally:
+            signal.signal(signal.SIGTERM, before)
         assert time.monotonic() - signalled[0] < hangs / 2
         assert code == 128 + number and f"stopped by {number.name}; nothing of it is written" in said
-        assert signal.getsignal(number) is handler
         calls = list(read_calls(folder / "evaluation" / "llm_calls.jsonl"))
         assert [call["spent"]["calls"] for call in calls if "error" in call] == [1, 2]
         server.faults.clear()

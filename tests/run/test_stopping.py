@@ -102,6 +102,9 @@ def test_what_is_before_a_long_way_is_saved(tmp_path, monkeypatch):
     """So that nothing before it is lost if that way has to be given up; short ones are saved when it is time."""
     with Run.open(tmp_path, "toys", CONFIG, checkpoint_every_s=1e9) as run:
         monkeypatch.setattr("llmrl.run.run.LONG_S", 0.2, raising=False)
+        time.sleep(0.3)  # what is built before the loop begins is no way between safe points
+        with run.progress(5, "steps", "toy"):
+            pass
         for iteration in (1, 2):
             run.safe_point(iteration, dict)
         assert not run.checkpoints.paths()
@@ -116,11 +119,12 @@ def test_what_is_before_a_long_way_is_saved(tmp_path, monkeypatch):
         assert len(run.checkpoints.paths()) == 1, "it would spend most of its time on saving"
 
 
-def test_a_signal_is_meant_for_the_run_that_needs_a_run_too(tmp_path):
-    with StopFlag() as outer:
-        with StopFlag():
+def test_a_signal_is_meant_for_the_run_that_needs_a_run_too(capfd):
+    with StopFlag("stopping") as outer:
+        with StopFlag("stopping"):
             signalled()
         assert outer.requested
+        assert capfd.readouterr().err.count("SIGTERM: stopping") == 1
         time.sleep(0.05)
         assert outer.name == "SIGTERM" and outer.waiting_s >= 0.05
 

@@ -241,6 +241,7 @@ class ChatClient:
         """Ask the provider for one reply, as often as it takes."""
         try:
             with self.limits.slot():
+                self._wait(0.0, flight)
                 # Another process may have asked the same while this request waited for its turn.
                 kept = self._from_cache(call)
                 if kept is not None:

@@ -202,9 +202,9 @@ class LearnLoop:
 
     def _saved(self, run: Run) -> AbstractContextManager[None]:
         """Keeps the work so far if a language model, where one is used, cannot be reached."""
-        return (
-            nullcontext() if self.meter is None else run.saved_if_refused(self.iteration, self.state_dict, learns=True)
-        )
+        if self.meter is None:
+            return nullcontext()
+        return run.saved_if_refused(self.iteration, self.state_dict, learns=True)
 
     def _restore(self, run: Run) -> None:
         self.iteration = run.iteration

@@ -336,8 +336,7 @@ class Run:
 
         Args:
             iteration, state: of the place before the block.
-            learns: the block goes on to change weights, which `state` shares: nothing is saved where that is
-                interrupted.
+            learns: the block goes on to change weights, which `state` shares; nothing is saved if that is interrupted.
 
         Raises:
             Stopped: on a signal.
@@ -357,7 +356,9 @@ class Run:
             raise Stopped(self.folder, stopped.signal, together=False) from stopped
 
     def progress(self, total: float | None, unit: str, description: str, done: float = 0) -> Progress:
-        """A progress display (context manager) that keeps `status.json` up to date."""
+        """A progress display (context manager) that keeps `status.json` up to date. A loop that begins asks for one, so
+        the way to its first safe point is measured from here."""
+        self._last_safe_point = time.monotonic()
 
         def report(numbers: status.Progress) -> None:
             self.status.progress = numbers

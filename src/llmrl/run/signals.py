@@ -135,6 +135,7 @@ class StopFlag:
             os.close(self._news)
             self._news = None
         if outer is not None and self.signal is not None and outer.signal is None:
+            outer._said = self._said
             outer._begin(self.signal, self._since)  # it was meant for all that is going on
             if outer._news is not None:
                 os.write(outer._news, bytes([self.signal]))
