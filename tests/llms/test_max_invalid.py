@@ -88,7 +88,7 @@ class TestTheLimit:
 
     @pytest.mark.parametrize("value", ["share=1.5", "share=-1", "after=0", "after=many"])
     def test_values_that_make_no_sense(self, value):
-        with pytest.raises(ConfigError, match="llm.max_invalid"):
+        with pytest.raises(ConfigError, match=r"llm\.max_invalid"):
             check_values(compose("env=escape_room", "principal=llm", f"llm.max_invalid.{value}"))
 
     def test_it_decides_nothing_about_which_run_it_is(self):

@@ -303,6 +303,6 @@ def scripted_request():
 
 def test_huge_numbers_stay_numbers():
     vector = LLMPrincipal(toy(), scripted(), out_of_range="clamp").read(
-        json.dumps({name: 1e308 for name in toy().proposals.names} | {"reasoning": ""})
+        json.dumps(dict.fromkeys(toy().proposals.names, 1e308) | {"reasoning": ""})
     )
     assert np.isfinite(vector.vectors).all()
