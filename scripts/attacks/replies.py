@@ -129,7 +129,7 @@ def writable(root: Path) -> bool:
 
 
 ODD = {
-    "half a surrogate pair in a JSON escape": '{"reflection": "\\ud800", "action": "\\udc00", "plan": "\\ud800", "params": "\\ud800"}',
+    "half a surrogate pair in a JSON escape": '{"reflection": "\\ud800", "action": "\\udc00", "plan": "\\ud800"}',
     "a number of 6,000 digits": f'{{"action": {HUGE}, "params": [{HUGE}], "plan": {HUGE}, "reflection": ""}}',
     "6,000 digits in a string": f'{{"action": "{HUGE}", "params": ["{HUGE}"], "plan": ["{HUGE}"], "reflection": "x"}}',
     "100,000 brackets": '{"action": ' + "[" * 100_000,
@@ -300,7 +300,7 @@ def _(folder: Path) -> tuple[bool, str]:
     last = [row for row in rows if "teacher/asked" in row][-1]
     return (
         end == "finished" and plans == {} and last["teacher/asked"] > last["teacher/states"],
-        f"plans.json {plans}, {last['teacher/states']:.0f} states asked {last['teacher/asked']:.0f} times, {asked} in all",
+        f"plans.json {plans}, {last['teacher/states']:.0f} states, {last['teacher/asked']:.0f} times, {asked} calls",
     )
 
 
