@@ -129,9 +129,9 @@ def writable(root: Path) -> bool:
 
 
 ODD = {
-    "half a surrogate pair in a JSON escape": '{"reasoning": "\\ud800", "reflection": "\\ud800", "action": "\\udc00", "plan": "\\ud800", "params": ["\\ud800"]}',
+    "half a surrogate pair in a JSON escape": '{"reflection": "\\ud800", "action": "\\udc00", "plan": "\\ud800"}',
     "a number of 6,000 digits": f'{{"action": {HUGE}, "params": [{HUGE}], "plan": {HUGE}, "reflection": ""}}',
-    "6,000 digits in a string": f'{{"action": "{HUGE}", "params": ["{HUGE}"], "plan": [{{"skill": "{HUGE}"}}], "reflection": "x"}}',
+    "6,000 digits in a string": f'{{"action": "{HUGE}", "params": ["{HUGE}"], "plan": ["{HUGE}"], "reflection": "x"}}',
     "100,000 brackets": '{"action": ' + "[" * 100_000,
     "900 closed brackets": '{"reflection": "x", "action": ' + "[" * 900 + "]" * 900 + "}",
     "exponents beyond every float": '{"action": 1e999999, "params": [1e999999, -1e999999], "reflection": "x"}',
@@ -178,7 +178,7 @@ def _(folder: Path) -> tuple[bool, str]:
 
 @attack("half a pair in the reasons of a good proposal", "cleaned: in proposals.jsonl")
 def _(folder: Path) -> tuple[bool, str]:
-    with Server(json.dumps({"reasoning": "\ud800", "params": list(range(8))})) as server:
+    with Server(json.dumps({"reasoning": "\ud800", "params": list(range(10))})) as server:
         end, said = tried(folder, *SEARCH, *server.model, "search.iterations=2")
     return end == "finished" and writable(folder), f"{end} {said[:60] if end != 'finished' else ''}"
 
@@ -300,7 +300,7 @@ def _(folder: Path) -> tuple[bool, str]:
     last = [row for row in rows if "teacher/asked" in row][-1]
     return (
         end == "finished" and plans == {} and last["teacher/asked"] > last["teacher/states"],
-        f"plans.json {plans}, {last['teacher/states']:.0f} states asked {last['teacher/asked']:.0f} times, {asked} calls",
+        f"plans.json {plans}, {last['teacher/states']:.0f} states, {last['teacher/asked']:.0f} times, {asked} calls",
     )
 
 

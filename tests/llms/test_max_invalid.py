@@ -190,3 +190,16 @@ def test_verdicts_are_told_apart(tmp_path):
     assert all(bool(call["fault"]) != call["valid"] for call in calls)
     total = run_totals(tmp_path)
     assert (total.calls, total.judged, total.invalid) == (5, 5, 3) and client.validity.invalid == 3
+
+
+def test_an_evaluation_only_counts(tmp_path, capsys):
+    from llmrl.cli.evaluate import evaluate, parser
+    from llmrl.cli.report import print_evaluation
+
+    game = ("env=taxi", "env.n_envs=3", "env.horizon=4", "agent=llm_player", "play.episodes=3", RUBBISH)
+    with pytest.raises(TooManyInvalid):
+        run(*game, f"output_root={tmp_path}", "checkpoint_seconds=0")
+    found = evaluate(parser().parse_args([str(only_run_folder(tmp_path)), "--episodes", "3"]))
+    assert found["llm_invalid_share"] == 1.0 and found["llm_judged_replies"] >= 24
+    print_evaluation(found)
+    assert "NOTHING THE MODEL SAID WAS UNDERSTOOD" in capsys.readouterr().out

@@ -9,10 +9,6 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
 from models import Echo, ask, connected
 
-SEARCH = (
-    "env=cartpole", "agent=linear", "env.horizon=20", "env.n_envs=1", "search.episodes=2", "hardware.cores=1",
-    "principal=llm", "search.iterations=2", "search.evaluate_episodes=2",
-)  # fmt: skip
 PLAY = ("env=cartpole", "agent=llm_player", "agent.lessons=1", "env.n_envs=1", "env.horizon=2", "play.episodes=2")
 LONG = "9" * 5000
 
@@ -24,11 +20,10 @@ def model(server):
 @pytest.mark.parametrize(
     ("game", "said", "valid"),
     [
-        (SEARCH, {"reasoning": "\ud800", "params": [1, 2, 3, 4, 5, 6, -1, -2, -3, -4]}, True),
         (PLAY, {"reflection": "\ud800", "action": 0, "lesson": "\udfff"}, True),
         (PLAY, {"reflection": "why", "action": LONG, "lesson": "none"}, False),
     ],
-    ids=["half a pair in reasons", "half a pair in what is remembered", "5,000 digits"],
+    ids=["half a pair in what is remembered", "5,000 digits"],
 )
 def test_it_goes_on(tmp_path, game, said, valid):
     with FakeOpenAIServer(lambda messages: json.dumps(said)) as server:
@@ -37,7 +32,6 @@ def test_it_goes_on(tmp_path, game, said, valid):
         run(*game, *model(server), "rerun=true", f"output_root={tmp_path}")  # out of the cache
         assert len(server.requests) == paid
     calls = list(read_calls(only_run_folder(tmp_path) / FILE_NAME))
-    # The search refuses what was proposed already, once the first proposal has been tried.
     assert len(calls) == paid and calls[0]["valid"] is valid
 
 

@@ -17,8 +17,8 @@ from experiments import compose, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError
 from llmrl.core.privacy import kept_private, make_folder
-from llmrl.core.terminal import GuardedStream
 from llmrl.core.secrets import MARK
+from llmrl.core.terminal import GuardedStream
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import FILE_NAME, Ledger

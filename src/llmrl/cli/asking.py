@@ -30,11 +30,12 @@ def askers(names: Sequence[str], config: Config, llm: object) -> list[str]:
 
 
 def with_budget(config: Config, calls: int | None) -> Config:
-    """The config with a budget of its own for evaluations: so many replies; None: that of the run."""
-    if calls is None:
-        return config
-    budget = {**config["llm"]["budget"], "calls": calls, "tokens": None, "usd": None}
-    return {**config, "llm": {**config["llm"], "budget": budget}}
+    """The config as evaluations ask: with a budget of their own, so many replies (None: that of the run), and where
+    invalid replies are only counted, as an evaluation has nothing to save."""
+    llm = {**config["llm"], "max_invalid": None}
+    if calls is not None:
+        llm["budget"] = {**config["llm"]["budget"], "calls": calls, "tokens": None, "usd": None}
+    return {**config, "llm": llm}
 
 
 def announced(

@@ -364,7 +364,7 @@ def check_values(config: Config) -> None:
     if asking(config):
         builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
         for policy in ("retry", "limits", "budget", "max_invalid"):
-            if config["llm"][policy] is not None:
+            if config["llm"].get(policy) is not None:
                 builder.check(config["llm"][policy], f"llm.{policy}")
     kind = loop_kind(config)
     # Whether an agent learns is known when it is built.

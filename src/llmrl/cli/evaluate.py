@@ -109,7 +109,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.cli.other_env import check_same_players, folder_name, parsed
     from llmrl.cli.outside import with_digests
     from llmrl.cli.players import MODES, build_players, without_teacher
-    from llmrl.cli.report import print_rows
+    from llmrl.cli.report import UNDERSTOOD, llm_summary, print_rows
     from llmrl.cli.results import write_results
     from llmrl.cli.stage import NO_FILMS, Stage
     from llmrl.cli.trusting import check_known
@@ -192,6 +192,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         "adapted": None if plan is None else plan.record(),
         "llm": None if llm is None else llm.label,
         "carried": stage.carried,
+        **({} if llm is None else {k: v for k, v in llm_summary(llm).items() if k in UNDERSTOOD}),
     }
     logged = read_metrics(args.run / METRICS_NAME)[: state[RUN_KEY]["metrics_lines"]]
     return write_results(stage, about, found, films, place_of(logged)) | {"out": str(out)}

@@ -131,8 +131,13 @@ def print_summary(run: Run) -> None:
         console.print("The best mechanism beside none: the same with --mechanism none,best", soft_wrap=True)
 
 
+UNDERSTOOD = ("llm_judged_replies", "llm_invalid_share")
+"""Entries of a summary that say how far a language model was understood."""
+
+
 def _misgiving(summary: Mapping[str, Any]) -> str:
-    return misgiving(summary.get("llm_judged_replies"), summary.get("llm_invalid_share"))
+    judged, share = (summary.get(name) for name in UNDERSTOOD)
+    return misgiving(judged, share)
 
 
 def print_misgiving(console: Console, summary: Mapping[str, Any]) -> None:
@@ -244,6 +249,7 @@ def print_evaluation(results: dict[str, Any]) -> None:
     if results["context"]:
         title += f"\ncontext: {results['context']}"
     table = Table(title=title)
+    print_misgiving(console, results)
     if "mechanisms" in results:
         _print_comparison(console, table, results)
         return

@@ -422,9 +422,9 @@ class SearchLoop:
 
 def _notes(principal: Proposer, n: int) -> list[dict[str, Any]]:
     """What `proposals.jsonl` says of where each of `n` proposals came from, where a principal tells."""
-    reasons = getattr(principal, "reasons", [""] * n)
-    fallbacks = getattr(principal, "fallbacks", [False] * n)
+    reasons = [*getattr(principal, "reasons", []), *[""] * n]
+    fallbacks = [*getattr(principal, "fallbacks", []), *[False] * n]
     return [
         ({"reasoning": reason} if reason else {}) | ({"fallback": True} if fallback else {})
-        for reason, fallback in zip(reasons, fallbacks, strict=True)
+        for reason, fallback in zip(reasons[:n], fallbacks[:n], strict=True)
     ]
