@@ -6,6 +6,7 @@ import re
 import pytest
 
 from experiments import comparable_metrics, compose, only_run_folder, run
+from fake_openai_server import FakeOpenAIServer
 from llmrl.analysis.llm_calls import run_totals
 from llmrl.cli.compose import build_model, check_values
 from llmrl.core.errors import ConfigError, TooManyInvalid
@@ -203,3 +204,12 @@ def test_an_evaluation_only_counts(tmp_path, capsys):
     assert found["llm_invalid_share"] == 1.0 and found["llm_judged_replies"] >= 24
     print_evaluation(found)
     assert "NOTHING THE MODEL SAID WAS UNDERSTOOD" in capsys.readouterr().out
+
+
+def test_a_model_that_never_answered_is_told_of(tmp_path, capsys):
+    with FakeOpenAIServer(lambda messages: "") as server:
+        server.faults += ["400-echo"] * 50
+        model = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=m")
+        model = (*model, "llm.failures=fall_back", "llm.retry.retries=0")
+        run(*GAME, "principal=llm", "design.steps=2", *model, f"output_root={tmp_path}")
+    assert "WARNING: THE MODEL NEVER ANSWERED: all of its 2 calls failed" in capsys.readouterr().out

@@ -133,9 +133,13 @@ def print_summary(run: Run) -> None:
 
 UNDERSTOOD = ("llm_judged_replies", "llm_invalid_share")
 """Entries of a summary that say how far a language model was understood."""
+UNANSWERED = "llm_calls_failed"
+"""Entry of the summary of a run (`llm.failures=fall_back`) in which no call was answered."""
 
 
 def _misgiving(summary: Mapping[str, Any]) -> str:
+    if summary.get(UNANSWERED):
+        return f"THE MODEL NEVER ANSWERED: all of its {summary[UNANSWERED]:,.0f} calls failed"
     judged, share = (summary.get(name) for name in UNDERSTOOD)
     return misgiving(judged, share)
 
@@ -218,6 +222,8 @@ def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:
         shown["llm_replies_lost"] = totals["spent/llm_unsettled_calls"]
     if totals.get("spent/llm_unsettled_cost"):
         shown["llm_usd_unsettled_at_most"] = totals["spent/llm_unsettled_cost"]
+    if totals.get("llm/calls") == 0 and totals.get("spent/llm_failed_calls"):
+        shown[UNANSWERED] = totals["spent/llm_failed_calls"]
     return {"llm": llm.label, **{name: value for name, value in shown.items() if value is not None}}
 
 
