@@ -20,26 +20,18 @@ MARK = "<redacted>"
 SHORTEST = 8
 """Characters from which on the value of a variable is taken for a secret: `none` and `true` are not."""
 
-_SECRET_VARIABLE = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+_SECRET_ENDINGS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS")
 _named: set[str] = set()
 
 _START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
 """Of a word, also after a line break as JSON has it."""
-_PREFIXES = (
-    "hf_",
-    "gh",
-    "github_pat_",
-    "glpat-",
-    "xox",
-    "gsk_",
-    "r8_",
-    "nvapi-",
-    "AIza",
-    "AKIA",
-    "ASIA",
-    "eyJ",
-    "PRIVATE KEY-",
-)
+_PREFIXES = {
+    "_": ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "gsk_", "r8_"),
+    "-": ("glpat-", "xox", "nvapi-", "KEY-"),
+    "A": ("AIza", "AKIA", "ASIA"),
+    "eyJ": ("eyJ",),
+}
+"""A sign, and what keys with that sign begin with: most texts have few of them."""
 _FORMS = re.compile(
     rf"{_START}(?:"
     r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
@@ -52,7 +44,7 @@ _FORMS = re.compile(
 """Keys of Hugging Face, GitHub, GitLab, Slack, Groq, Replicate, NVIDIA, Google and AWS, JSON web tokens, PEM files."""
 _SK = re.compile(rf"{_START}[spr]k[-_]([A-Za-z0-9_-]{{12,}})")
 _USER = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/?#\"'<>\\]{1,300}@")
-_PARAMETER = re.compile(r"([?&](?:amp;)?)([A-Za-z0-9_.%~\[\]-]{1,64})(=)([^&\s\"'#<>\\]+)")
+_PARAMETER = re.compile(r"([?&](?:amp;)?)([A-Za-z0-9_.%~\[\]-]{1,64})(=)([^&\s\"'`#<>\\]+)")
 _BEARER = re.compile(
     rf"(?i){_START}(bearer\s{{1,3}}|authorization[\"']?\s{{0,3}}[:=]\s{{0,3}}[\"']?(?:basic|token)\s{{1,3}})([\w.~+/=-]{{6,}})"
 )
@@ -92,16 +84,16 @@ def protect(variable: str) -> None:
 
 def is_secret_variable(name: str) -> bool:
     """Whether an environment variable of this name is taken to hold a secret."""
-    return name in _named or _SECRET_VARIABLE.search(name) is not None
+    return name in _named or name.upper().endswith(_SECRET_ENDINGS)
 
 
 def known() -> list[str]:
     """The secrets in the environment, in all the forms in which a text may hold them, the longest first."""
     found: set[str] = set()
-    for name, value in os.environ.items():
-        value = value.strip()
+    for name in filter(is_secret_variable, list(os.environ)):
+        value = os.environ.get(name, "").strip()
         # Variables that say where a key is are no secret.
-        if len(value) >= SHORTEST and is_secret_variable(name) and not _is_place(value):
+        if len(value) >= SHORTEST and not _is_place(value):
             found |= {value, quote(value, safe=""), json.dumps(value)[1:-1]}
     return sorted(found, key=len, reverse=True)
 
@@ -125,7 +117,7 @@ def redact(text: str, secrets: Sequence[str] | None = None) -> str:
     lower = text.lower()
     if "bearer" in lower or "authorization" in lower:
         text = _BEARER.sub(_bearer, text)
-    if any(prefix in text for prefix in _PREFIXES):
+    if any(sign in text and any(each in text for each in begun) for sign, begun in _PREFIXES.items()):
         text = _FORMS.sub(MARK, text)
     if "k-" in text or "k_" in text:
         text = _SK.sub(_sk, text)
