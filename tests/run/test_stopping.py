@@ -101,20 +101,20 @@ def test_a_save_is_not_given_up(tmp_path, monkeypatch):
 def test_what_is_before_a_long_way_is_saved(tmp_path, monkeypatch):
     """So that nothing before it is lost if that way has to be given up; short ones are saved when it is time."""
     with Run.open(tmp_path, "toys", CONFIG, checkpoint_every_s=1e9) as run:
-        monkeypatch.setattr("llmrl.run.run.LONG_S", 0.2, raising=False)
-        time.sleep(0.3)  # what is built before the loop begins is no way between safe points
+        monkeypatch.setattr("llmrl.run.run.LONG_S", 1.0, raising=False)
+        time.sleep(1.2)  # what is built before the loop begins is no way between safe points
         with run.progress(5, "steps", "toy"):
             pass
         for iteration in (1, 2):
             run.safe_point(iteration, dict)
         assert not run.checkpoints.paths()
-        time.sleep(0.3)
+        time.sleep(1.2)
         run.safe_point(3, dict)
         assert [path.stem[-1] for path in run.checkpoints.paths()] == ["3"]
         run.safe_point(4, dict)
         assert len(run.checkpoints.paths()) == 1
         run._saving_took = 1.0
-        time.sleep(0.3)
+        time.sleep(1.2)
         run.safe_point(5, dict)
         assert len(run.checkpoints.paths()) == 1, "it would spend most of its time on saving"
 
@@ -160,7 +160,7 @@ signals.GIVE_UP_S, signals.GIVE_UP_AGAIN_S, signals.OVERDUE_S = 0.2, 0.3, 0.5
 library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 with Run.open(Path(sys.argv[1]), "toys", json.loads(sys.argv[2])) as run:
     run.checkpoint(4, {})
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
     library.pthread_mutex_lock(mutex)
     library.pthread_mutex_lock(mutex)  # for ever, and deaf to signals
 """
