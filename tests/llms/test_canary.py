@@ -83,7 +83,8 @@ def train(folder, *overrides):
 @pytest.mark.slow
 def test_what_does_leak_is_found(tmp_path):
     """The rest of this file can fail: a text that nobody knows to be a key is found wherever it goes."""
-    with FakeOpenAIServer(lambda messages: f"I am {KEY}", model=KEY) as server:
+    half = PIECES[1].decode()
+    with FakeOpenAIServer(lambda messages: f"I am {half}", model=half) as server:
         code, out, err = train(tmp_path, *openai_compatible(server.url), "llm.api_key_env=null", "design.steps=1")
     assert code == 0
     found = leaks(out, err, folder=tmp_path)
