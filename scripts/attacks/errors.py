@@ -582,6 +582,8 @@ for how, expected in (("Ctrl-C", "stopped"), ("llmrl-sweep cancel", "preempted")
             process.wait()
             seen = states(folder)
             command(folder, "cancel", "outputs", name="llmrl-sweep")
+            until(lambda: "running" not in states(folder) and not list(folder.rglob("owner.json")))
+            time.sleep(1)  # its process leaves after it has let go of the folder
             return seen == ["lost", "lost", "running"] and "Traceback" not in err, str(seen)
         held = seen == sorted(["cancelled", "cancelled", expected]) and "Traceback" not in err
         return held, f"{seen}, exit code {process.returncode}"
