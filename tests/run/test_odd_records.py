@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from llmrl.analysis.runs import read_run
 from llmrl.core.errors import CheckpointError, LlmrlError, RunFolderError
-from llmrl.core.fields import fitting, read_object
+from llmrl.core.fields import LARGEST, fitting, read_object
 from llmrl.run import owner, queued, status
 from llmrl.run.content import read_config
 from llmrl.run.metrics import FILE_NAME, metric_tables, read_metrics
@@ -61,6 +61,7 @@ ANY_RECORD: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "zeros of a lost write": into(lambda content: bytes(300)),
     "nested without end": into(lambda content: b"[" * 100_000),
     "a directory": as_directory,
+    "a pipe": lambda path, content: (path.unlink(missing_ok=True), os.mkfifo(path), None)[2],
     "a number as a text": changed("pid", "17"),
     "a truth value as a number": changed("attempt", True),
     "a list as a text": changed("host", ["here"]),
@@ -144,7 +145,13 @@ def test_an_odd_queue_record_costs_that_run_alone(tmp_path: Path, how: str) -> N
 
 
 def test_a_file_without_end_is_not_read_whole(tmp_path: Path) -> None:
-    (tmp_path / "status.json").symlink_to("/dev/zero")
+    path = tmp_path / "status.json"
+    path.symlink_to("/dev/zero")
+    with pytest.raises(RunFolderError, match="it is no file"):
+        status.read_status(tmp_path)
+    path.unlink()
+    path.touch()
+    os.truncate(path, LARGEST + 1)
     with pytest.raises(RunFolderError, match="more than 64 MiB"):
         status.read_status(tmp_path)
 

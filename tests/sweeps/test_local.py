@@ -65,7 +65,8 @@ def test_retry_finishes_what_the_command_began(tmp_path):
 @pytest.mark.slow
 def test_two_launchers_share_a_sweep(tmp_path):
     """Started together, they run every run once; one that comes later finds nothing to do."""
-    overrides = (*TROUBLED, "hardware=local", "agent.trouble=slow", "agent.until=ok", "seed=0,1,2,3")
+    slow = ("agent.trouble=slow", "agent.until=ok", "design.steps=500")  # until the late one has looked
+    overrides = (*TROUBLED, "hardware=local", *slow, "seed=0,1,2,3")
     first = start(*overrides, cwd=tmp_path)
     second = start(*overrides, cwd=tmp_path)
     until(lambda: any(row["state"] == "running" for row in table(tmp_path, ".")))

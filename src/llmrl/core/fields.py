@@ -26,6 +26,8 @@ def read_object(path: Path) -> dict[str, Any]:
         ValueError: it is none, or cannot be read; says why.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ValueError("it is no file")
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
         if len(data) > LARGEST:
