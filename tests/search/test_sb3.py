@@ -89,7 +89,8 @@ def test_observations_of_other_kinds_are_flattened(tmp_path, game):
         "env.horizon=9",
         "hardware.cores=1",
     )
-    run(f"output_root={tmp_path}", "env=gymnasium", f"env.id={game}", "env.n_envs=1", *small)
+    trust = "trusted_modules=[counting_game]"
+    run(f"output_root={tmp_path}", trust, "env=gymnasium", f"env.id={game}", "env.n_envs=1", *small)
     assert "incumbent_return" in json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
 
 
