@@ -91,7 +91,7 @@ ROOM = ("env=escape_room", "env._target_=slow_parts.SlowRoom", "trusted_modules=
 LEARN = (*ROOM, "learn.rollout_steps=200", "learn.env_steps=4000", "learn.evaluate_episodes=800")
 DESIGN = (*ROOM, "principal=random", "design.steps=2", "design.adapt_rounds=2", "design.references=0")
 DESIGN += ("design.validate_episodes=100",)
-SLOW_GYM = ("env=gymnasium", "env.id=slow_parts:Slow-v0")
+SLOW_GYM = ("env=gymnasium", "env.id=slow_parts:Slow-v0", "trusted_modules=[slow_parts]")
 MODEL = ("llm=openai_compatible", "llm.model=fake-model", "llm.api_key_env=null")
 
 
@@ -319,7 +319,7 @@ def counted(ended: Ended, n: int):
     """Held, and the ledger says that `n` calls were spent."""
     held, seen = ended.verdict()
     lines = [json.loads(line) for path in ended.folder.rglob("llm_calls.jsonl") for line in path.open()]
-    spent = max((line["spent"]["calls"] for line in lines), default=0)
+    spent = max((line["spent"]["calls"] + line["spent"]["unsettled"] for line in lines if "spent" in line), default=0)
     return held and spent == n, f"{spent} call(s) counted; {seen}"
 
 
