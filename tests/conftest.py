@@ -1,5 +1,6 @@
 """Fixtures shared by all tests; the sample third-party package is importable everywhere."""
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -38,6 +39,23 @@ def signal_game():
         return SignalGame(Seeds(seed), n_envs, n_agents, n_signals, horizon)
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def _commands_leave_no_trace(monkeypatch):
+    """A command that runs in a test's process sets up logging anew, which closes what was logged to before (absl's
+    handler closes the very stream that pytest captures), and makes what is created private."""
+    monkeypatch.setattr(logging, "_handlerList", [])
+    root, factory, umask = logging.getLogger(), logging.getLogRecordFactory(), os.umask(0)
+    os.umask(umask)
+    before = root.handlers[:]
+    yield
+    os.umask(umask)
+    logging.setLogRecordFactory(factory)
+    for handler in {*root.handlers} - {*before}:
+        root.removeHandler(handler)
+    for handler in before:
+        root.addHandler(handler)
 
 
 @pytest.fixture(autouse=True)

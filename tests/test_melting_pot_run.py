@@ -11,6 +11,7 @@ import llmrl.conf
 from experiments import compose, only_run_folder, run
 from llmrl.cli.compose import build_parts
 from llmrl.cli.evaluate import main as evaluate
+from llmrl.llms.ledger import read_calls
 from llmrl.run.content import saved_state
 
 BASES = ("_published", "_independent", "_paper", "escape_room_small", "_native_small")
@@ -26,7 +27,7 @@ def test_llm_principal_governs_and_is_evaluated(tmp_path, env, capsys):
     folder = only_run_folder(tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
     assert result == summary["final_objective"] and len(summary["history"]) == 2
-    calls = [json.loads(line) for line in (folder / "llm_calls.jsonl").read_text().splitlines()]
+    calls = list(read_calls(folder / "llm_calls.jsonl"))
     assert len(calls) == 2 and "Generation 1" in json.dumps(calls[1])
     evaluate([str(folder), "--episodes", "3", "--video", "--video-steps", "10"])
     assert "objective (mean)" in capsys.readouterr().out

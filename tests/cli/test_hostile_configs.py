@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import sys
@@ -154,8 +153,6 @@ OPTIONS = {
 def commanded(monkeypatch, *words):
     """The exit code of `llmrl-train <words>` in this process."""
     monkeypatch.setattr(sys, "argv", ["llmrl-train", *words])
-    # Hydra closes all that was logged to before, and absl's handler with it the stream that pytest captures.
-    monkeypatch.setattr(logging, "_handlerList", [])
     GlobalHydra.instance().clear()
     before = dict(os.environ)
     try:

@@ -11,6 +11,7 @@ HERE = Path(__file__).parent
 COMMON = (
     f"hydra.searchpath=[file://{HERE / 'conf'}]",
     "env=target",
+    "trusted_modules=[target_game]",
     "agent=linear",
     "agent.bias=false",
     "agent.decimals=0",

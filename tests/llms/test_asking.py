@@ -80,7 +80,7 @@ def test_a_failed_call_falls_back_without_a_repair():
     model = Echo(fail={"a": LLMError("down")})
     asked = asker(model, failures="fall_back")
     assert asked.ask(questions("a", "7")) == [None, 7]
-    assert model.asked == ["a", "7"] and asked.counters["fallbacks"] == 1
+    assert sorted(model.asked) == ["7", "a"] and asked.counters["fallbacks"] == 1
 
 
 def test_no_room_for_a_repair_is_a_fallback():

@@ -16,7 +16,7 @@ from experiments import comparable_metrics, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import BudgetExhausted, LLMError
 from llmrl.llms import scripted_principal
-from llmrl.llms.ledger import read_calls
+from llmrl.llms.ledger import Ledger, read_calls
 
 STEPS, KILLED_AT = 220, 200
 """Principal steps, replies paid before the kill."""
@@ -165,7 +165,8 @@ def test_a_budget_stops_the_run_and_a_larger_one_finishes_it(tmp_path, whole):
         process = llmrl_train(overrides(server, tmp_path, STEPS, "llm.budget.calls=100"))
         assert process.wait() == 3
         folder = only_run_folder(tmp_path)
-        assert server.delivered.total() == 100
+        spent = Ledger(folder / "llm_calls.jsonl").spent_before
+        assert spent.calls == server.delivered.total() and spent.calls + spent.unsettled == 100
         assert json.loads((folder / "status.json").read_text())["state"] == "budget_exhausted"
         assert any((folder / "checkpoints").iterdir())
         run(*overrides(server, tmp_path, STEPS, "llm.budget.calls=1000"))

@@ -265,7 +265,7 @@ def test_a_rerun_that_never_began_is_not_taken_for_the_run_before_it(slurm_clust
     cancelled = command("cancel", "outputs", cwd=tmp_path)
     assert "cancelled 1 SLURM jobs" in cancelled.stdout, cancelled.stdout + cancelled.stderr
     out, err = launcher.communicate(timeout=100)
-    assert launcher.returncode == 1 and "left the queue before the run had started" in out, out + err
+    assert launcher.returncode == 130 and "left the queue before the run had" in out, out + err
     assert states(tmp_path) == {("none", 0): "finished"}
 
 

@@ -174,7 +174,7 @@ def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
     trust = Trust(tuple(trusted_by(overrides)))
     shared = HydraConfig.instance()
     before = shared.cfg
-    shared.set_config(config)  # what interpolations ask
+    shared.set_config(config)  # what interpolations ask; closes Hydra's part to changes
     try:
         parts = ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")
         nodes = {
@@ -185,6 +185,7 @@ def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
         raise ConfigError(f"hydra's own options cannot be read: {error}") from error
     finally:
         shared.cfg = before
+        OmegaConf.set_readonly(own, None)  # launchers write the number of a job there
     for name in ("callbacks", "launcher", "sweeper"):
         for place, target in _targets(nodes[name], f"hydra.{name}"):
             # Plugins are installed, and Hydra takes no other launcher and no other sweeper.
