@@ -116,7 +116,8 @@ def test_a_game_that_raises_in_a_worker_or_here_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
 ) -> None:
     overrides = (
-        "env=gymnasium", "env.id=faulty_env:faulty_env/Game-v0", "agent=linear", "principal=random",
+        "env=gymnasium", "env.id=faulty_env:faulty_env/Game-v0", "trusted_modules=[faulty_env]",
+        "agent=linear", "principal=random",
         "search.iterations=1", "search.episodes=2", f"hardware.cores={workers}", f"output_root={tmp_path}",
     )  # fmt: skip
     assert end(overrides) == 1

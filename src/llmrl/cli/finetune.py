@@ -142,7 +142,7 @@ def _for_hydra(value: str) -> str:
     return f"'{ended}'"
 
 
-_PLAIN = re.compile(r"[\w./-]+")
+_PLAIN = re.compile(r"[\w./-]+", re.ASCII)
 _SAME = re.compile(r"\+{0,2}((env|agent|prompts)[.=]|principal\.|llm\.(max_tokens|chat_template|context_window|dtype))")
 _COLUMNS = ("before", "after", "difference", "random", "incumbent")
 
