@@ -105,6 +105,7 @@ def reporting(name: str, compute: Compute, config: Config, overrides: list[str])
 
 
 def _reporting(name: str, compute: Compute, config: Config, overrides: list[str]) -> float | None:
+    from llmrl.core.errors import LlmrlError
     from llmrl.core.processes import Processes
     from llmrl.run.run import Stopped
 
@@ -112,15 +113,33 @@ def _reporting(name: str, compute: Compute, config: Config, overrides: list[str]
         if Processes.joined().leads:
             say(name, text)
 
-    with ending(name, tell):
-        try:
-            return compute(config, overrides)
-        except KeyboardInterrupt as interrupt:
-            tell(name, "stopped at once; the same command goes on from the last checkpoint")
-            raise SystemExit(EXIT_INTERRUPTED) from interrupt
-        except Stopped as stopped:
-            tell(name, stopped)
-            raise SystemExit(stopped.exit_code) from stopped
+    try:
+        with ending(name, tell):
+            try:
+                return compute(config, overrides)
+            except KeyboardInterrupt as interrupt:
+                tell(name, "stopped at once; the same command goes on from the last checkpoint")
+                raise SystemExit(EXIT_INTERRUPTED) from interrupt
+            except Stopped as stopped:
+                tell(name, stopped)
+                raise SystemExit(stopped.exit_code) from stopped
+    except SystemExit as stop:
+        cause = stop.__cause__
+        if _under_another_launcher() and isinstance(cause, Exception) and not isinstance(cause, LlmrlError):
+            raise cause from None
+        raise
+
+
+def _under_another_launcher() -> bool:
+    """Whether this is a run of a sweep whose launcher is not ours: those take an exception for the end of that run, and
+    an exit for the end of all."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    if not HydraConfig.initialized():
+        return False
+    own = HydraConfig.get()
+    return own.mode == RunMode.MULTIRUN and not str(own.launcher.get("_target_")).startswith("hydra_plugins.llmrl")
 
 
 def opened(argument: str) -> str:

@@ -29,7 +29,7 @@ def ending(name: str, tell: Callable[[str, object], None] = say) -> Iterator[Non
     """Around what the command `name` does: whatever goes wrong is one message, and the exit code.
 
     An error that nobody foresaw is told without its traceback, which is in the run folder, if there is one; where the
-    variable `HYDRA_FULL_ERROR` is set it goes on, and Python shows it.
+    variable `HYDRA_FULL_ERROR` is set it goes on, and Python shows it; so do Hydra's own errors.
 
     Raises:
         SystemExit: something went wrong.
@@ -48,7 +48,8 @@ def ending(name: str, tell: Callable[[str, object], None] = say) -> Iterator[Non
         code = EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED
         raise SystemExit(EXIT_IN_USE if isinstance(error, RunInUse) else code) from error
     except Exception as error:
-        if _whole():
+        # Hydra says itself what is wrong with what was typed, in more than a line.
+        if _whole() or type(error).__module__ == "hydra.errors":
             raise
         tell(name, _unforeseen(error))
         raise SystemExit(EXIT_FAILED) from error

@@ -132,9 +132,9 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError("several mechanisms are compared by one --policy in one --mode; name one of each")
     iteration, state = saved_state(args.run)
     config = read_config(args.run, args.trust)
-    check_known(config, str(args.run / "config.yaml"))
     if "method" in config:
         raise ConfigError(f"{args.run} is a run of llmrl-finetune, which evaluates itself: see its evaluation.json")
+    check_known(config, str(args.run / "config.yaml"))
     if not args.env:
         with_digests(config, only=["map_digest"])
     # A run computed on a cluster's GPU can be looked at anywhere.

@@ -29,9 +29,9 @@ def run_config(run: Path, trusted: Sequence[str]) -> dict[str, Any]:
 
     saved_state(run)
     config = read_config(run, trusted)
-    check_known(config, str(run / "config.yaml"))
     if "method" in config:
         raise ConfigError(f"{run} is a run of llmrl-finetune, which has no agent to be tested")
+    check_known(config, str(run / "config.yaml"))
     return config
 
 
