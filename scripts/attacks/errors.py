@@ -7,18 +7,18 @@ import hashlib
 import io
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from attack import attack, main
 
 BIN = Path(sys.executable).parent
@@ -66,18 +66,6 @@ def command(folder: Path, *arguments: str, name: str = "llmrl-train", **variable
 def last(text: str) -> str:
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return " / ".join(lines[-2:])
-
-
-@contextlib.contextmanager
-def no_file_larger_than(size: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
 
 
 def toy(root: Path, rows: int = 3, **options: Any) -> Path:
@@ -151,7 +139,6 @@ def _(folder: Path) -> tuple[bool, str]:
 
 @attack("infinities and NaN in 12 options of 6 parts", "each refused by name")
 def _(folder: Path) -> tuple[bool, str]:
-    sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
     from experiments import compose
     from llmrl.cli.compose import check_values
     from llmrl.core.errors import ConfigError
@@ -272,7 +259,6 @@ def _(folder: Path) -> tuple[bool, str]:
 
 @attack("a report over runs with 6 kinds of damage", "a report of the whole ones; the damaged are named")
 def _(folder: Path) -> tuple[bool, str]:
-    sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
     from run_folders import write_run
 
     runs = [write_run(folder / "outputs", "game", ["principal=ucb"], seed, [1.0, 2.0]) for seed in range(8)]
@@ -483,7 +469,6 @@ def _(folder: Path) -> tuple[bool, str]:
 
 @attack("a server that counts -1e6 tokens in every reply, over HTTP", "unknown, told once, nothing is won back")
 def _(folder: Path) -> tuple[bool, str]:
-    sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
     import fake_openai_server
     from llmrl.core.records import ChatRequest
     from llmrl.llms.client import ChatClient
