@@ -22,10 +22,15 @@ from llmrl.run.progress import Progress
 from llmrl.run.provenance import FILE_NAME as PROVENANCE_NAME
 from llmrl.run.run import Run
 from llmrl.run.signals import StopFlag
+from llmrl.run.sinks.sink import FOLDER as SINKS_FOLDER
+from llmrl.run.sinks.sink import Sink
 from llmrl.run.tensorboard import PATTERN
 
 _CHECKPOINTS = "checkpoints"
-_NOT_MIRRORED = (_CHECKPOINTS, LOG_NAME, PROVENANCE_NAME, owner.FILE_NAME, queued.FILE_NAME, status.FILE_NAME)
+_NOT_MIRRORED = (
+    *(_CHECKPOINTS, LOG_NAME, PROVENANCE_NAME, owner.FILE_NAME, queued.FILE_NAME, status.FILE_NAME),
+    SINKS_FOLDER,
+)
 
 
 def open_run(
@@ -39,8 +44,9 @@ def open_run(
     rerun: bool,
     checkpoint_every_s: float,
     processes: Processes,
+    sinks: Mapping[str, Sink] | None = None,
 ) -> Run:
-    """`Run.open` by the first of the `processes`; the others get a `Follower` of that run.
+    """`Run.open` by the first of the `processes`; the others get a `Follower` of that run, and tell its sinks nothing.
 
     Raises:
         RunFolderError, CheckpointError: as `Run.open`.
@@ -52,7 +58,15 @@ def open_run(
         run = Follower(processes)
     else:
         run = Run.open(
-            root, name, config, overrides, seed, resume=resume, rerun=rerun, checkpoint_every_s=checkpoint_every_s
+            root,
+            name,
+            config,
+            overrides,
+            seed,
+            resume=resume,
+            rerun=rerun,
+            checkpoint_every_s=checkpoint_every_s,
+            sinks=sinks,
         )
         run.processes = processes
     if processes.world_size == 1:
