@@ -70,6 +70,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
     from llmrl.cli.report import print_plan, print_skipped
     from llmrl.core.privacy import kept_private
     from llmrl.experiment.finetuning import build, check_installed, with_digests
+    from llmrl.experiment.loggers import build_loggers
     from llmrl.run.run import Run
 
     check_installed()
@@ -89,6 +90,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
             resume=config["resume"],
             rerun=config["rerun"],
             checkpoint_every_s=config["checkpoint_seconds"],
+            sinks=build_loggers(config),
         ) as run,
     ):
         if run.finished:

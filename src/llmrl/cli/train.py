@@ -69,6 +69,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str], quiet: bool = F
     from llmrl.experiment import pretraining, references
     from llmrl.experiment.arms import shortage
     from llmrl.experiment.distributed_checks import check_alike
+    from llmrl.experiment.loggers import build_loggers
     from llmrl.experiment.needed import ensure
     from llmrl.experiment.parts import build_llm, build_loop, build_parts
     from llmrl.llms.transcript import Transcript
@@ -100,6 +101,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str], quiet: bool = F
             rerun=config["rerun"],
             checkpoint_every_s=config["checkpoint_seconds"],
             processes=processes,
+            sinks=build_loggers(config) if processes.leads else {},
         ) as run,
     ):
         if run.finished:

@@ -39,6 +39,10 @@ NAMED = frozenset(
     {
         "llmrl.envs.substrates.substrate_env",
         "llmrl.llms.client.connect",
+        "llmrl.run.sinks.mlflow.MLflow",
+        "llmrl.run.sinks.tensorboard.TensorBoard",
+        "llmrl.run.sinks.trackio.Trackio",
+        "llmrl.run.sinks.wandb.WandB",
         "llmrl.sweeps.hardware.Hardware",
         "llmrl.sweeps.hardware.Slurm",
         "llmrl.teachers.options.llm_teacher",

@@ -18,6 +18,7 @@ from llmrl.config.input_digests import with_digests as outside_digests
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.distributed_checks import check_together
+from llmrl.experiment.loggers import build_loggers
 from llmrl.experiment.parts import POLICIES, build_model, worker_cores
 from llmrl.llms.client import ChatClient
 from llmrl.llms.local.chat import LocalChat
@@ -123,6 +124,7 @@ def check_values(config: Config) -> None:
     for group in ("env", "agent", "principal", "hardware", "dataset", "method", "rewards", "evaluation"):
         builder.check(config[group], group)
     check_together(config)
+    build_loggers(config)
     builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
     for name, nodes in config["transfer"].items():
         for group in ("env", "agent"):

@@ -22,6 +22,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.core.trust import Trust
 from llmrl.envs.guard import guarded, raised
 from llmrl.experiment.distributed_checks import check_together, processes_here
+from llmrl.experiment.loggers import build_loggers
 from llmrl.experiment.pretraining import located
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
@@ -361,6 +362,7 @@ def check_values(config: Config) -> None:
     check_games(config["env"].get("n_envs"))
     spending_cost(config)
     check_together(config)
+    build_loggers(config)
     if asking(config):
         builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
         for policy in ("retry", "limits", "budget", "max_invalid"):

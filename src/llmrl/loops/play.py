@@ -19,6 +19,7 @@ from llmrl.loops.journal import Journal
 from llmrl.loops.outcomes import episode_row, evaluation_metrics, write_results
 from llmrl.loops.recording import Recorded, Recorder, kept_text
 from llmrl.run.content import RESULT_EPISODES
+from llmrl.run.episodes import FILM, Films
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
@@ -119,6 +120,7 @@ class PlayLoop:
         """Play; returns what a principal would be judged on, mean over episodes (by default the base return of an
         agent)."""
         self._restore(run)
+        run.metrics.attach_pictures(FILM, Films(self.journal.files))
         with run.progress(self.episodes, "episodes", "play", self._done) as progress:
             while self.wave < self.waves:
                 self._begin()
