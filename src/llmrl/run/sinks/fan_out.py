@@ -96,6 +96,7 @@ class FanOut:
         for guard in self._guards:
             if (lacks := guard.lacks()) is not None:
                 log.warning("%s %s; metrics.jsonl in the run folder has everything", guard.name, lacks)
+            guard.left = True
         self._guards = []
 
     def _safe(self, row: Row) -> Row:
@@ -117,7 +118,7 @@ class _Guard:
         self.told = self.all = 0  # rows that it has had, and all so far
         self._next = 0  # number of the row that comes next
         self.fault = ""
-        self.closed = False
+        self.closed = self.left = False  # told to close; nobody waits for it any more
 
     @property
     def busy(self) -> bool:
@@ -174,7 +175,8 @@ class _Guard:
 
     def _failed(self, error: BaseException) -> None:
         self.fault = redact(short_error(error)) or type(error).__name__
-        log.warning("%s has failed: %s. The run goes on%s", self.name, self.fault, self._cure)
+        if not self.left:
+            log.warning("%s has failed: %s. The run goes on%s", self.name, self.fault, self._cure)
         log.debug("%s has failed", self.name, exc_info=error)
 
     _cure = ", and tells it nothing more"
