@@ -66,6 +66,7 @@ def wandb_records(folder: Path) -> list[Any]:
     return records
 
 
+@pytest.mark.slow
 def test_wandb_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     node = {"_target_": "llmrl.run.sinks.wandb.WandB", "mode": "offline"}
@@ -121,6 +122,7 @@ def test_wandb_online_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     WandB()
 
 
+@pytest.mark.slow
 def test_mlflow_in_a_database(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     node = {"_target_": "llmrl.run.sinks.mlflow.MLflow"}
@@ -154,7 +156,7 @@ def test_mlflow_goes_on_in_the_same_run_where_nothing_was_cut(tmp_path: Path) ->
 
     opening = Opening(tmp_path / "run", tmp_path, "game", "label", {"a": 1}, {}, started=1.0)
     opening.folder.mkdir()
-    metrics, ids = MetricLog(opening.folder, 0, {"mlflow": MLflow()}, opening), []
+    ids = []
     for begins, ends in ((0, KEPT), (KEPT, ALL)):
         sink = MLflow()
         metrics = MetricLog(opening.folder, begins, {"mlflow": sink}, opening)
@@ -188,6 +190,7 @@ def test_mlflow_whose_server_is_down(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "loggers.mlflow has failed" in caplog.text and "lacks the last 4 of 4 rows" in caplog.text
 
 
+@pytest.mark.slow
 def test_trackio_in_its_database(tmp_path: Path) -> None:
     pytest.importorskip("trackio")
     folder = attempts(tmp_path, {"_target_": "llmrl.run.sinks.trackio.Trackio"}, "killed", "finishes")
@@ -212,7 +215,7 @@ print(json.dumps([S.get_projects(), S.get_runs(project), S.get_logs(project, run
     [film] = [row["episode/film"] for row in logs if "episode/film" in row]
     media = tmp_path / "outputs" / "trackio" / "media" / film["file_path"]
     assert media.read_bytes() == sink_worker.film(tmp_path).read_bytes()
-    assert len([path for path in media.parents[2].rglob("*.gif")]) == 1, "what an earlier attempt left is gone"
+    assert len(list(media.parents[2].rglob("*.gif"))) == 1, "what an earlier attempt left is gone"
     assert config["agent.lr"] == 0.1 and config["state"] == "finished" and config["summary.best.a"] == 1.0
     assert [row["Final/result"] for row in logs if "Final/result" in row] == [2.5]
 

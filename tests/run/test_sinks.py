@@ -174,8 +174,7 @@ def test_a_sink_in_the_background_that_failed_is_opened_again_and_gets_everythin
     metrics = MetricLog(tmp_path, 0, {"broken": broken})
     for number in range(4):
         record(metrics, range(number, number + 1))
-        wait_until(lambda n=number: n == 1 or n in broken.numbers)
-        wait_until(lambda: not broken.fails_at or not metrics._number == 2)
+        wait_until(lambda n=number: n in broken.numbers if n != 1 else not broken.fails_at)
     metrics.close()
     metrics.wait()
     opened = [told for told in broken.told if isinstance(told, Opening)]
@@ -266,6 +265,16 @@ def test_a_run_keeps_one_identity_until_it_is_begun_anew(tmp_path: Path) -> None
             run.checkpoint(1, {})
             raise ZeroDivisionError
     assert ids[0] == ids[1] != ids[2] and len(ids[0]) == 16
+
+
+def test_sinks_that_open_side_by_side_agree_on_the_run_s_identity(tmp_path: Path) -> None:
+    opening, ids = Opening(tmp_path, tmp_path, "n", "l"), []
+    threads = [threading.Thread(target=lambda: ids.append(opening.run_id())) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ids) == 16 and len(set(ids)) == 1
 
 
 def test_what_is_no_sink_is_refused() -> None:

@@ -196,9 +196,7 @@ class Run:
         """Whether an earlier attempt has finished this run, so that there is nothing to do."""
         return self.state == "finished"
 
-    def _start(
-        self, root: Path, name: str, overrides: list[str], sinks: Mapping[str, Sink], fresh: bool
-    ) -> None:
+    def _start(self, root: Path, name: str, overrides: list[str], sinks: Mapping[str, Sink], fresh: bool) -> None:
         assert self._ownership is not None
         if fresh:
             set_aside(self.folder)

@@ -33,9 +33,9 @@ _DEFAULTS = {
 class MLflow(Sink):
     """Metrics, parameters, texts and pictures of a run for MLflow; texts and pictures are its artifacts.
 
-    Resuming: it goes on in the same MLflow run, and leaves out what that has. Where that has rows that were logged after
-    the checkpoint, and are computed anew, it is deleted (MLflow keeps it among the deleted ones), and a new one is
-    written from the beginning.
+    Resuming: it goes on in the same MLflow run, and leaves out what that has. Where that has rows that were logged
+    after the checkpoint, and are computed anew, it is deleted (MLflow keeps it among the deleted ones), and a new one
+    is written from the beginning.
 
     Args:
         tracking_uri: of a server, or a database; None: `<output_root>/mlflow/mlflow.db`, with artifacts beside it.
@@ -52,8 +52,10 @@ class MLflow(Sink):
     def open(self, opening: Opening) -> None:
         for name, value in _DEFAULTS.items():
             os.environ.setdefault(name, value)
-        logging.getLogger("alembic").setLevel(logging.WARNING)
         from mlflow import MlflowClient
+
+        for library in ("mlflow", "alembic"):  # they tell of every table of a new database
+            logging.getLogger(library).setLevel(logging.WARNING)
 
         folder = opening.root / "mlflow"
         if self._uri is None:

@@ -1,6 +1,6 @@
 """What a sink is: a place that a run's metrics, texts and pictures go to beside `metrics.jsonl`.
 
-`metrics.jsonl` stays the record of a run. A sink shows it to people: TensorBoard, a tracking server, a file of your own.
+`metrics.jsonl` stays the record of a run. A sink shows it to people: TensorBoard, a tracking server, a file of yours.
 
 What a run tells a sink, in this order:
 
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import importlib.util
 import secrets
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from llmrl.run.files import write_atomic
 FOLDER = "loggers"
 """Folder, in a run folder, of what sinks keep there."""
 _ID = "run_id"
+_making_id = threading.Lock()
 
 HyperParameters = Mapping[str, bool | int | float | str]
 
@@ -97,9 +99,10 @@ class Opening:
         """Return 16 hexadecimal digits that stay the run's over all its attempts, until it is begun anew with
         `rerun=true`."""
         path = self.folder / FOLDER / _ID
-        if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, secrets.token_hex(8))
+        with _making_id:  # sinks are opened in threads of their own
+            if not path.is_file():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(path, secrets.token_hex(8))
         return path.read_text(encoding="utf-8").strip()
 
 
@@ -147,13 +150,13 @@ class Sink(ABC):
     def rows(self, rows: Sequence[Row]) -> None:
         """Take rows, at least one, in their order."""
 
-    def text(self, row: Row, tag: str, markdown: str) -> None:
+    def text(self, row: Row, tag: str, markdown: str) -> None:  # noqa: B027 (not every sink shows texts)
         """Take a text that belongs to a row; by default it is left out."""
 
-    def picture(self, row: Row, tag: str, path: Path) -> None:
+    def picture(self, row: Row, tag: str, path: Path) -> None:  # noqa: B027 (not every sink shows pictures)
         """Take a picture or film that belongs to a row, a .png, .gif or .mp4 file; by default it is left out."""
 
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: Ending) -> None:  # noqa: B027 (not every sink has something to close)
         """Write what is left. A run that is told to stop waits a few seconds for it, see `llmrl.run.sinks.fan_out`."""
 
 

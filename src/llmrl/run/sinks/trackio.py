@@ -40,10 +40,11 @@ class Trackio(Sink):
         os.environ["TRACKIO_DIR"] = str(folder)  # read when it is imported
         import trackio
         from trackio.sqlite_storage import SQLiteStorage
+        from trackio.utils import TRACKIO_DIR, project_media_dir
 
-        if Path(trackio.TRACKIO_DIR).absolute() != folder:
+        if Path(TRACKIO_DIR).absolute() != folder:
             raise ConfigError(
-                f"Trackio writes to {trackio.TRACKIO_DIR} in this process, and cannot write to {folder}, too; "
+                f"Trackio writes to {TRACKIO_DIR} in this process, and cannot write to {folder}, too; "
                 "start these runs by commands of their own, or set loggers.trackio.folder"
             )
         self._library: Any = trackio
@@ -59,7 +60,7 @@ class Trackio(Sink):
         }
         self._storage.validate_project_name(self._name)
         self._storage.delete_run(self._name, self._run, run_id=self._id)
-        shutil.rmtree(trackio.utils.project_media_dir(self._name) / self._run, ignore_errors=True)
+        shutil.rmtree(project_media_dir(self._name) / self._run, ignore_errors=True)
 
     def rows(self, rows: Sequence[Row]) -> None:
         self._write(

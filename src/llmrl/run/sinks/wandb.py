@@ -27,9 +27,9 @@ class WandB(Sink):
     Each metric has the counter of its rows as its axis. Runs that differ in their seed alone are a group. Neither the
     command line, code, Git's remote, installed packages nor the machine's name are sent: they are in the run folder.
 
-    Resuming, online: it goes on in the same run, and leaves out what that has. Weights & Biases forgets nothing, so rows
-    that were logged after the checkpoint stay as they were told first. Offline: the files are written anew from the rows
-    that are kept, in place of those of earlier attempts.
+    Resuming, online: it goes on in the same run, and leaves out what that has. Weights & Biases forgets nothing, so
+    rows that were logged after the checkpoint stay as they were told first. Offline: the files are written anew from
+    the rows that are kept, in place of those of earlier attempts.
 
     Args:
         mode: `online`, or `offline`: files in `<run>/loggers/wandb`.
