@@ -45,7 +45,7 @@ def main() -> None:
     root, node, way = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
     name = node["_target_"].rpartition(".")[2].lower()
     sinks = build_loggers({"trusted_modules": [], "loggers": {name: node}})
-    with kept_private(True), Run.open(root, "game", CONFIG, TYPED, 3, sinks=sinks, rerun=way == "anew") as run:
+    with kept_private(True), Run.open(root, "game", CONFIG, TYPED, 3, sinks=lambda: sinks, rerun=way == "anew") as run:
         movie = film(run.folder)
         run.metrics.attach("llm/exchange", lambda line: f"*key* {KEY}" if line["updates"] % 6 == 0 else None)
         run.metrics.attach_pictures("episode/film", lambda line: [movie] if line["updates"] == 3 else [])

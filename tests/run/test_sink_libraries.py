@@ -183,7 +183,7 @@ def test_mlflow_whose_server_is_down(tmp_path: Path, caplog: pytest.LogCaptureFi
     from llmrl.run.sinks.mlflow import MLflow
 
     sinks = {"mlflow": MLflow(f"http://127.0.0.1:{port}")}
-    with Run.open(tmp_path, "game", sink_worker.CONFIG, sinks=sinks) as run:
+    with Run.open(tmp_path, "game", sink_worker.CONFIG, sinks=lambda: sinks) as run:
         sink_worker.record(run.metrics, range(4))
         run.result = 1.0
     assert Run.open(tmp_path, "game", sink_worker.CONFIG).finished

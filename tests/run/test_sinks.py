@@ -95,7 +95,7 @@ def notes() -> Notes:
 
 
 def test_a_sink_is_told_rows_texts_pictures_and_the_end(tmp_path: Path, notes: Notes) -> None:
-    with Run.open(tmp_path, "toys", CONFIG, ["env=toy", "agent.lr=0.1"], 3, sinks={"notes": notes}) as run:
+    with Run.open(tmp_path, "toys", CONFIG, ["env=toy", "agent.lr=0.1"], 3, sinks=lambda: {"notes": notes}) as run:
         record(run.metrics, range(1))
         run.metrics.attach("said", lambda line: f"at {line['env_steps']}")
         run.metrics.attach_pictures("film", lambda line: [tmp_path / "a.gif"] if line["updates"] else [])
@@ -135,11 +135,11 @@ def test_a_resumed_run_tells_the_rows_it_kept_and_then_the_new_ones(tmp_path: Pa
 
 
 def test_how_an_attempt_ended_is_told(tmp_path: Path, notes: Notes) -> None:
-    with pytest.raises(ZeroDivisionError), Run.open(tmp_path, "toys", CONFIG, sinks={"notes": notes}):
+    with pytest.raises(ZeroDivisionError), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"notes": notes}):
         raise ZeroDivisionError("no division")
     assert (notes.told[-1].state, notes.told[-1].error) == ("failed", "ZeroDivisionError: no division")
     assert notes.told[-1].final == {} and not notes.told[-1].succeeded
-    with pytest.raises(Stopped), Run.open(tmp_path, "toys", CONFIG, sinks={"notes": notes}) as run:
+    with pytest.raises(Stopped), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"notes": notes}) as run:
         os.kill(os.getpid(), signal.SIGTERM)
         run.safe_point(1, dict)
     assert notes.told[-1].state == "preempted"
@@ -151,7 +151,7 @@ def test_a_sink_that_fails_ends_neither_the_run_nor_another_sink(
 ) -> None:
     broken, notes = Broken(1, 2, 3, background=background), Notes(background)
     sinks = {"broken": broken, "notes": notes}
-    with caplog.at_level(logging.WARNING), Run.open(tmp_path, "toys", CONFIG, sinks=sinks) as run:
+    with caplog.at_level(logging.WARNING), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: sinks) as run:
         for number in range(4):
             record(run.metrics, range(number, number + 1))
             wait_until(lambda n=number: not background or len(notes.numbers) == n + 1)
@@ -205,7 +205,7 @@ def test_a_run_that_is_told_to_stop_does_not_wait_for_a_server(
 ) -> None:
     monkeypatch.setattr(fan_out, "STOP_S", 0.2)
     stuck = Stuck(at)
-    with pytest.raises(Stopped), Run.open(tmp_path, "toys", CONFIG, sinks={"stuck": stuck}) as run:
+    with pytest.raises(Stopped), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"stuck": stuck}) as run:
         record(run.metrics, range(2))
         os.kill(os.getpid(), signal.SIGTERM)
         begun = time.monotonic()
@@ -221,7 +221,7 @@ def test_a_finished_run_waits_for_what_a_sink_still_has_to_take(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stuck = Stuck("close")
-    with Run.open(tmp_path, "toys", CONFIG, sinks={"stuck": stuck}) as run:
+    with Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"stuck": stuck}) as run:
         record(run.metrics, range(2))
         threading.Timer(0.3, stuck.answer.set).start()
     assert isinstance(stuck.told[-1], Ending) and "loggers.stuck" not in caplog.text
@@ -250,17 +250,32 @@ def test_which_sinks_are_chosen_does_not_change_which_run_it_is(tmp_path: Path, 
         record(first.metrics, range(2))
         first.checkpoint(2, {})
         raise ZeroDivisionError
-    with Run.open(tmp_path, "toys", with_one, typed, sinks={"notes": notes}) as run:
+    with Run.open(tmp_path, "toys", with_one, typed, sinks=lambda: {"notes": notes}) as run:
         assert run.folder == first.folder and run.state == "resumed"
         record(run.metrics, range(2, 3))
     assert notes.numbers == [0, 1, 2]
+
+
+def test_sinks_that_cannot_be_made_leave_a_finished_run_as_it_is(tmp_path: Path) -> None:
+    def missing() -> dict[str, Sink]:
+        raise ConfigError("not installed")
+
+    with Run.open(tmp_path, "toys", CONFIG) as run:
+        record(run.metrics, range(2))
+    assert Run.open(tmp_path, "toys", CONFIG, sinks=missing).finished, "nobody asks for them"
+    with pytest.raises(ConfigError):
+        Run.open(tmp_path, "toys", CONFIG, sinks=missing, rerun=True)
+    assert Run.open(tmp_path, "toys", CONFIG).finished and not list(run.folder.glob("backup*"))
 
 
 def test_a_run_keeps_one_identity_until_it_is_begun_anew(tmp_path: Path) -> None:
     ids = []
     for rerun in (False, False, True):
         notes = Notes(background=False)
-        with pytest.raises(ZeroDivisionError), Run.open(tmp_path, "t", CONFIG, rerun=rerun, sinks={"n": notes}) as run:
+        with (
+            pytest.raises(ZeroDivisionError),
+            Run.open(tmp_path, "t", CONFIG, rerun=rerun, sinks=lambda sink=notes: {"n": sink}) as run,
+        ):
             ids.append(notes.told[0].run_id())
             run.checkpoint(1, {})
             raise ZeroDivisionError

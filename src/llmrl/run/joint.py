@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def open_run(
     checkpoint_every_s: float,
     processes: Processes,
     digest: str | None = None,
-    sinks: Mapping[str, Sink] | None = None,
+    sinks: Callable[[], Mapping[str, Sink]] = dict,
 ) -> Run:
     """`Run.open` by the first of the `processes`; the others get a `Follower` of that run, and tell its sinks nothing.
 

@@ -130,7 +130,7 @@ class Run:
         rerun: bool = False,
         checkpoint_every_s: float = 60.0,
         digest: str | None = None,
-        sinks: Mapping[str, Sink] | None = None,
+        sinks: Callable[[], Mapping[str, Sink]] = dict,
     ) -> Run:
         """Find or create the run's folder and take hold of it.
 
@@ -144,7 +144,8 @@ class Run:
             rerun: start anew even if the run is finished or cannot be resumed. Old content is moved aside.
             checkpoint_every_s: how often `safe_point` saves, in seconds; 0: every time.
             digest: the hash of the config, where it is known already.
-            sinks: where its metrics, texts and pictures go beside `metrics.jsonl`, by the names of their options.
+            sinks: makes those that its metrics, texts and pictures go to beside `metrics.jsonl`, by the names of their
+                options; not called for a run that is finished.
 
         Raises:
             ConfigError: the config or an override holds a secret.
@@ -164,9 +165,10 @@ class Run:
         if before is not None and before.state == "finished" and not rerun and not interrupted:
             run.state, run.status, run.result = "finished", before, before.result
             return run
+        made = sinks()  # before anything is moved or written
         run._ownership = owner.Ownership(run.folder, attempt=before.attempt + 1 if before else 1, anew=rerun)
         try:
-            run._start(root, name, overrides, sinks or {}, fresh=rerun or interrupted or not resume)
+            run._start(root, name, overrides, made, fresh=rerun or interrupted or not resume)
         except BaseException as error:
             run._fail(error)
             run._leave_sinks()
