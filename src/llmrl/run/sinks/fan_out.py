@@ -47,7 +47,7 @@ class FanOut:
             (_Background if sink.background else _Guard)(f"loggers.{name}", sink, opening, history)
             for name, sink in sinks.items()
         ]
-        self._tags: dict[str, str] = {}
+        self._safe_tags: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._guards)
@@ -101,12 +101,11 @@ class FanOut:
 
     def _safe(self, row: Row) -> Row:
         """A row whose tags hold no secret."""
-        for tag in row.metrics:
-            if tag not in self._tags:
-                self._tags[tag] = redact(tag)
-        if all(self._tags[tag] is tag or self._tags[tag] == tag for tag in row.metrics):
+        if row.metrics.keys() <= self._safe_tags:
             return row
-        return replace(row, metrics={self._tags[tag]: value for tag, value in row.metrics.items()})
+        metrics = {redact(tag): value for tag, value in row.metrics.items()}
+        self._safe_tags |= row.metrics.keys() & metrics.keys()
+        return replace(row, metrics=metrics)
 
 
 class _Guard:
