@@ -14,12 +14,12 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.limits import PositiveInt, UnitInterval
 from llmrl.core.protocols import Agent, Teacher
 from llmrl.core.records import State
+from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.texts import Texts, TextTable
 from llmrl.learners.cloning import Cloning, CloningSettings
 from llmrl.learners.minibatches import Batch
-from llmrl.learners.rollout import Rollout
 from llmrl.run.content import CONFIG_NAME
 from llmrl.run.trajectories import FOLDER, Trajectories, read
 

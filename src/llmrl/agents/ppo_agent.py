@@ -14,11 +14,11 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.limits import PositiveInt
 from llmrl.core.protocols import Teacher
 from llmrl.core.records import MetaSettings, State
+from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.learners.meta_gradient import MetaGradient
 from llmrl.learners.ppo import PPO, PPOSettings
-from llmrl.learners.rollout import Rollout
 from llmrl.networks.actor_critic import ActorCritic, Core, Critic, Encoding, Join
 from llmrl.networks.cnn import MAP_CHANNELS
 from llmrl.networks.film import FilmSettings

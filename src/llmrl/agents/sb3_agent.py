@@ -14,9 +14,9 @@ import torch
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import PositiveInt
 from llmrl.core.records import Act, State
+from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, ParameterSpace
-from llmrl.learners.rollout import Rollout
 
 if TYPE_CHECKING:
     import gymnasium

@@ -13,11 +13,12 @@ from llmrl.cli.compose import Parts
 from llmrl.core.objectives import Objective
 from llmrl.core.pictures import Drawn, caption_rows, captioned, enlarge, save_film, save_picture
 from llmrl.core.protocols import Policy
+from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.recorder import Recorder
 from llmrl.learners.episodes import Running
-from llmrl.learners.rollout import Collector, Rollout
+from llmrl.learners.rollout import Collector
 from llmrl.loops.playing import UNKNOWN_HORIZON
 from llmrl.loops.welfare import episode_welfare
 

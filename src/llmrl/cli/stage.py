@@ -15,8 +15,9 @@ from llmrl.cli.mechanisms import Imposed
 from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Policy
 from llmrl.core.records import State
+from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
-from llmrl.learners.rollout import Collector, Episode
+from llmrl.learners.rollout import Collector
 from llmrl.loops.playing import play_episodes
 from llmrl.loops.recording import recorded
 

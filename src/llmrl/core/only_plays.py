@@ -9,7 +9,7 @@ from llmrl.core.records import State
 if TYPE_CHECKING:
     import torch
 
-    from llmrl.learners.rollout import Rollout
+    from llmrl.core.rollouts import Rollout
 
 
 class OnlyPlays:

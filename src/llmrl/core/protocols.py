@@ -19,13 +19,13 @@ from llmrl.core.records import (
     State,
     Step,
 )
+from llmrl.core.run_context import RunContext
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 
 if TYPE_CHECKING:
     import torch
 
-    from llmrl.learners.rollout import Rollout
-    from llmrl.run.run import Run
+    from llmrl.core.rollouts import Rollout
 
 
 @runtime_checkable
@@ -359,7 +359,7 @@ class Estimating(Protocol):
 class Loop(Protocol):
     """One of the few outer loops."""
 
-    def run(self, run: Run) -> float:
+    def run(self, run: RunContext) -> float:
         """Go on from where `run` stands to the end of the budget; returns the scalar a sweeper optimises."""
         ...
 

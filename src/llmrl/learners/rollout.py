@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,60 +13,10 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.memory import need_memory
 from llmrl.core.protocols import ChannelsOnRequest, Policy, VecEnv, Witness, unchanged
 from llmrl.core.records import Act, Array, Observation, State, Step, on_host
+from llmrl.core.rollouts import Rollout
 from llmrl.core.texts import Texts, TextTable
 from llmrl.learners.entropies import Entropies
-from llmrl.learners.episodes import Episode, Running
-
-__all__ = ["Collector", "Episode", "Rollout"]
-
-
-@dataclass
-class Rollout:
-    """T steps of all games. Tensors are on the policy's device, leading axes [T, n_envs, n_agents].
-
-    Attributes:
-        observation: channels the policy reads, unless `features` replaces them, and those kept for a teacher; those
-            of texts are `Texts` of the same shape.
-        features: frozen-core features [T, n_envs, n_agents, F], or None.
-        action, log_prob, value, reward: [T, n_envs, n_agents]; action [T, n_envs, n_agents, a] where it is several
-            numbers.
-        base_reward: reward before the mechanism, [T, n_envs, n_agents].
-        terminated, truncated: [T, n_envs] bool.
-        first: the step is the first of its episode, [T, n_envs] bool.
-        next_value: V of the state each step reached (0 where it terminated), [T, n_envs, n_agents].
-        info: `EnvSpec.per_step`, each [T, n_envs] (NumPy).
-        episodes: those that finished in these steps.
-        exposure: derivative of `reward` by the mechanism's values, [T, n_envs, n_agents, d], if it was asked for.
-        state: what the policy remembered before the first step, [n_envs, n_agents, k]; None if it remembers nothing.
-    """
-
-    observation: dict[str, Any]
-    features: torch.Tensor | None
-    action: torch.Tensor
-    log_prob: torch.Tensor
-    value: torch.Tensor
-    reward: torch.Tensor
-    base_reward: torch.Tensor
-    terminated: torch.Tensor
-    truncated: torch.Tensor
-    first: torch.Tensor
-    next_value: torch.Tensor
-    info: dict[str, np.ndarray]
-    episodes: list[Episode]
-    exposure: torch.Tensor | None = None
-    state: torch.Tensor | None = None
-
-    def copy(self) -> Rollout:
-        """The same in memory of its own: the collector's next rollout overwrites what it handed out before."""
-        return replace(
-            self,
-            observation={name: x.clone() for name, x in self.observation.items()},
-            features=None if self.features is None else self.features.clone(),
-            action=self.action.clone(),
-            log_prob=self.log_prob.clone(),
-            value=self.value.clone(),
-            next_value=self.next_value.clone(),
-        )
+from llmrl.learners.episodes import Running
 
 
 class Collector:

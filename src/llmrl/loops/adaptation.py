@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from llmrl.core.gradients import MetaLearner
+from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
-from llmrl.learners.rollout import Collector, Episode
+from llmrl.learners.rollout import Collector
 from llmrl.loops.societies import Societies
 
 

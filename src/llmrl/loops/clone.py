@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Agent, VecEnv
 from llmrl.core.records import State
+from llmrl.core.rollouts import Episode
+from llmrl.core.run_context import Kind, RunContext
 from llmrl.core.seeding import Seeds
 from llmrl.learners.cloning import Cloning
-from llmrl.learners.rollout import Collector, Episode
+from llmrl.learners.rollout import Collector
 from llmrl.loops.outcomes import episode_row, write_results
 from llmrl.loops.playing import play_episodes
 from llmrl.loops.welfare import episode_welfare, summarize, summarize_welfare
 from llmrl.run.content import RESULT_EPISODES
-
-if TYPE_CHECKING:
-    from llmrl.run.metrics import Kind
-    from llmrl.run.run import Run
 
 
 @runtime_checkable
@@ -87,7 +85,7 @@ class CloneLoop:
     def estimate(self) -> None:
         """It asks nobody."""
 
-    def run(self, run: Run) -> float:
+    def run(self, run: RunContext) -> float:
         """Learn, then evaluate; returns what a principal would be judged on, mean over episodes (by default the base
         return of an agent)."""
         self._restore(run)
@@ -130,7 +128,7 @@ class CloneLoop:
         """Everything a resumed run needs to go on exactly; the games begin anew for every evaluation."""
         return {"agents": [self.agent.state_dict()], "recent": list(self.recent)}
 
-    def _log(self, run: Run) -> None:
+    def _log(self, run: RunContext) -> None:
         """What is to be logged after the newest update, where it is the time."""
         if self.updates % self.log_every == 0 or self.updates == self.cloning.updates:
             names = self.recent[0]
@@ -147,7 +145,7 @@ class CloneLoop:
         if measured:
             self._row(run, "evaluation", measured)
 
-    def _row(self, run: Run, kind: Kind, metrics: dict[str, float]) -> None:
+    def _row(self, run: RunContext, kind: Kind, metrics: dict[str, float]) -> None:
         run.metrics.log(kind, "updates", metrics, updates=self.updates, samples=self._samples())
 
     def _held_out(self) -> dict[str, float]:
@@ -159,7 +157,7 @@ class CloneLoop:
         epochs, updates = divmod(self.updates, c.updates_per_epoch)
         return epochs * c.learnt + min(updates * c.settings.batch_size, c.learnt)
 
-    def _restore(self, run: Run) -> None:
+    def _restore(self, run: RunContext) -> None:
         self.updates = run.iteration
         if run.restored is not None:
             self.agent.load_state_dict(run.restored["agents"][0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,8 +14,10 @@ from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, Teacher, VecEnv
 from llmrl.core.records import CallEstimate, State
+from llmrl.core.rollouts import Episode, Rollout
+from llmrl.core.run_context import ProgressDisplay, RunContext
 from llmrl.core.seeding import Seeds
-from llmrl.learners.rollout import Collector, Episode, Rollout
+from llmrl.learners.rollout import Collector
 from llmrl.loops.adaptation import Adaptation
 from llmrl.loops.design_checks import checked_horizon
 from llmrl.loops.design_history import DesignHistory
@@ -26,10 +28,6 @@ from llmrl.loops.scoring import Score, proposal_metrics, score
 from llmrl.loops.societies import Societies
 from llmrl.loops.welfare import summarize
 from llmrl.run.content import RESULT_EPISODES
-
-if TYPE_CHECKING:
-    from llmrl.run.progress import Progress
-    from llmrl.run.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +183,7 @@ class DesignLoop:
             return None
         return self.principal.estimate(self.steps, self.candidates)
 
-    def run(self, run: Run) -> float:
+    def run(self, run: RunContext) -> float:
         """Returns the objective averaged over the proposals of the last fifth of the principal steps."""
         self._restore(run)
         self.references = self.known()
@@ -223,7 +221,7 @@ class DesignLoop:
         }
         return final
 
-    def _principal_step(self, run: Run, progress: Progress) -> None:
+    def _principal_step(self, run: RunContext, progress: ProgressDisplay) -> None:
         context = self._context()
         if self.vectors is None:
             with run.saved_if_refused(self._iteration(), self.state_dict):
@@ -238,7 +236,7 @@ class DesignLoop:
         self.step, self.round, self.vectors, self._anchor = self.step + 1, 0, None, None
         run.safe_point(*self._resumable_later())
 
-    def _name(self, run: Run, progress: Progress) -> None:
+    def _name(self, run: RunContext, progress: ProgressDisplay) -> None:
         """Measure the best few of each context again, and the winners once more."""
         if self.naming is None:
             self.naming = Naming(self.history.contestants(self.contestants), self.candidates, self.race_rounds)
@@ -258,7 +256,7 @@ class DesignLoop:
         for agent, state in zip(self.agents, self.agents_before, strict=True):
             agent.load_state_dict(state)
 
-    def _try(self, run: Run, progress: Progress, context: int | None) -> list[Score]:
+    def _try(self, run: RunContext, progress: ProgressDisplay, context: int | None) -> list[Score]:
         """Let societies adapt to the vectors, and score these."""
         assert self.vectors is not None
         self.env.set_mechanism(self.societies.imposed(self.vectors))
@@ -288,7 +286,7 @@ class DesignLoop:
         return self.differentiable is not None and self.naming is None
 
     def _adapt(
-        self, run: Run, learner: MetaLearner | None, progress: Progress
+        self, run: RunContext, learner: MetaLearner | None, progress: ProgressDisplay
     ) -> tuple[list[Episode], list[dict[str, float]]]:
         """One round (`Adaptation.round`); what it returns."""
         anchored = self.agents[0].learns and len(self.adaptation.pieces) > 1 and self._anchor is None
@@ -299,7 +297,7 @@ class DesignLoop:
             self._anchor = None
         return found
 
-    def _validate(self, run: Run, index: int, progress: Progress) -> Rollout:
+    def _validate(self, run: RunContext, index: int, progress: ProgressDisplay) -> Rollout:
         """One episode in every game; changes nothing that a checkpoint holds."""
         seeds = self._seeds("validate", index)
         self.collector.reset(self.societies.game_seeds(seeds))
@@ -308,12 +306,12 @@ class DesignLoop:
         # A gradient looks at all validation rounds together.
         return rollout.copy() if self._graph else rollout
 
-    def _on_step(self, run: Run, progress: Progress) -> Callable[[], None]:
+    def _on_step(self, run: RunContext, progress: ProgressDisplay) -> Callable[[], None]:
         """What happens after each step of the games."""
         games = self.env.spec.n_envs
 
         def on_step() -> None:
-            progress.update(progress.numbers.done + games)
+            progress.advance(games)
             run.within_grace(*self._resumable_later())
 
         return on_step
@@ -326,7 +324,7 @@ class DesignLoop:
             for vector, own in zip(self.vectors, self.societies.under(rollouts), strict=True)
         ]
 
-    def _tell(self, run: Run, scores: Sequence[Score]) -> None:
+    def _tell(self, run: RunContext, scores: Sequence[Score]) -> None:
         """Tell the principal, and log."""
         mechanism = self.env.spec.mechanism
         assert mechanism is not None
@@ -348,7 +346,7 @@ class DesignLoop:
             env_steps=self._env_steps_at(self.step + 1, 0),
         )
 
-    def _log_round(self, run: Run, episodes: Sequence[Episode], losses: Sequence[dict[str, float]]) -> None:
+    def _log_round(self, run: RunContext, episodes: Sequence[Episode], losses: Sequence[dict[str, float]]) -> None:
         summary = summarize(episodes, "train")
         if self.round == 0:
             self.adapting["first_return"] = summary["train/return"]
@@ -412,7 +410,7 @@ class DesignLoop:
             "meter": None if self.meter is None else self.meter.state_dict(),
         }
 
-    def _restore(self, run: Run) -> None:
+    def _restore(self, run: RunContext) -> None:
         if run.restored is None:
             return
         state = run.restored

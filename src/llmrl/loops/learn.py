@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 from llmrl.analysis.probes import draw_probes
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Agent, Meter, Teacher, VecEnv
 from llmrl.core.records import State
+from llmrl.core.rollouts import Episode
+from llmrl.core.run_context import Kind, ProgressDisplay, RunContext
 from llmrl.core.seeding import Seeds
-from llmrl.learners.rollout import Collector, Episode
+from llmrl.learners.rollout import Collector
 from llmrl.loops.imposed import Imposed, Phase
 from llmrl.loops.outcomes import episode_row, write_results
 from llmrl.loops.playing import play_episodes
@@ -21,11 +22,6 @@ from llmrl.loops.recording import RolloutRecorder
 from llmrl.loops.welfare import episode_welfare, summarize, summarize_welfare
 from llmrl.run.content import RESULT_EPISODES
 from llmrl.run.training_episodes import TrainingEpisodes
-
-if TYPE_CHECKING:
-    from llmrl.run.metrics import Kind
-    from llmrl.run.progress import Progress
-    from llmrl.run.run import Run
 
 
 class LearnLoop:
@@ -98,7 +94,7 @@ class LearnLoop:
     def estimate(self) -> None:
         """Which calls an agent or a teacher makes depends on what happens in the games."""
 
-    def run(self, run: Run) -> float:
+    def run(self, run: RunContext) -> float:
         """Train, then evaluate; returns what a principal would be judged on, mean over episodes (by default the
         base return of an agent)."""
         self._restore(run)
@@ -180,7 +176,7 @@ class LearnLoop:
             [(e.returns.mean(), e.base_returns.mean(), *e.summaries.values()) for e in episodes],
         )
 
-    def _row(self, run: Run, kind: Kind, metrics: dict[str, float]) -> None:
+    def _row(self, run: RunContext, kind: Kind, metrics: dict[str, float]) -> None:
         env_steps = self.iteration * self.rollout_steps * self.env.spec.n_envs
         run.metrics.log(kind, "env_steps", metrics, env_steps=env_steps, updates=self.iteration)
 
@@ -195,18 +191,18 @@ class LearnLoop:
             **({} if self.imposed is None else {"mechanism": self.imposed.state_dict()}),
         }
 
-    def _stepped(self, progress: Progress, games: int) -> None:
-        progress.update(progress.numbers.done + games)
+    def _stepped(self, progress: ProgressDisplay, games: int) -> None:
+        progress.advance(games)
         if self.recorder is not None:
             self.recorder.look()
 
-    def _saved(self, run: Run) -> AbstractContextManager[None]:
+    def _saved(self, run: RunContext) -> AbstractContextManager[None]:
         """Keeps the work so far if a language model, where one is used, cannot be reached."""
         if self.meter is None:
             return nullcontext()
         return run.saved_if_refused(self.iteration, self.state_dict, learns=True)
 
-    def _restore(self, run: Run) -> None:
+    def _restore(self, run: RunContext) -> None:
         self.iteration = run.iteration
         if self.imposed is not None and run.restored is not None:
             # Before new episodes begin, for games that cannot be restored; once more below for those that are.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,15 +13,14 @@ from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, P
 from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Agent, Estimating, Meter, VecEnv
 from llmrl.core.records import CallEstimate, State
+from llmrl.core.rollouts import Episode
+from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
-from llmrl.learners.rollout import Collector, Episode
+from llmrl.learners.rollout import Collector
 from llmrl.loops.journal import Journal
 from llmrl.loops.outcomes import episode_row, evaluation_metrics, write_results
 from llmrl.loops.recording import Recorded, Recorder, kept_text
 from llmrl.run.content import RESULT_EPISODES
-
-if TYPE_CHECKING:
-    from llmrl.run.run import Run
 
 
 @runtime_checkable
@@ -115,7 +114,7 @@ class PlayLoop:
             return None
         return self.agent.estimate(horizon, self.episodes)
 
-    def run(self, run: Run) -> float:
+    def run(self, run: RunContext) -> float:
         """Play; returns what a principal would be judged on, mean over episodes (by default the base return of an
         agent)."""
         self._restore(run)
@@ -179,7 +178,7 @@ class PlayLoop:
         self.journal.begin(first, self._games)
         self._in_wave = True
 
-    def _step(self, run: Run) -> None:
+    def _step(self, run: RunContext) -> None:
         """One step of all games that are played."""
         self.journal.look()
         with self._saved(run):
@@ -225,7 +224,7 @@ class PlayLoop:
         counted: dict[str, float] = getattr(self.agent, "metrics", dict[str, float])()
         return counted
 
-    def _finish(self, run: Run) -> float:
+    def _finish(self, run: RunContext) -> float:
         rows = sorted(self.journal.rows, key=lambda row: int(row["episode"]))
         found = evaluation_metrics(rows)
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
@@ -234,7 +233,7 @@ class PlayLoop:
         run.summary[RESULT_EPISODES] = [[row["objective"] for row in rows]]
         return found["evaluation/objective"]
 
-    def _saved(self, run: Run) -> AbstractContextManager[None]:
+    def _saved(self, run: RunContext) -> AbstractContextManager[None]:
         """Keeps the work so far if a language model, where one is used, cannot be reached."""
         if self.meter is None:
             return nullcontext()
@@ -248,7 +247,7 @@ class PlayLoop:
         iteration, state = self._anchor
         return iteration, lambda: state
 
-    def _restore(self, run: Run) -> None:
+    def _restore(self, run: RunContext) -> None:
         state = run.restored
         self.journal = Journal(
             self.env, run.folder, None if state is None else state["journal"], self.records, self.videos, self.fps

@@ -11,9 +11,9 @@ import numpy as np
 
 from llmrl.core.protocols import Policy, VecEnv, Witness, unchanged
 from llmrl.core.records import Act, State, Step, on_host
+from llmrl.core.rollouts import Rollout
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.texts import Texts
-from llmrl.learners.rollout import Rollout
 from llmrl.run.trajectories import Trajectories, TrajectoryFiles
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.core.protocols import ChatModel
 from llmrl.core.records import Step
 from llmrl.core.spaces import Channel, EnvSpec, GameText
-from llmrl.envs.gym.games import Describer
+from llmrl.envs.gym.protocols import Describer
 from llmrl.envs.gym.spaces import action_numbers, to_actions
 from llmrl.envs.gym.success import Criterion, Success
 from llmrl.envs.texts import describer_of
