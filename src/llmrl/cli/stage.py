@@ -19,7 +19,7 @@ from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.learners.rollout import Collector
 from llmrl.loops.playing import play_episodes
-from llmrl.loops.recording import recorded
+from llmrl.loops.trajectory_writers import written_down
 
 Who = tuple[str, str]
 """A policy and the mode it plays in."""
@@ -129,8 +129,9 @@ class Stage:
                 # What a film or another mode left behind is none of its business.
                 self.parts.agents[0].load_state_dict(state)
                 kept = (folder if alone else folder / f"{name}_{mode}") if self.args.trajectories else None
-                with recorded(env, policy, kept) as player:
-                    collector, greedy = Collector(env, player, self.parts.device), mode == "deterministic"
+                greedy = mode == "deterministic"
+                with written_down(env, policy, kept) as observers:
+                    collector = Collector(env, policy, self.parts.device, observers=observers)
                     played = play_episodes(
                         collector, episodes, self.seeds, greedy, lambda: self._impose(mechanism), exactly
                     )

@@ -119,19 +119,6 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class Witness(Protocol):
-    """A policy that is told what becomes of its actions while it plays, as learners are told by a rollout."""
-
-    def started(self, games: np.ndarray) -> None:
-        """New episodes have begun in the games where `games` [n_envs] is true."""
-        ...
-
-    def happened(self, step: Step, ended: np.ndarray) -> None:
-        """What the last actions led to; `ended` [n_envs]: the game is over, and waits until it is started anew."""
-        ...
-
-
-@runtime_checkable
 class Memoizing(Protocol):
     """A policy that computes some things once for many steps, while nothing that they depend on changes.
 
