@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from errands import Errands, Reader
-from games import make_policy, recall
 from llmrl.core.errors import ConfigError
 from llmrl.core.observers import Observer
 from llmrl.core.records import on_host

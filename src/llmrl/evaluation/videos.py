@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrl.cli.captions import ThoughtCaptions
-from llmrl.cli.compose import Parts
 from llmrl.core.objectives import Objective
 from llmrl.core.pictures import Drawn, caption_rows, captioned, enlarge, save_film, save_picture
 from llmrl.core.protocols import Policy
@@ -17,6 +15,8 @@ from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.frame_recorder import FrameRecorder
+from llmrl.evaluation.captions import ThoughtCaptions
+from llmrl.experiment.parts import Parts
 from llmrl.learners.episodes import Running
 from llmrl.learners.rollout import Collector
 from llmrl.loops.playing import UNKNOWN_HORIZON
