@@ -4,12 +4,24 @@ import numpy as np
 import pytest
 import torch
 
+from llmrl.agents.random_agent import RandomPolicy
 from llmrl.core.errors import ConfigError
 from llmrl.core.observers import Observer
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
 from llmrl.learners.rollout import Collector
 from llmrl.loops.playing import play_episodes
+from llmrl.networks.actor_critic import ActorCritic
+from llmrl.networks.society import SocietyPolicy
+from recall_game import RecallGame
+
+
+def recall():
+    return RecallGame([3, 5, 7, 16], n_agents=2, seed=0)
+
+
+def make_policy(spec):
+    return SocietyPolicy(spec, [ActorCritic(spec, Seeds(0).torch("weights"), 16, [16], [])], core_frozen=False)
 
 
 class Diary(Observer):
@@ -82,7 +94,7 @@ def test_spans_say_who_watches():
 def test_a_policy_is_told_before_the_observers():
     order = []
 
-    class Told(Reader):
+    class Told(RandomPolicy):
         def on_reset(self, games, observation):
             order.append("policy")
 
@@ -96,22 +108,26 @@ def test_a_policy_is_told_before_the_observers():
         def on_step(self, transition):
             order.append("observer")
 
-    env = Errands(Seeds(0))
-    collector = Collector(env, Told(env.spec, 1.0), "cpu", observers=[Watch()])
+    env = recall()
+    collector = Collector(env, Told(env.spec), "cpu", observers=[Watch()])
     collector.reset(0)
     collector.collect(1, torch.Generator(), learn=False)
     assert order == ["policy", "observer"] * 2
 
 
 def test_channels_that_observers_read_are_asked_for():
-    env = Errands(Seeds(0))
-    watch = Observer()
-    watch.channels = ("prompt",)
-    policy = Reader(env.spec, 1.0)
-    policy.channels = ("vector",)
-    Collector(env, policy, "cpu", observers=[watch])
-    assert env.provided == {"vector", "prompt"}
+    class OnRequest(RecallGame):
+        provided = ()
+
+        def provide(self, channels):
+            self.provided = (*self.provided, *channels)
+
+    env, watch = OnRequest([3]), Observer()
+    watch.channels = ("vector",)
+    collector = Collector(env, RandomPolicy(env.spec), "cpu")
+    assert not env.provided
+    with collector.observed(watch):
+        assert env.provided == ("vector",)
     watch.channels = ("smell",)
-    collector = Collector(env, policy, "cpu")
-    with pytest.raises(ConfigError, match=r"env=errands offers no channel 'smell'"), collector.observed(watch):
-        pass
+    with pytest.raises(ConfigError, match=r"env=recall_game offers no channel 'smell'"):
+        Collector(env, RandomPolicy(env.spec), "cpu", observers=[watch])
