@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from annotated_types import Interval
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import PositiveFloat, PositiveInt
+from llmrl.core.protocols import AgentLoop
 from llmrl.core.records import Act, State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
@@ -113,6 +114,7 @@ class DRRNAgent:
         ConfigError: an action is several numbers here, or there is no such channel of texts.
     """
 
+    loop: ClassVar[AgentLoop] = "learn"
     learns = True
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -164,10 +164,28 @@ class SearchableAgent(Protocol):
         ...
 
 
+AgentLoop = Literal["learn", "clone", "baseline", "search", "play"]
+"""Which loop an agent is made for, where no principal governs its games.
+
+- learn: rollouts, and `Agent.update` after each.
+- clone: epochs over what others did; it has `imitate` (`llmrl.loops.clone.Imitator`).
+- baseline: a loop of its own; it has `fit` (`llmrl.loops.baseline.SelfTaught`).
+- search: a principal proposes its parameters; it is a `SearchableAgent`.
+- play: it never learns.
+"""
+
+
 @runtime_checkable
 class Agent(Protocol):
-    """A policy, and the learner that improves it where there is one."""
+    """A policy, and the learner that improves it where there is one.
 
+    Attributes:
+        loop: which loop it is made for; an attribute of the class, as the loop is chosen before an agent is built.
+        policy: what plays.
+        learns: rollouts are kept for `update`; false where an agent that could learn is to play only.
+    """
+
+    loop: ClassVar[AgentLoop]
     policy: Policy
     learns: bool
 

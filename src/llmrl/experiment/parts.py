@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.config.builder import Builder
-from llmrl.config.option_catalog import can_search, needs_mechanism, no_mechanism, options
+from llmrl.config.option_catalog import agent_loop, can_search, needs_mechanism, no_mechanism, options
 from llmrl.config.trusting import shell_keys
 from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.core.limits import NonNegativeFloat
@@ -257,17 +257,20 @@ def loop_kind(config: Config) -> LoopKind:
     """The loop that follows from the parts, before any is built.
 
     A principal governs a game's mechanism (`design`), or proposes the parameters of an agent that is a function of
-    them (`search`). Without one, agents that learn do so (`learn`), from what others did (`clone`), or in a loop of
-    their own (`baseline`).
+    them (`search`). Without one, it is the loop that the agent's class declares (`Agent.loop`), and who waits for
+    parameters plays (`play`). Agents that could learn and do not play, too, which is known when they are built.
+
+    Raises:
+        ConfigError: an agent that learns by itself under a principal, or one that declares no loop.
     """
-    agent = Builder(trusted=config["trusted_modules"]).locate(config["agent"]["_target_"], "agent")
+    loop = agent_loop(config["agent"], Builder(trusted=config["trusted_modules"]))
     if config["principal"].get("_target_") is None:
-        return "baseline" if hasattr(agent, "fit") else "clone" if hasattr(agent, "imitate") else "learn"
-    if hasattr(agent, "fit"):
+        return "play" if loop == "search" else loop
+    if loop == "baseline":
         raise ConfigError("agent=sb3 learns in a loop of its own, and nobody proposes anything to it: principal=none")
-    if hasattr(agent, "imitate"):
+    if loop == "clone":
         raise ConfigError("agent=bc learns what others did, and nobody proposes anything to it: principal=none")
-    return "search" if hasattr(agent, "adopt") else "design"
+    return "search" if loop == "search" else "design"
 
 
 def section(kind: LoopKind) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.processes import Processes
-from llmrl.core.protocols import Scorer
+from llmrl.core.protocols import AgentLoop, Scorer
 from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
@@ -60,6 +60,8 @@ class LanguagePPOAgent:
         LLMError: the model cannot be loaded.
         CheckpointError: there are no weights to start from.
     """
+
+    loop: ClassVar[AgentLoop] = "learn"
 
     def __init__(
         self,
