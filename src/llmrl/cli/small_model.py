@@ -57,7 +57,7 @@ def make(args: argparse.Namespace, config: Mapping[str, Any]) -> list[tuple[str,
 
     Args:
         args: of the command line.
-        config: `env`, `seed` and `trusted_modules` of a config of `llmrl-train`, with the environment to learn words of.
+        config: `env`, `seed` and `trusted_modules` of a config of `llmrl-train`.
 
     Raises:
         ConfigError: the environment has no such texts, the folder is not empty, or widths do not fit.
