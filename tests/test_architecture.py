@@ -29,11 +29,16 @@ ALLOWED: dict[str, set[str]] = {
     "loops": {"core", "learners", "run", "analysis"},
     "config": {"core", "envs", "llms", "run", "teachers"},
 }
-BELOW = set(ALLOWED)
-ALLOWED["experiment"] = BELOW
-ALLOWED["evaluation"] = {*BELOW, "experiment"}
-ALLOWED["cli"] = {*BELOW, "experiment", "evaluation"}
-ALLOWED["hydra_plugins"] = {*BELOW, "experiment", "evaluation"}
+ALLOWED["display"] = {"core", "llms", "run", "analysis", "sweeps", "finetuning"}
+ALLOWED["experiment"] = set(ALLOWED)
+ALLOWED["evaluation"] = set(ALLOWED)
+ALLOWED["hydra_plugins"] = set(ALLOWED) - {"evaluation"}
+ALLOWED["cli"] = set(ALLOWED) - {"hydra_plugins"}
+EXCEPTIONS = {
+    # What a preset stands for is known by composing its run, and that is an experiment.
+    ("llmrl.config.input_digests", "llmrl.experiment.pretraining"),
+}
+"""Imports that go upwards, or round in a circle: (module, what it imports)."""
 HEAVY = {
     "torch",
     "litellm",
@@ -112,7 +117,8 @@ def import_graph() -> dict[str, set[str]]:
             while each not in modules and "." in each:
                 each = each.rpartition(".")[0]
             named.add(each)
-        graph[name] = (named & modules.keys()) - {name, "llmrl"}
+        upwards = {each for module, each in EXCEPTIONS if module == name}
+        graph[name] = (named & modules.keys()) - {name, "llmrl"} - upwards
     return graph
 
 

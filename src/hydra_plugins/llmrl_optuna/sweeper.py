@@ -60,7 +60,7 @@ class OptunaSweeper(Sweeper):
 
     def _app(self) -> str:
         """The command that was typed."""
-        from llmrl.experiment.application import application_of
+        from llmrl.experiment.applications import application_of
 
         assert self.config is not None
         return application_of(self.config).command
