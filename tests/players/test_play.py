@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from experiments import comparable_metrics, compose, only_run_folder, run
+from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.models import build_llm
-from llmrl.experiment.parts import build_loop, build_parts, options
+from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.llms.ledger import read_calls
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 from llmrl.loops.episode_logger import EpisodeLogger
