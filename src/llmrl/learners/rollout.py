@@ -278,6 +278,11 @@ class Collector:
         self._ended = np.array(state["ended"])
         self._running = Running(self.spec, state["running"])
 
+    def close(self) -> None:
+        """Tell the observers that nothing more is to come."""
+        for observer in self._observers:
+            observer.close()
+
     def _told(self) -> list[StepObserver]:
         """Who is told of steps: the policy, if it wants to know, then the observers."""
         return [*([self.policy] if isinstance(self.policy, StepObserver) else []), *self._observers]

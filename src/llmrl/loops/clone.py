@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.objectives import Objective
+from llmrl.core.observers import Observer
 from llmrl.core.protocols import Agent, VecEnv
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
@@ -43,6 +44,7 @@ class CloneLoop:
         evaluate_every: updates between evaluations in the games; 0: only at the end.
         evaluate_episodes: episodes of an evaluation (at least; all games play).
         objective, spending_cost: what the society is judged on, as in `design`; None is the environment's own.
+        observers: the user's own, who watch the games.
 
     Raises:
         ConfigError: the agent does not imitate, or its data cannot be used.
@@ -61,12 +63,13 @@ class CloneLoop:
         evaluate_episodes: PositiveInt,
         objective: Objective | None = None,
         spending_cost: NonNegativeFloat = 0.0,
+        observers: Sequence[Observer] = (),
     ) -> None:
         [self.agent] = agents
         if not isinstance(self.agent, Imitator):
             raise ConfigError(f"{type(self.agent).__name__} does not imitate; use agent=bc")
         self.env, self.seeds = env, seeds
-        self.collector = Collector(env, self.agent.policy, device)
+        self.collector = Collector(env, self.agent.policy, device, observers=observers)
         self.cloning = self.agent.imitate(epochs)
         self.epochs, self.log_every, self.measure_every = epochs, log_every, measure_every
         self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
@@ -99,6 +102,7 @@ class CloneLoop:
                 run.safe_point(self.updates, self.state_dict)
         run.checkpoint(self.updates, self.state_dict())
         episodes = self.evaluate()
+        self.collector.close()
         final = {**self._held_out(), **self.judge(episodes)}
         rows = [episode_row(episode, self.objective, self.spending_cost) for episode in episodes]
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}

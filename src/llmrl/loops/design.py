@@ -12,6 +12,7 @@ import numpy as np
 from llmrl.core.gradients import GradientProposer, MetaLearner
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.objectives import Objective
+from llmrl.core.observers import Observer
 from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, Teacher, VecEnv
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.rollouts import Episode, Rollout
@@ -80,6 +81,7 @@ class DesignLoop:
         contexts: of a step: `drawn`, or one after the other (`in_turn`).
         references: times that each vector of the coarse scan is measured, by runs before this one; 0: there are none.
         known: tells what those found, once they are finished; None before.
+        observers: the user's own, who watch the games.
 
     Raises:
         ConfigError: parts that cannot work together.
@@ -109,6 +111,7 @@ class DesignLoop:
         contexts: Literal["drawn", "in_turn"] = "drawn",
         references: NonNegativeInt = 0,
         known: Callable[[], References | None] = lambda: None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         horizon = checked_horizon(env.spec, principal, candidates, societies, reset_agents, race, rollout_steps)
         self.env, self.agents, self.principal, self.seeds = env, agents, principal, seeds
@@ -121,7 +124,7 @@ class DesignLoop:
         self.meter = meter
         self.differentiable = differentiable_agent(env, agents[0], principal, adapt_rounds)
         keep = () if teacher is None else teacher.channels
-        self.collector = Collector(env, self.societies.policy, device, keep)
+        self.collector = Collector(env, self.societies.policy, device, keep, observers=observers)
         # The progress of the run, all of it in a checkpoint.
         self.step = 0
         self.round = 0
@@ -203,6 +206,7 @@ class DesignLoop:
             if self.contestants and self.history.several:
                 self._name(run)
         run.checkpoint(*self._resumable())
+        self.collector.close()
         rows = self.history.rows
         values = [row["objective"] for row in rows]
         last = max(1, self.steps // 5) * self.candidates

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from llmrl.analysis.probes import draw_probes
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.objectives import Objective
+from llmrl.core.observers import Observer
 from llmrl.core.protocols import Agent, Meter, Teacher, VecEnv
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
@@ -43,6 +44,7 @@ class LearnLoop:
         objective, spending_cost: what the society is judged on, as in `design`; None is the environment's own.
         meter: totals of a language model's calls, logged with every update; None if none is used.
         teacher: the agents', whose channels rollouts hold too; None if there is none.
+        observers: the user's own, who watch the games.
         mechanism: values imposed on the games (`Imposed`): a vector for all, or phases; None leaves the environment's
             own.
     """
@@ -65,13 +67,14 @@ class LearnLoop:
         meter: Meter | None = None,
         teacher: Teacher | None = None,
         mechanism: list[float] | list[Phase] | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         [self.agent] = agents
         self.env, self.seeds = env, seeds
         self.imposed = None if mechanism is None else Imposed(env, mechanism, seeds.child("mechanism"))
         keep = () if teacher is None else teacher.channels
         begin = None if self.imposed is None else self.imposed.begin
-        self.collector = Collector(env, self.agent.policy, device, keep, begin)
+        self.collector = Collector(env, self.agent.policy, device, keep, begin, observers)
         self.rollout_steps = rollout_steps or env.spec.horizon or 256
         self.updates = -(-env_steps // (self.rollout_steps * env.spec.n_envs))
         self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
@@ -128,6 +131,7 @@ class LearnLoop:
         for each in writers:
             each.close()
         episodes = self.evaluate()
+        self.collector.close()
         final = self.judge(episodes)
         rows = [episode_row(episode, self.objective, self.spending_cost) for episode in episodes]
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}

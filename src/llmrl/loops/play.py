@@ -11,6 +11,7 @@ import numpy as np
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.objectives import Objective
+from llmrl.core.observers import Observer
 from llmrl.core.protocols import Agent, Estimating, Meter, VecEnv
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.run_context import RunContext
@@ -52,6 +53,7 @@ class PlayLoop:
         greedy: the likeliest action is taken where the agent knows it.
         objective, spending_cost: what the society is judged on, as in `design`; None is the environment's own.
         meter: totals of a language model's calls; None if none is used.
+        observers: the user's own, who watch the games.
 
     Raises:
         ConfigError: the agent's policy is a function of numbers that nobody has given it.
@@ -72,6 +74,7 @@ class PlayLoop:
         objective: Objective | None = None,
         spending_cost: NonNegativeFloat = 0.0,
         meter: Meter | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         [self.agent] = agents
         if not getattr(self.agent, "given", True):
@@ -81,7 +84,7 @@ class PlayLoop:
             )
         self.env, self.seeds, self.meter = env, seeds, meter
         self.trajectories = TrajectoryWriter(env, kept_text(env.spec, self.agent.policy)) if trajectories else None
-        self.collector = Collector(env, self.agent.policy, device)
+        self.collector = Collector(env, self.agent.policy, device, observers=observers)
         self.episodes, self.videos, self.fps, self.greedy = episodes, videos, fps, greedy
         reads = "text" in self.agent.policy.channels
         self.records = (episodes if reads else videos) if records is None else records
@@ -136,6 +139,7 @@ class PlayLoop:
         run.checkpoint(self.steps, self.state_dict())
         for each in writers:
             each.close()
+        self.collector.close()
         return self._finish(run)
 
     def state_dict(self) -> State:
