@@ -35,9 +35,9 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     typed = [opened(override) for override in overrides]
     folders = [f"file://{Path(folder).expanduser().absolute()}" for folder in config_dirs]
     search = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
-    shared, own = GlobalHydra.instance(), HydraConfig.instance()
-    before = shared.hydra, own.cfg
-    shared.hydra = None
+    own = HydraConfig.instance()
+    before = GlobalHydra.instance().hydra, own.cfg
+    GlobalHydra.instance().hydra = None
     try:
         try:
             with initialize_config_module("llmrl.conf", version_base="1.3"):
@@ -46,12 +46,11 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
             where = [word for folder in config_dirs for word in ("--config-dir", str(folder))]
             meant = hint([*where, *typed], primary)
             raise ConfigError(f"{error}\n{meant}" if meant else str(error)) from error
-        finally:
-            shared.clear()
         own.set_config(config)
         yield OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     finally:
-        shared.hydra, own.cfg = before
+        # Hydra puts another instance in its place when it is left.
+        GlobalHydra.instance().hydra, own.cfg = before
 
 
 def plain_config(config: DictConfig) -> dict[str, Any]:
