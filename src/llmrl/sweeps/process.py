@@ -22,11 +22,12 @@ from typing import Any
 from llmrl.analysis.runs import read_run
 from llmrl.core.errors import short_error
 from llmrl.core.trust import NOBODY
+from llmrl.run.ending import EXIT_IN_USE
 from llmrl.run.owner import process_start
 from llmrl.run.signals import SIGNALS
 from llmrl.sweeps.hardware import RUNS_BESIDE, THREAD_VARIABLES
 from llmrl.sweeps.jobs import Job, Outcome, cancelled
-from llmrl.sweeps.work import EXIT_IN_USE, Task, Work
+from llmrl.sweeps.work import Task, Work
 
 PRELOAD = "llmrl.sweeps.preload"
 """The module with what the server imports once for all runs."""
