@@ -168,14 +168,18 @@ def test_the_command_line_alone_trusts():
 
 def test_command_lines_of_jobs_are_typed_or_trusted():
     slurm = {"setup": ["module load cuda"], "srun_args": ["--cpu-bind=none"], "python": None, "extra": None}
-    config = {"trusted_modules": [], "hardware": {"slurm": slurm}}
-    assert shell_keys(config["hardware"]) == ["hardware.slurm.setup"]
-    assert only_typed(config, ["hardware.slurm.partition=x"])["trusted_modules"] == []
-    assert only_typed(config, ["hardware.slurm.setup=[module load cuda]"])["trusted_modules"] == ["shell"]
+    slurm["_target_"] = "llmrl.sweeps.backends.slurm.Slurm"
+    config = {"trusted_modules": [], "hardware": {"backend": slurm}}
+    assert shell_keys(config["hardware"], []) == ["hardware.backend.setup"]
+    assert only_typed(config, ["hardware.backend.partition=x"])["trusted_modules"] == []
+    assert only_typed(config, ["hardware.backend.setup=[module load cuda]"])["trusted_modules"] == ["shell"]
     with pytest.raises(ConfigError, match="command lines that jobs would run"):
-        Trust().check_shell(["hardware.slurm.setup"])
-    Trust(("shell",)).check_shell(["hardware.slurm.setup"])
+        Trust().check_shell(["hardware.backend.setup"])
+    Trust(("shell",)).check_shell(["hardware.backend.setup"])
     Trust().check_shell([])
+    for target, why in (("llmrl.llms.retry.Retry", "no backend"), ("nobody.Knows", "outside the trusted modules")):
+        with pytest.raises(ConfigError, match=why):
+            shell_keys({"backend": {"_target_": target, "setup": ["x"]}}, [])
 
 
 def test_the_default_folder_is_in_the_home(monkeypatch, tmp_path):

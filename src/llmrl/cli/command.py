@@ -60,6 +60,7 @@ def task(name: str, config: DictConfig, resolve: Resolve, check: Check, compute:
     Raises:
         SystemExit: the config is wrong, or the run did not finish.
     """
+    from llmrl.cli.compose import build_hardware
     from llmrl.core.privacy import keep_private
     from llmrl.core.processes import placed
 
@@ -68,8 +69,9 @@ def task(name: str, config: DictConfig, resolve: Resolve, check: Check, compute:
         keep_private(plain.get("private", True))
         check(plain, overrides)
         _, world_size = placed()
-    if plain["hardware"].get("launcher") == "slurm" and world_size == 1:
-        sys.stderr.write(f"{name}: hardware=slurm_* submits with --multirun; without it the run is computed here\n")
+    backend = plain["hardware"]["backend"]["_target_"].rpartition(".")[2]
+    if world_size == 1 and build_hardware(plain).backend.scheduler is not None:
+        sys.stderr.write(f"{name}: {backend} submits with --multirun; without it the run is computed here\n")
     return reporting(name, compute, plain, overrides)
 
 

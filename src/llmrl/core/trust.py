@@ -39,8 +39,10 @@ NAMED = frozenset(
     {
         "llmrl.envs.substrates.substrate_env",
         "llmrl.llms.client.connect",
+        "llmrl.sweeps.backends.here.Here",
+        "llmrl.sweeps.backends.local.Local",
+        "llmrl.sweeps.backends.slurm.Slurm",
         "llmrl.sweeps.hardware.Hardware",
-        "llmrl.sweeps.hardware.Slurm",
         "llmrl.teachers.options.llm_teacher",
         "llmrl.teachers.options.offline_teacher",
         "llmrl.teachers.options.oracle_teacher",
