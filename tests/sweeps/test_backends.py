@@ -1,4 +1,4 @@
-"""Backends: no place is known by its name, each is asked through the same few members, and runs here end as elsewhere."""
+"""Backends: no place is known by its name, each is asked through the same members, and runs here end as elsewhere."""
 
 from __future__ import annotations
 
