@@ -57,8 +57,8 @@ MEASURES = ("valid_rate", "return", "improvement_rate", "score")
 
 def made_up(env: str, low: float, high: float, rng: np.random.Generator) -> list[tuple[str, str]]:
     """Prompts about `env` whose histories are drawn at random, and replies whose numbers are."""
-    from llmrl.cli.compose import build_model
-    from llmrl.cli.finetune_parts import _build_task
+    from llmrl.experiment.finetuning import _build_task
+    from llmrl.experiment.parts import build_model
     from llmrl.finetuning.examples import Example
     from llmrl.finetuning.trials import Trial
 
@@ -81,7 +81,7 @@ def made_up(env: str, low: float, high: float, rng: np.random.Generator) -> list
 def finetune(base: Path, root: Path, method: str, steps: int, seed: int) -> tuple[dict[str, Any], float]:
     """The results of a run, and how long it took, seconds (next to nothing where it was finished before)."""
     from llmrl.cli.finetune import run_experiment
-    from llmrl.cli.finetune_parts import with_digests
+    from llmrl.experiment.finetuning import with_digests
     from llmrl.run.folder import find_folder
 
     typed = [*COMMON, *METHODS[method], f"method.optimiser.steps={steps}", f"seed={seed}", f"llm.model={base}"]

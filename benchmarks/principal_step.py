@@ -32,8 +32,8 @@ from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from llmrl.cli.compose import build_loop, build_parts
 from llmrl.envs.melting_pot import install
+from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.loops.design import DesignLoop
 from llmrl.run.run import Run
 

@@ -8,10 +8,10 @@ import pytest
 
 from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.analysis.statistics import standard_error_of_mean
-from llmrl.cli.compose import build_llm, build_loop, build_parts
 from llmrl.cli.evaluate import evaluate, parser
-from llmrl.cli.plan import plan
 from llmrl.core.errors import ConfigError
+from llmrl.experiment.parts import build_llm, build_loop, build_parts
+from llmrl.experiment.plan import plan
 from llmrl.run.content import saved_state
 from llmrl.run.run import Run, Stopped
 

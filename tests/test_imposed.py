@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from experiments import comparable_metrics, compose, only_run_folder, run
-from llmrl.cli.compose import build_loop, build_parts
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.escape_room import EscapeRoom
+from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.loops.imposed import Box, Imposed, Phase
 
 LOW, HIGH = [0.0] * 5, [5.0] * 5

@@ -9,8 +9,8 @@ import torch
 
 import llmrl.conf
 from experiments import compose, only_run_folder, run
-from llmrl.cli.compose import build_parts
 from llmrl.cli.evaluate import main as evaluate
+from llmrl.experiment.parts import build_parts
 from llmrl.llms.ledger import read_calls
 from llmrl.run.content import saved_state
 

@@ -13,9 +13,9 @@ import torch
 from torch.func import functional_call
 
 from experiments import compose
-from llmrl.cli.compose import build_llm, build_parts
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
+from llmrl.experiment.parts import build_llm, build_parts
 from llmrl.learners.minibatches import Sequences
 from llmrl.learners.rollout import Collector
 from llmrl.llms.local.small import make_small_model

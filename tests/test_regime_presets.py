@@ -6,7 +6,7 @@ import pytest
 
 import llmrl.conf
 from experiments import compose
-from llmrl.cli.compose import build_llm, build_loop, build_parts, check_values, games_of_a_society
+from llmrl.experiment.parts import build_llm, build_loop, build_parts, check_values, games_of_a_society
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
 

@@ -7,11 +7,11 @@ import pytest
 
 import reading_rules
 from experiments import compose, only_run_folder, run
-from llmrl.cli.compose import build_loop, build_parts, check_values
-from llmrl.cli.pretraining import composed, reference
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.envs import escape_room
+from llmrl.experiment.parts import build_loop, build_parts, check_values
+from llmrl.experiment.pretraining import composed, reference
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop

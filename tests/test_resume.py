@@ -44,7 +44,9 @@ PRINCIPALS = {
 def context():
     """Children are forked from a server that has imported torch already: starting one takes milliseconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "llmrl.cli.compose", "llmrl.loops.design", "llmrl.run.run", "experiments"])
+    context.set_forkserver_preload(
+        ["torch", "llmrl.experiment.parts", "llmrl.loops.design", "llmrl.run.run", "experiments"]
+    )
     return context
 
 

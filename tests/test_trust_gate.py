@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmrl.conf
-from llmrl.cli.trusting import only_typed, shell_keys, trusted_by
+from llmrl.config.trusting import only_typed, shell_keys, trusted_by
 from llmrl.core import trust as gate
 from llmrl.core.errors import ConfigError
 from llmrl.core.trust import NAMED, PACKAGES, Trust

@@ -140,8 +140,8 @@ def _(folder: Path) -> tuple[bool, str]:
 @attack("infinities and NaN in 12 options of 6 parts", "each refused by name")
 def _(folder: Path) -> tuple[bool, str]:
     from experiments import compose
-    from llmrl.cli.compose import check_values
     from llmrl.core.errors import ConfigError
+    from llmrl.experiment.parts import check_values
 
     missed = []
     for option in ("design.spending_cost", "agent.ppo.learning_rate", "agent.ppo.gamma", "agent.ppo.clip",

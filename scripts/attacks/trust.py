@@ -159,7 +159,7 @@ def options(folder: Path, content: str, file: str = "experiment/nice.yaml") -> t
 
 def build(node: Any, where: str = "env") -> Callable[[], Any]:
     def call() -> Any:
-        from llmrl.cli.build import Builder
+        from llmrl.config.builder import Builder
         from llmrl.core.seeding import Seeds
 
         return Builder({"seeds": Seeds(0)}).build(node, where)
@@ -210,7 +210,7 @@ def _(folder: Path) -> tuple[bool, str]:
 @attack("the same, in the check before a sweep", "refused")
 def _(folder: Path) -> tuple[bool, str]:
     def call() -> None:
-        from llmrl.cli.build import Builder
+        from llmrl.config.builder import Builder
 
         Builder().check({**GAME, "trust": {"modules": ["evil"]}}, "env")
 

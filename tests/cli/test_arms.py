@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from experiments import compose, run
-from llmrl.cli.arms import shortage
-from llmrl.cli.compose import build_loop, build_parts
-from llmrl.cli.plan import plan
+from llmrl.experiment.arms import shortage
+from llmrl.experiment.parts import build_loop, build_parts
+from llmrl.experiment.plan import plan
 
 ROOM = ("env=escape_room", "env.n_envs=2", "design.adapt_rounds=0")
 POLE = ("env=cartpole", "agent=linear", "principal=ucb")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from llmrl.cli.build import Builder
+from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import PositiveInt, UnitInterval
 from llmrl.core.seeding import Seeds

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llmrl.cli.captions import MOST_AGENTS, WIDTH, Thought, draw, fitting
+from llmrl.evaluation.captions import MOST_AGENTS, WIDTH, Thought, draw, fitting
 
 ACTIONS = ("stay", "left", "right", "down", "up")
 

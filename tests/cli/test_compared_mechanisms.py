@@ -16,16 +16,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from experiments import compose, only_run_folder, run
 from llmrl.analysis.statistics import describe_difference
-from llmrl.cli.adapting import Plan, adapted, planned
-from llmrl.cli.comparison import cells, differences, labels, reference, sentences
-from llmrl.cli.compose import build_parts
 from llmrl.cli.evaluate import evaluate, main, parser
-from llmrl.cli.films import SoFar, film, save_side_by_side
-from llmrl.cli.mechanisms import asked_for, imposed
 from llmrl.core.errors import ConfigError
 from llmrl.core.objectives import OBJECTIVES
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
+from llmrl.evaluation.adapting import Plan, adapted, planned
+from llmrl.evaluation.comparison import cells, differences, labels, reference, sentences
+from llmrl.evaluation.mechanisms import asked_for, imposed
+from llmrl.evaluation.videos import SoFar, film, save_side_by_side
+from llmrl.experiment.parts import build_parts
 from llmrl.learners.rollout import Collector
 from llmrl.loops.welfare import episode_welfare
 from llmrl.run.content import read_config, saved_state
@@ -339,7 +339,7 @@ def test_what_is_told_of_the_last_step_is_the_episode():
 
 
 def entry(name: str, objective: list[float], **columns: list[float]) -> dict:
-    from llmrl.cli.measuring import table
+    from llmrl.evaluation.measuring import table
 
     measured = {"objective (mean)": objective, "length": [5.0] * len(objective), **columns}
     arrays = {key: np.array(values, dtype=float) for key, values in measured.items()}

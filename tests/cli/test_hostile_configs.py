@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from experiments import only_run_folder, run
 from llmrl.cli import evaluate, sweep, train
-from llmrl.cli.build import Builder
+from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 

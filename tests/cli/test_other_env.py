@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrl.cli.other_env import parsed
+from llmrl.config.env_overrides import parsed
 from llmrl.core.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from experiments import compose
-from llmrl.cli.outside import with_digests
+from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import ConfigError
 from llmrl.envs.texts.find import FILES
 from llmrl.run.folder import config_hash

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from experiments import compose, run
-from llmrl.cli.compose import build_parts
-from llmrl.cli.needed import ensure
-from llmrl.cli.outside import with_digests
-from llmrl.cli.pretraining import digest, located, needed, reference
 from llmrl.cli.train import run_experiment
+from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import ConfigError
+from llmrl.experiment.needed import ensure
+from llmrl.experiment.parts import build_parts
+from llmrl.experiment.pretraining import digest, located, needed, reference
 from llmrl.run.content import saved_state
 from llmrl.run.run import Run, Stopped
 
@@ -87,7 +87,7 @@ def test_several_that_need_it_at_once_wait_for_one(tmp_path):
 def test_who_waits_can_be_stopped(tmp_path, monkeypatch):
     config = compose(*NEEDS, f"output_root={tmp_path}")
     [begun] = needed(config)
-    monkeypatch.setattr("llmrl.cli.needed._POLL_S", 0.01)
+    monkeypatch.setattr("llmrl.experiment.needed._POLL_S", 0.01)
     name = begun.config["name"]
     with Run.open(tmp_path, name, begun.config, begun.overrides, 0), Run.open(tmp_path, "needs", {}, [], 0) as waits:
         waits.stop.signal = 15

@@ -7,10 +7,10 @@ import pytest
 
 from experiments import compose
 from llmrl.cli import finetune, train
-from llmrl.cli.compose import build_parts
-from llmrl.cli.hints import missing_option
 from llmrl.cli.llm import main
+from llmrl.config.suggestions import missing_option
 from llmrl.core.errors import ConfigError, LlmrlError
+from llmrl.experiment.parts import build_parts
 
 ROOM = ("env=escape_room", "principal=llm")
 

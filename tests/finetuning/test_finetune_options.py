@@ -5,10 +5,10 @@ import inspect
 import pytest
 
 from experiments import compose
-from llmrl.cli.build import Builder
-from llmrl.cli.compose import options
-from llmrl.cli.finetune_parts import check_values
+from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
+from llmrl.experiment.finetuning import check_values
+from llmrl.experiment.parts import options
 
 METHODS, DATASETS, TASKS = (sorted(options(group)) for group in ("method", "dataset", "transfer"))
 

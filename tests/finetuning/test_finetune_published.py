@@ -57,7 +57,7 @@ def test_the_published_setting_is_the_published_one():
     ],
 )
 def test_its_commands_on_the_page_can_be_planned(env, numbers, decimals, steps, optimum, half_way, model, tmp_path):
-    from llmrl.cli.finetune_parts import build
+    from llmrl.experiment.finetuning import build
 
     if env == "swimmer":
         pytest.importorskip("mujoco")
@@ -82,7 +82,7 @@ def test_its_commands_on_the_page_can_be_planned(env, numbers, decimals, steps, 
 
 
 def test_with_a_table_nothing_but_its_actions_is_played(model, tmp_path):
-    from llmrl.cli.finetune_parts import build
+    from llmrl.experiment.finetuning import build
 
     few = ["dataset.trials=64", "dataset.episodes=2", "dataset.prompts=32", "dataset.held_out=4"]
     typed = ["method=grpo_published", "env=nim", "agent=tabular", f"llm.model={model}", f"output_root={tmp_path}"]

@@ -143,8 +143,8 @@ def test_the_adapter_plays_on_in_a_search(method, proposer, tmp_path, request):
 
 
 def test_tasks_where_random_trials_are_all_the_same_have_a_scale(proposer, tmp_path):
-    from llmrl.cli.finetune_parts import build
     from llmrl.core.seeding import Seeds
+    from llmrl.experiment.finetuning import build
 
     with build(configured(tmp_path, proposer, "transfer=[maze,mountain_car]", "dataset.held_out=3"), None) as parts:
         for task in parts.loop.transfer:
@@ -169,7 +169,7 @@ def test_sweeps_and_searches_go_through_the_launcher(proposer, sft, tmp_path):
     """As a cluster's jobs are made: composed first, each computed in a process of its own, with the same numbers."""
     import yaml
 
-    from llmrl.cli.apps import app_of
+    from llmrl.experiment.apps import app_of
 
     typed = [*COMMON[1:], f"output_root={tmp_path}", f"llm.model={proposer}", *QUICK["sft"], "seed=0"]
     command = [sys.executable, "-m", "llmrl.cli.finetune", "--config-dir", str(Path(__file__).parent / "conf"), "-m"]

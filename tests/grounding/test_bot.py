@@ -10,10 +10,10 @@ from fetch_game import FetchGame
 from experiments import compose, only_run_folder, run
 from llmrl.agents.bot_agent import BotAgent
 from llmrl.agents.random_agent import RandomAgent
-from llmrl.cli.compose import build_llm, build_loop, build_parts, check_values
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
+from llmrl.experiment.parts import build_llm, build_loop, build_parts, check_values
 from llmrl.learners.rollout import Collector
 from llmrl.loops.play import PlayLoop
 from llmrl.loops.playing import play_episodes

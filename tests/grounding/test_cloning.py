@@ -12,11 +12,11 @@ from experiments import compose, only_run_folder
 from experiments import run as run_experiment
 from llmrl.agents.cloning_agent import CloningAgent
 from llmrl.agents.random_agent import RandomAgent
-from llmrl.cli.compose import asking, check_values, loop_kind
 from llmrl.core.errors import ConfigError, Diverged, RunFolderError
 from llmrl.core.records import Act
 from llmrl.core.seeding import Seeds
 from llmrl.core.texts import Texts
+from llmrl.experiment.parts import asking, check_values, loop_kind
 from llmrl.learners.cloning import Cloning, CloningSettings
 from llmrl.loops.clone import CloneLoop
 from llmrl.networks import categorical

@@ -8,10 +8,10 @@ from torch import nn
 from corridor import Corridor
 from experiments import compose
 from llmrl.agents.drrn_agent import DRRNAgent
-from llmrl.cli.compose import build_loop, build_parts, check_values
 from llmrl.core.errors import ConfigError, Diverged
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ActionNumbers
+from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.learners.q_learning import QLearning, QSettings
 from llmrl.learners.replay import Transitions
 from llmrl.learners.rollout import Collector

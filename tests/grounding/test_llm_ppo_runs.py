@@ -47,7 +47,9 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def context():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "llmrl.cli.compose", "llmrl.loops.learn", "llmrl.run.run", "experiments"])
+    context.set_forkserver_preload(
+        ["torch", "llmrl.experiment.parts", "llmrl.loops.learn", "llmrl.run.run", "experiments"]
+    )
     return context
 
 
@@ -129,8 +131,8 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path, model):
 
 @pytest.mark.parametrize("tune", ["lora", "nothing"])
 def test_a_checkpoint_is_used_with_the_model_that_it_was_made_with(tmp_path, model, tune):
-    from llmrl.cli.compose import build_llm, build_parts
     from llmrl.cli.llm import main
+    from llmrl.experiment.parts import build_llm, build_parts
 
     def agent(folder):
         config = compose(*RUN, f"llm.model={folder}", f"agent.tune={tune}")

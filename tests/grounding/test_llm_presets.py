@@ -6,7 +6,7 @@ import pytest
 
 import llmrl.conf
 from experiments import compose, only_run_folder, silent_run
-from llmrl.cli.compose import check_values
+from llmrl.experiment.parts import check_values
 from llmrl.llms.local.small import make_small_model
 from llmrl.run.status import read_status
 

@@ -86,7 +86,7 @@ def test_no_actions_may_be_written_as_null(tmp_path):
 
 @pytest.mark.parametrize(("actions", "unknown"), [("synonyms", "turn right"), ("fr", "turn right")])
 def test_probes_in_other_words_than_the_game_s_are_refused_by_name(actions, unknown):
-    from llmrl.cli.build import Builder
+    from llmrl.config.builder import Builder
 
     overrides = ("env.language=fr",) if actions == "fr" else (f"env.actions={actions}",)
     node = compose("env=babyai_text", "agent=random", *overrides)["env"]
@@ -110,7 +110,7 @@ def test_who_cannot_be_probed_is_refused(tmp_path, signal_game):
 
 def test_the_shipped_probes_are_prompts_of_the_environment():
     """Each probe is what a player reads there: the sentences are those that the environment could write."""
-    from llmrl.cli.build import Builder
+    from llmrl.config.builder import Builder
     from llmrl.envs.babyai.words import tokens, vocabulary
 
     assert shipped() == ["babyai_text"]

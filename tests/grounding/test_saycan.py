@@ -40,7 +40,7 @@ def test_affordances_are_what_minigrid_would_do(saycan):
 
 
 def test_no_action_is_ruled_out(saycan):
-    from llmrl.cli.build import Builder
+    from llmrl.config.builder import Builder
     from llmrl.core.errors import ConfigError
 
     option = OmegaConf.to_container(OmegaConf.load(EXAMPLE / "conf" / "agent" / "saycan.yaml"))
@@ -51,7 +51,7 @@ def test_no_action_is_ruled_out(saycan):
 
 
 def test_it_plays_through_the_command_line(saycan, tmp_path):
-    from llmrl.cli.compose import build_llm, build_parts
+    from llmrl.experiment.parts import build_llm, build_parts
     from llmrl.learners.rollout import Collector
     from llmrl.llms.local.small import make_small_model
 

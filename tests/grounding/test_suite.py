@@ -13,11 +13,11 @@ from experiments import compose, only_run_folder
 from llmrl.analysis.proportions import mean_proportion, proportion
 from llmrl.analysis.statistics import Interval
 from llmrl.analysis.suite_groups import experiments
-from llmrl.cli.build import Builder
 from llmrl.cli.evaluate import main
-from llmrl.cli.offers import options
 from llmrl.cli.suite import split_words
 from llmrl.cli.train import run_experiment
+from llmrl.config.builder import Builder
+from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec

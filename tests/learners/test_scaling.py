@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_ppo import make, train
 
 from experiments import compose, only_run_folder, run
-from llmrl.cli.compose import build_parts
+from llmrl.experiment.parts import build_parts
 from llmrl.learners.ppo import PPO
 from llmrl.learners.scaling import RewardScale
 from llmrl.run.content import saved_state

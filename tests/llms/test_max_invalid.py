@@ -8,8 +8,8 @@ import pytest
 from experiments import comparable_metrics, compose, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.analysis.llm_calls import run_totals
-from llmrl.cli.compose import build_model, check_values
 from llmrl.core.errors import ConfigError, TooManyInvalid
+from llmrl.experiment.parts import build_model, check_values
 from llmrl.llms.asking import Asker
 from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls

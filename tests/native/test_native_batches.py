@@ -11,7 +11,7 @@ import pytest
 import torch
 from native_games import SUBSTRATES, flat, native, random_actions, same
 
-from llmrl.cli.outside import with_digests
+from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds

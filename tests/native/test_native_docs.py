@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from experiments import comparable_metrics, compose, only_run_folder, run
-from llmrl.cli.compose import build_llm, build_loop, build_parts, check_values
 from llmrl.cli.evaluate import main as evaluate
 from llmrl.envs.native import viewer
 from llmrl.envs.native.maps import SYMBOLS
 from llmrl.envs.native.vec_env import NativeEnv
+from llmrl.experiment.parts import build_llm, build_loop, build_parts, check_values
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "native_engine.md").read_text()

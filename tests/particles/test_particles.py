@@ -305,7 +305,7 @@ def test_pettingzoo_api(scenario: Scenario) -> None:
 
 def test_options_of_the_command_line_build_their_game() -> None:
     from experiments import compose
-    from llmrl.cli.build import Builder
+    from llmrl.config.builder import Builder
 
     injected = {"seeds": Seeds(0)}
     for scenario in ALL:

@@ -10,8 +10,8 @@ from experiments import compose, only_run_folder, run
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.played import players_table
 from llmrl.analysis.report import Settings
-from llmrl.cli.compose import build_llm, build_parts
 from llmrl.cli.evaluate import evaluate, main, parser
+from llmrl.experiment.parts import build_llm, build_parts
 from llmrl.llms.ledger import read_calls
 from llmrl.run.files import read_lines
 

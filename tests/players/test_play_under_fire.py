@@ -9,8 +9,8 @@ import imageio.v3 as iio
 import pytest
 
 from experiments import comparable_metrics, only_run_folder, run, silent_run
-from llmrl.cli.compose import options
 from llmrl.core.errors import BudgetExhausted
+from llmrl.experiment.parts import options
 from llmrl.llms.ledger import read_calls
 from llmrl.run.files import read_lines
 
@@ -94,7 +94,7 @@ class TestResuming:
     def test_kills(self, tmp_path):
         """With SIGKILL, wherever it is after so many lines."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "llmrl.cli.compose", "llmrl.loops.play", "experiments"])
+        context.set_forkserver_preload(["torch", "llmrl.experiment.parts", "llmrl.loops.play", "experiments"])
         overrides = (*self.OPTIONS, "play.videos=1", "play.episodes=5", "checkpoint_seconds=0")
         killed = tmp_path / "killed"
         for lines in (7, 30, None):

@@ -6,11 +6,11 @@ from importlib.resources import files
 import pytest
 import yaml
 
-from llmrl.cli.build import Builder
-from llmrl.cli.compose import POLICIES
-from llmrl.cli.offers import options
+from llmrl.config.builder import Builder
+from llmrl.config.option_catalog import options
 from llmrl.core.protocols import Proposer, Scorer
 from llmrl.core.seeding import Seeds
+from llmrl.experiment.parts import POLICIES
 from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import FILE_NAME, Ledger
 from llmrl.llms.provider import Provider

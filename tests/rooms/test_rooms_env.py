@@ -9,7 +9,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from llmrl.cli.build import Builder
+from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import VecEnv
 from llmrl.core.seeding import Seeds

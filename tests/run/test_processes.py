@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from experiments import comparable_metrics, compose, only_run_folder, rows_alike, run
-from llmrl.cli.compose import check_values
-from llmrl.cli.together import check_alike, processes_here
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import VARIABLES, Processes, local_device, placed
+from llmrl.experiment.distributed_checks import check_alike, processes_here
+from llmrl.experiment.parts import check_values
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.status import read_status
 

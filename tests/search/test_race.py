@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.analysis.statistics import standard_error_of_mean
-from llmrl.cli.compose import build_llm, build_loop, build_parts
-from llmrl.cli.plan import plan
 from llmrl.core.pooling import Pool
+from llmrl.experiment.parts import build_llm, build_loop, build_parts
+from llmrl.experiment.plan import plan
 from llmrl.loops.proposals import read_proposals
 from llmrl.loops.race import Race
 from llmrl.run.run import Run, Stopped

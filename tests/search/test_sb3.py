@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from experiments import compose, only_run_folder, run
-from llmrl.cli.compose import build_llm, build_loop, build_parts
 from llmrl.cli.evaluate import evaluate, parser
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
+from llmrl.experiment.parts import build_llm, build_loop, build_parts
 from llmrl.run.content import saved_state
 from policies import ARM, LAKE, POLE
 

@@ -10,11 +10,11 @@ import pytest
 
 from experiments import comparable_metrics, compose, only_run_folder, run, silent_run
 from llmrl.agents.search_agent import LinearAgent
-from llmrl.cli.compose import build_llm, build_loop, build_parts
 from llmrl.cli.evaluate import evaluate, parser
-from llmrl.cli.plan import plan
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.seeding import Seeds
+from llmrl.experiment.parts import build_llm, build_loop, build_parts
+from llmrl.experiment.plan import plan
 from llmrl.llms.ledger import FILE_NAME as LEDGER
 from llmrl.llms.ledger import read_calls
 from llmrl.loops.play import PlayLoop
@@ -317,7 +317,7 @@ class TestResume:
     @pytest.mark.slow
     def test_killed_and_resumed_it_ends_with_the_same_numbers(self, tmp_path):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "llmrl.cli.compose", "llmrl.loops.search", "experiments"])
+        context.set_forkserver_preload(["torch", "llmrl.experiment.parts", "llmrl.loops.search", "experiments"])
         overrides = (
             *SMALL,
             "principal=cem",

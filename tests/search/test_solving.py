@@ -9,8 +9,8 @@ import yaml
 
 import llmrl.conf
 from experiments import compose, only_run_folder, run
-from llmrl.cli.compose import build_llm, build_loop, build_parts, check_values
 from llmrl.envs.gym import tasks
+from llmrl.experiment.parts import build_llm, build_loop, build_parts, check_values
 from llmrl.loops.proposals import read_proposals
 from llmrl.loops.search import SearchLoop
 

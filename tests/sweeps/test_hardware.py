@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from experiments import compose
-from llmrl.cli.compose import build_hardware, game_processes, options, worker_cores
 from llmrl.core.errors import ConfigError
+from llmrl.experiment.parts import build_hardware, game_processes, options, worker_cores
 from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.slurm import Slurm
 from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drawn_rooms import draw
-from llmrl.cli.build import Builder
+from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.protocols import Policy, Teacher
 from llmrl.core.seeding import Seeds

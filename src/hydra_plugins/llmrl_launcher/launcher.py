@@ -65,10 +65,10 @@ class LlmrlLauncher(Launcher):
         keep_private(bool(config.get("private", True)))
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from llmrl.cli.apps import app_of, compute
         from llmrl.cli.ending import ending
         from llmrl.cli.report import print_sweep
         from llmrl.core.errors import ConfigError
+        from llmrl.experiment.apps import app_of, compute
         from llmrl.sweeps.launch import launch
 
         assert self.config is not None
@@ -95,9 +95,9 @@ class LlmrlLauncher(Launcher):
         Raises:
             ConfigError: a composed config makes no sense.
         """
-        from llmrl.cli.apps import app_of
-        from llmrl.cli.compose import build_hardware
         from llmrl.core.secrets import refuse
+        from llmrl.experiment.apps import app_of
+        from llmrl.experiment.parts import build_hardware
         from llmrl.sweeps.jobs import Job, differing_keys, named_by
 
         assert self.config is not None and self.hydra_context is not None

@@ -60,14 +60,14 @@ class OptunaSweeper(Sweeper):
 
     def _app(self) -> str:
         """The command that was typed."""
-        from llmrl.cli.apps import app_of
+        from llmrl.experiment.apps import app_of
 
         assert self.config is not None
         return app_of(self.config).name
 
     def _search(self, arguments: list[str]) -> None:
         from hydra_plugins.llmrl_optuna._grammar import read
-        from llmrl.cli.build import Builder
+        from llmrl.config.builder import Builder
         from llmrl.core.errors import ConfigError
         from llmrl.tuning.study import Study
 

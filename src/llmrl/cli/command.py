@@ -34,7 +34,7 @@ def plain_config(config: DictConfig) -> Config:
     """
     from hydra.core.hydra_config import HydraConfig
 
-    from llmrl.cli.hints import removed
+    from llmrl.config.suggestions import removed
     from llmrl.core.errors import ConfigError
     from llmrl.core.secrets import refuse
 
@@ -60,9 +60,9 @@ def task(name: str, config: DictConfig, resolve: Resolve, check: Check, compute:
     Raises:
         SystemExit: the config is wrong, or the run did not finish.
     """
-    from llmrl.cli.compose import build_hardware
     from llmrl.core.privacy import keep_private
     from llmrl.core.processes import placed
+    from llmrl.experiment.parts import build_hardware
 
     with ending(name):
         plain, overrides = resolve(config)
@@ -158,7 +158,7 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
 
     What is created before the config is known is private, and a secret that is typed gets no further than this.
     """
-    from llmrl.cli.trusting import guard_hydra
+    from llmrl.config.trusting import guard_hydra
     from llmrl.core.privacy import keep_private
     from llmrl.core.secrets import refuse_arguments
     from llmrl.core.terminal import guard_terminal
@@ -169,7 +169,7 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
         refuse_arguments(sys.argv[1:])
     sys.argv[1:] = [opened(argument) for argument in sys.argv[1:]]
     if any(argument.startswith(("--config-name", "-cn")) for argument in sys.argv[1:]):
-        from llmrl.cli.hints import saved_config
+        from llmrl.config.suggestions import saved_config
 
         if mistaken := saved_config(sys.argv[1:]):
             say(name, mistaken)
@@ -179,7 +179,7 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
         app()
     except SystemExit as stop:
         if stop.code == 1 and not isinstance(stop.__cause__, Exception):
-            from llmrl.cli.hints import hint
+            from llmrl.config.suggestions import hint
 
             if text := hint(sys.argv[1:], config_name):
                 say(name, text)

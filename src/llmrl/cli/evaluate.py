@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmrl.cli.adapting import Plan
-    from llmrl.cli.compose import Config, Parts
-    from llmrl.cli.mechanisms import Imposed
     from llmrl.core.protocols import Agent
+    from llmrl.evaluation.adapting import Plan
+    from llmrl.evaluation.mechanisms import Imposed
+    from llmrl.experiment.parts import Config, Parts
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    from llmrl.cli.trusting import add_trust
+    from llmrl.config.trusting import add_trust
 
     p = argparse.ArgumentParser(prog="llmrl-evaluate", description=__doc__)
     p.add_argument("run", type=Path, help="run folder: outputs/<name>/<overrides>-<hash>/seed=<n>")
@@ -102,19 +102,19 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
             the mechanism is out of bounds.
         LLMError: a language model that plays does not answer, or its budget is used up.
     """
-    from llmrl.cli.adapting import adapted, planned
-    from llmrl.cli.asking import announced, askers, refused, with_budget
-    from llmrl.cli.compose import build_llm, build_parts, judged_on
-    from llmrl.cli.mechanisms import asked_for, imposed, society
-    from llmrl.cli.other_env import check_same_players, folder_name, parsed
-    from llmrl.cli.outside import with_digests
-    from llmrl.cli.players import MODES, build_players, without_teacher
     from llmrl.cli.report import UNDERSTOOD, llm_summary, print_rows
-    from llmrl.cli.results import write_results
-    from llmrl.cli.stage import NO_FILMS, Stage
-    from llmrl.cli.trusting import check_known
+    from llmrl.config.env_overrides import check_same_players, folder_name, parsed
+    from llmrl.config.input_digests import with_digests
+    from llmrl.config.trusting import check_known
     from llmrl.core.errors import BudgetExhausted, ConfigError
     from llmrl.core.seeding import Seeds
+    from llmrl.evaluation.adapting import adapted, planned
+    from llmrl.evaluation.evaluation_budget import announced, askers, refused, with_budget
+    from llmrl.evaluation.mechanisms import asked_for, imposed, society
+    from llmrl.evaluation.players import MODES, build_players, without_teacher
+    from llmrl.evaluation.results import write_results
+    from llmrl.evaluation.stage import NO_FILMS, Stage
+    from llmrl.experiment.parts import build_llm, build_parts, judged_on
     from llmrl.run.content import RUN_KEY, read_config, saved_state
     from llmrl.run.files import inside
     from llmrl.run.metrics import FILE_NAME as METRICS_NAME
@@ -213,9 +213,9 @@ def _adapting(plan: Plan | None, args: argparse.Namespace, agent: Agent, mechani
 
 def _tell(plan: Plan, whole: Config, parts: Parts, mechanisms: Sequence[Imposed]) -> None:
     """Say what adapting will take: it is the longer part, and a teacher may ask a language model."""
-    from llmrl.cli.asking import askers
-    from llmrl.cli.comparison import counted
     from llmrl.cli.report import print_rows
+    from llmrl.evaluation.comparison import counted
+    from llmrl.evaluation.evaluation_budget import askers
     from llmrl.llms.client import ChatClient
 
     n = len(mechanisms)

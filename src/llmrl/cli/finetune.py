@@ -34,8 +34,8 @@ def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
     Raises:
         ConfigError: a value is missing, data cannot be found, or a file says which code is to be trusted.
     """
-    from llmrl.cli.finetune_parts import with_digests
-    from llmrl.cli.trusting import only_typed
+    from llmrl.config.trusting import only_typed
+    from llmrl.experiment.finetuning import with_digests
 
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
@@ -48,8 +48,8 @@ def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
 
 def check(config: dict[str, Any], overrides: list[str]) -> None:
     """Raise ConfigError or LLMError for a run that can be refused without building it."""
-    from llmrl.cli.compose import build_model, check_means
-    from llmrl.cli.finetune_parts import check_installed, check_values
+    from llmrl.experiment.finetuning import check_installed, check_values
+    from llmrl.experiment.parts import build_model, check_means
 
     check_installed()
     check_values(config)
@@ -67,9 +67,9 @@ def run_experiment(config: dict[str, Any], overrides: list[str]) -> float | None
 
     Returns the loop's result; None after a dry run.
     """
-    from llmrl.cli.finetune_parts import build, check_installed, with_digests
     from llmrl.cli.report import print_plan, print_skipped
     from llmrl.core.privacy import kept_private
+    from llmrl.experiment.finetuning import build, check_installed, with_digests
     from llmrl.run.run import Run
 
     check_installed()

@@ -41,8 +41,8 @@ def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tupl
     Raises:
         LlmrlError: it did not answer, and why.
     """
-    from llmrl.cli.compose import build_model
     from llmrl.core.errors import ConfigError
+    from llmrl.experiment.parts import build_model
     from llmrl.llms.client import ChatClient
 
     config = composed(overrides, config_dir, ("llm", "hardware", "seed", "trusted_modules", "dry_run"))
@@ -166,7 +166,7 @@ def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[s
     from omegaconf import OmegaConf
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-    from llmrl.cli.trusting import only_typed
+    from llmrl.config.trusting import only_typed
     from llmrl.core.errors import ConfigError
     from llmrl.core.secrets import refuse, refuse_arguments
 

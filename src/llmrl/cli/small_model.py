@@ -57,10 +57,10 @@ def make(args: argparse.Namespace) -> list[tuple[str, str]]:
     Raises:
         ConfigError: the environment has no such texts, the folder is not empty, or widths do not fit.
     """
-    from llmrl.cli.compose import build_env
     from llmrl.cli.llm import composed
     from llmrl.core.errors import ConfigError
     from llmrl.core.seeding import Seeds
+    from llmrl.experiment.parts import build_env
     from llmrl.llms.local.small import make_small_model
 
     if args.folder.exists() and any(args.folder.iterdir()):

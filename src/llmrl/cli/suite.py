@@ -34,8 +34,8 @@ def evaluate_suite(args: argparse.Namespace, words: Sequence[str]) -> list[dict[
     from llmrl.analysis.suite import write_suite
     from llmrl.analysis.suite_groups import STUDENT, experiments, together
     from llmrl.cli.report import terminal
-    from llmrl.cli.suite_run import check_played, evaluate_run, run_config
     from llmrl.core.errors import ConfigError
+    from llmrl.evaluation.suite_run import check_played, evaluate_run, run_config
     from llmrl.run.files import inside
 
     name, content = _content(args, words)
@@ -75,7 +75,7 @@ def _content(args: argparse.Namespace, words: Sequence[str]) -> tuple[str, dict[
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from llmrl.cli.offers import options
+    from llmrl.config.option_catalog import options
     from llmrl.core.errors import ConfigError
 
     chosen = [word.removeprefix("suite=") for word in words if word.startswith("suite=")]

@@ -25,7 +25,7 @@ RETRIED = "failed,stopped,preempted,cancelled,lost"
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    from llmrl.cli.trusting import add_trust
+    from llmrl.config.trusting import add_trust
     from llmrl.sweeps.cleaning import KINDS
 
     p = argparse.ArgumentParser(prog="llmrl-sweep", description=__doc__)
@@ -153,11 +153,11 @@ def as_json(record: RunRecord) -> dict[str, Any]:
 def retry(args: argparse.Namespace) -> int:
     """Launch unfinished runs again, each as its folder's config says."""
     from llmrl.analysis.runs import UNFINISHED
-    from llmrl.cli.apps import app_of, compute
-    from llmrl.cli.compose import build_hardware
     from llmrl.cli.report import print_line, print_sweep
-    from llmrl.cli.trusting import check_known
+    from llmrl.config.trusting import check_known
     from llmrl.core.errors import ConfigError
+    from llmrl.experiment.apps import app_of, compute
+    from llmrl.experiment.parts import build_hardware
     from llmrl.run.content import CONFIG_NAME
     from llmrl.sweeps.jobs import Job
     from llmrl.sweeps.launch import launch

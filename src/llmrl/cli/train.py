@@ -30,9 +30,9 @@ def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
     Raises:
         ConfigError: a value is missing, a part cannot be found, or a file says which code is to be trusted.
     """
-    from llmrl.cli.compose import asking
-    from llmrl.cli.outside import with_digests
-    from llmrl.cli.trusting import only_typed
+    from llmrl.config.input_digests import with_digests
+    from llmrl.config.trusting import only_typed
+    from llmrl.experiment.parts import asking
 
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
@@ -45,7 +45,7 @@ def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
 
 def check(config: dict[str, Any], overrides: list[str]) -> None:
     """Raise ConfigError or LLMError for an experiment that can be refused without building it."""
-    from llmrl.cli.compose import check_means, check_values
+    from llmrl.experiment.parts import check_means, check_values
 
     check_values(config)
     if command.starts_anew(config, overrides):
@@ -62,15 +62,15 @@ def run_experiment(config: dict[str, Any], overrides: list[str], quiet: bool = F
 
     `quiet` leaves out the tables at the end. Returns the loop's result; None after a dry run.
     """
-    from llmrl.cli import pretraining, references
-    from llmrl.cli.arms import shortage
-    from llmrl.cli.compose import build_llm, build_loop, build_parts
-    from llmrl.cli.needed import ensure
-    from llmrl.cli.outside import with_digests
     from llmrl.cli.report import llm_summary, print_plan, print_skipped, print_summary
-    from llmrl.cli.together import check_alike
+    from llmrl.config.input_digests import with_digests
     from llmrl.core.privacy import kept_private
     from llmrl.core.processes import Processes
+    from llmrl.experiment import pretraining, references
+    from llmrl.experiment.arms import shortage
+    from llmrl.experiment.distributed_checks import check_alike
+    from llmrl.experiment.needed import ensure
+    from llmrl.experiment.parts import build_llm, build_loop, build_parts
     from llmrl.llms.transcript import Transcript
     from llmrl.run.joint import open_run
     from llmrl.run.shared import shared_of
@@ -78,7 +78,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str], quiet: bool = F
     config = with_digests(config)
     processes = Processes.join()
     if config["dry_run"]:
-        from llmrl.cli.plan import plan
+        from llmrl.experiment.plan import plan
 
         parts = build_parts(config, build_llm(config, None, check=False))
         try:

@@ -16,7 +16,7 @@ from llmrl.run.signals import SIGNALS
 # What every run imports in the course of its life, whatever it is made of. By name, because most is above this layer.
 for name in (
     "llmrl.cli.train",
-    "llmrl.cli.compose",
+    "llmrl.experiment.parts",
     "llmrl.cli.report",
     "llmrl.llms.transcript",
     "llmrl.loops.design",

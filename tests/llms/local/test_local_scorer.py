@@ -270,7 +270,7 @@ def test_the_option_files_build_scorers(t5_folder, llama_folder):
     from omegaconf import OmegaConf
 
     import llmrl.conf
-    from llmrl.cli.build import Builder
+    from llmrl.config.builder import Builder
 
     files = Path(llmrl.conf.__file__).parent / "llm"
     for name, folder in (("local_scorer_seq2seq", t5_folder), ("local_scorer_causal", llama_folder)):

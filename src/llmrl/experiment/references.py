@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.analysis.references import LINES
-from llmrl.cli import needed as needed_runs
-from llmrl.cli.compose import POLICIES, Parts, asking, games_of_a_society, loop_kind
-from llmrl.cli.needed import NeededRun
-from llmrl.cli.offers import options
-from llmrl.cli.outside import without_digests
+from llmrl.config.input_digests import without_digests
+from llmrl.config.option_catalog import options
 from llmrl.core.errors import RunFolderError
 from llmrl.core.fields import read_object
+from llmrl.experiment import needed as needed_runs
+from llmrl.experiment.needed import NeededRun
+from llmrl.experiment.parts import POLICIES, Parts, asking, games_of_a_society, loop_kind
 from llmrl.loops.references import References, Situation, coarse_scan
 from llmrl.run.content import SUMMARY_NAME
 

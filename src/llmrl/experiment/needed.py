@@ -44,7 +44,7 @@ class NeededRun:
         Raises:
             ConfigError: a file that the config names is not there.
         """
-        from llmrl.cli.outside import with_digests
+        from llmrl.config.input_digests import with_digests
 
         return cls(what, name, with_digests(dict(config)), list(overrides), env_steps)
 

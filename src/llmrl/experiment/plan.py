@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmrl.cli import pretraining, references
-from llmrl.cli.arms import shortage
-from llmrl.cli.compose import Parts, asking
 from llmrl.core.errors import LLMError
 from llmrl.core.protocols import Bandit, Estimating, Loop
 from llmrl.core.records import CallEstimate
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
+from llmrl.experiment import pretraining, references
+from llmrl.experiment.arms import shortage
+from llmrl.experiment.parts import Parts, asking
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.rehearsal import steps_per_second

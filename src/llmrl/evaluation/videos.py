@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrl.cli.captions import Captioned
-from llmrl.cli.compose import Parts
 from llmrl.core.objectives import Objective
 from llmrl.core.pictures import Drawn, caption_rows, captioned, enlarge, save_film, save_picture
 from llmrl.core.protocols import Policy
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.recorder import Recorder
+from llmrl.evaluation.captions import Captioned
+from llmrl.experiment.parts import Parts
 from llmrl.learners.episodes import Running
 from llmrl.learners.rollout import Collector, Rollout
 from llmrl.loops.playing import UNKNOWN_HORIZON

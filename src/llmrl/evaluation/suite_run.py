@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmrl.cli.compose import Parts
     from llmrl.core.protocols import Policy, VecEnv
+    from llmrl.experiment.parts import Parts
     from llmrl.loops.suite import Suite, SuiteTest
 
 Config = Mapping[str, Any]
@@ -23,7 +23,7 @@ def run_config(run: Path, trusted: Sequence[str]) -> dict[str, Any]:
         LlmrlError: the folder is no run, has no whole checkpoint, is one of `llmrl-finetune`, or names code that is
             not trusted.
     """
-    from llmrl.cli.trusting import check_known
+    from llmrl.config.trusting import check_known
     from llmrl.core.errors import ConfigError
     from llmrl.run.content import read_config, saved_state
 
@@ -60,11 +60,11 @@ def evaluate_run(
         LlmrlError: the suite makes no sense, or is for other runs.
     """
     from llmrl.analysis.suite import summarized, write_suite
-    from llmrl.cli.asking import announced, askers, refused, with_budget
-    from llmrl.cli.compose import build_llm, build_parts
-    from llmrl.cli.players import without_teacher
     from llmrl.cli.report import print_rows
     from llmrl.core.errors import BudgetExhausted
+    from llmrl.evaluation.evaluation_budget import announced, askers, refused, with_budget
+    from llmrl.evaluation.players import without_teacher
+    from llmrl.experiment.parts import build_llm, build_parts
     from llmrl.loops.suite import suite_of
     from llmrl.run.content import saved_state
 
@@ -131,9 +131,9 @@ def _play_test(
 ) -> dict[str, Any]:
     """What each player did in each kind, or why it could not: the error that says so. Kinds that cannot be done with
     the actions there are, are in `lacking` with the reason."""
-    from llmrl.cli.compose import build_env
     from llmrl.core.errors import ConfigError
     from llmrl.core.seeding import Seeds
+    from llmrl.experiment.parts import build_env
     from llmrl.loops.suite import play_kind
 
     own = parts.env.spec

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.cli.build import Builder
-from llmrl.cli.compose import POLICIES, build_model, worker_cores
-from llmrl.cli.outside import with_digests as outside_digests
-from llmrl.cli.together import check_together
+from llmrl.config.builder import Builder
+from llmrl.config.input_digests import with_digests as outside_digests
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
+from llmrl.experiment.distributed_checks import check_together
+from llmrl.experiment.parts import POLICIES, build_model, worker_cores
 from llmrl.llms.client import ChatClient
 from llmrl.llms.local.chat import LocalChat
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.cli.comparison import differences, labels, sentences
-from llmrl.cli.measuring import objective_column, plain, scalars, table, write_episodes
-from llmrl.cli.mechanisms import Imposed
-from llmrl.cli.stage import Films, Found, Stage
+from llmrl.evaluation.comparison import differences, labels, sentences
+from llmrl.evaluation.measuring import objective_column, plain, scalars, table, write_episodes
+from llmrl.evaluation.mechanisms import Imposed
+from llmrl.evaluation.stage import Films, Found, Stage
 from llmrl.run.evaluation import write_evaluation
 from llmrl.run.files import write_json
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from llmrl.cli.build import Builder
+from llmrl.config.builder import Builder
 from llmrl.core.protocols import VecEnv
 
 Config = Mapping[str, Any]

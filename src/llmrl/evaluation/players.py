@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmrl.cli.build import Builder
-from llmrl.cli.compose import Parts
-from llmrl.cli.offers import options
+from llmrl.config.builder import Builder
+from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Policy
 from llmrl.core.seeding import Seeds
+from llmrl.experiment.parts import Parts
 
 PLAYERS = ("student", "teacher", "oracle", "bot", "random")
 MODES = ("stochastic", "deterministic")

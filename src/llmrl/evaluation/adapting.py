@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.cli.compose import build_parts, games_of_a_society, loop_kind
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Scorer
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
+from llmrl.experiment.parts import build_parts, games_of_a_society, loop_kind
 from llmrl.learners.rollout import Collector
 from llmrl.llms.client import ChatClient
 from llmrl.loops.adaptation import Adaptation

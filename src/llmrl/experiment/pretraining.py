@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmrl.cli.needed import NeededRun
 from llmrl.core.errors import ConfigError
+from llmrl.experiment.needed import NeededRun
 from llmrl.run.shared import PRESET, run_name
 
 _TAKEN_OVER = ("output_root", "hardware", "trusted_modules", "checkpoint_seconds", "private")

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llmrl.cli.compose import Parts
-from llmrl.cli.films import film, save_side_by_side
-from llmrl.cli.measuring import Columns, columns
-from llmrl.cli.mechanisms import Imposed
 from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Policy
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
+from llmrl.evaluation.measuring import Columns, columns
+from llmrl.evaluation.mechanisms import Imposed
+from llmrl.evaluation.videos import film, save_side_by_side
+from llmrl.experiment.parts import Parts
 from llmrl.learners.rollout import Collector, Episode
 from llmrl.loops.playing import play_episodes
 from llmrl.loops.recording import recorded

@@ -33,7 +33,8 @@ class App:
 def app_of(config: Mapping[Any, Any]) -> App:
     """The command of a config, composed or resolved: what has a method of training is for `llmrl-finetune`."""
     if "method" in config:
-        from llmrl.cli import finetune, finetune_parts
+        from llmrl.cli import finetune
+        from llmrl.experiment import finetuning as finetune_parts
 
         return App(
             "llmrl-finetune",
@@ -43,7 +44,8 @@ def app_of(config: Mapping[Any, Any]) -> App:
             finetune_parts.check_values,
             finetune_parts.game_processes,
         )
-    from llmrl.cli import compose, train
+    from llmrl.cli import train
+    from llmrl.experiment import parts as compose
 
     return App(
         "llmrl-train",

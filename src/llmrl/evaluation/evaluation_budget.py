@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmrl.cli.build import Builder
-from llmrl.cli.compose import Parts
+from llmrl.config.builder import Builder
 from llmrl.core.errors import BudgetExhausted
 from llmrl.core.protocols import Estimating
 from llmrl.core.records import CallEstimate
+from llmrl.experiment.parts import Parts
 from llmrl.llms.client import ChatClient
 
 Config = Mapping[str, Any]
@@ -49,7 +49,7 @@ def announced(
         episodes: that each of them plays in each of `rounds` modes, or under as many mechanisms.
         filmed: steps of each of the `films` that are made besides, if one of them is in it, else 0; None: not known.
     """
-    from llmrl.cli.plan import calls
+    from llmrl.experiment.plan import calls
 
     assert isinstance(parts.llm, ChatClient)
     film = "" if filmed == 0 else f", and {films} that {'is' if films == 1 else 'are'} filmed"

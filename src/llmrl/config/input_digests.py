@@ -93,13 +93,13 @@ def _adapter(config: dict[str, Any]) -> list[str]:
 
 
 def _preset(config: dict[str, Any]) -> list[str]:
-    from llmrl.cli.pretraining import reference
+    from llmrl.experiment.pretraining import reference
 
     return _one(reference(config))
 
 
 def _preset_digest(wanted: Path) -> str:
-    from llmrl.cli.pretraining import digest
+    from llmrl.experiment.pretraining import digest
 
     return digest(wanted)
 

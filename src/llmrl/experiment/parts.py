@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from llmrl.cli.build import Builder
-from llmrl.cli.offers import can_search, needs_mechanism, no_mechanism, options
-from llmrl.cli.pretraining import located
-from llmrl.cli.together import check_together, processes_here
-from llmrl.cli.trusting import shell_keys
+from llmrl.config.builder import Builder
+from llmrl.config.option_catalog import can_search, needs_mechanism, no_mechanism, options
+from llmrl.config.trusting import shell_keys
 from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.core.limits import NonNegativeFloat
 from llmrl.core.memory import check_games
@@ -23,6 +21,8 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.trust import Trust
 from llmrl.envs.guard import guarded, raised
+from llmrl.experiment.distributed_checks import check_together, processes_here
+from llmrl.experiment.pretraining import located
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine

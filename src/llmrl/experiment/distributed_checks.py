@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmrl.cli.build import Builder
-from llmrl.cli.offers import options
+from llmrl.config.builder import Builder
+from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import Processes, placed
 from llmrl.core.spaces import EnvSpec

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmrl.cli.compose import loop_kind, proposals_of
 from llmrl.core.protocols import Bandit, Proposer
+from llmrl.experiment.parts import loop_kind, proposals_of
 from llmrl.principals.grid import FINE, PLAYS, fitting_points
 
 

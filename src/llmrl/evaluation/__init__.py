@@ -1,0 +1,1 @@
+"""What runs came to: their agents played again, filmed, compared, in suites."""
