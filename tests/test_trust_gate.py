@@ -15,6 +15,7 @@ import llmrl.conf
 from llmrl.config.trusting import only_typed, shell_keys, trusted_by
 from llmrl.core import trust as gate
 from llmrl.core.errors import ConfigError
+from llmrl.core.installed import entry_points
 from llmrl.core.trust import NAMED, PACKAGES, Trust
 
 PACKAGE = """
@@ -46,9 +47,9 @@ def package(tmp_path, monkeypatch):
         (tmp_path / name / "parts.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    gate._installed.cache_clear()
+    entry_points.cache_clear()
     yield tmp_path
-    gate._installed.cache_clear()
+    entry_points.cache_clear()
     for name in [name for name in sys.modules if name.split(".")[0] in ("mine", "mine_too")]:
         del sys.modules[name]
 
@@ -149,7 +150,7 @@ def test_installed_entry_points_are_trusted_and_the_working_directory_is_not_ins
     (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     (meta / "entry_points.txt").write_text("[llmrl.parts]\nany = mine.parts:Part\n")
     assert Trust().covers("mine.parts") and not Trust().covers("mine") and "mine" not in sys.modules
-    gate._installed.cache_clear()
+    entry_points.cache_clear()
     monkeypatch.chdir(package)
     assert not Trust().covers("mine.parts")
 

@@ -158,6 +158,7 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
 
     What is created before the config is known is private, and a secret that is typed gets no further than this.
     """
+    from llmrl.config.installed_options import offer_installed
     from llmrl.config.trusting import guard_hydra
     from llmrl.core.privacy import keep_private
     from llmrl.core.secrets import refuse_arguments
@@ -175,6 +176,8 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
             say(name, mistaken)
             raise SystemExit(EXIT_FAILED)
     guard_hydra()
+    for problem in offer_installed():
+        say(name, problem)
     try:
         app()
     except SystemExit as stop:
