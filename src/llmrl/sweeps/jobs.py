@@ -208,16 +208,18 @@ def cancelled(job: Job) -> Outcome:
     return Outcome(job, job.folder, "cancelled", error=STOPPED)
 
 
-def left_behind(job: Job, attempt: int, code: int, said: str, stopped_by: int | None, seconds: float | None) -> Outcome:
+def left_behind(
+    job: Job, attempt: int, code: int, said: str = "", stopped_by: int | None = None, seconds: float | None = None
+) -> Outcome:
     """Return the outcome of a run whose process has ended, by what that has left behind.
 
     Args:
         job: the run.
         attempt: attempts it had had when it was taken on.
         code: exit code; negative: the signal that killed the process.
-        said: its last words.
+        said: its last words, for a run that could not record why it failed.
         stopped_by: the signal by which the sweep was told to stop, if it was.
-        seconds: how long it took.
+        seconds: how long it took, if known.
     """
     record = read_run(job.folder)
     outcome = Outcome.of(job, record, seconds=seconds)
