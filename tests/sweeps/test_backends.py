@@ -22,6 +22,7 @@ import sweeping
 from llmrl.analysis.runs import JobEnd, Queue, read_run
 from llmrl.core.errors import ConfigError
 from llmrl.core.trust import Trust
+from llmrl.run import owner
 from llmrl.run.folder import find_folder
 from llmrl.run.queued import Queued, read_queued
 from llmrl.run.status import Status
@@ -225,3 +226,12 @@ def test_what_cannot_be_left_alone_is_said(tmp_path):
     with pytest.raises(ConfigError, match="runs of Here end with the process"):
         launch([job(tmp_path, 0, Here(), "finish")], computes, tmp_path / "sweep", wait=False)
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_job_of_any_scheduler_knows_its_id(monkeypatch):
+    for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "LLMRL_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    assert owner.job_id() == "12"
+    monkeypatch.setenv("LLMRL_JOB_ID", "night-7")
+    assert owner.job_id() == "night-7"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmrl.core.disk import why
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.limits import NonNegativeInt, PositiveInt
+from llmrl.run.owner import JOB_ID
 from llmrl.run.queued import Queued
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Scheduler, SchedulerError
@@ -236,10 +237,9 @@ def _outside_of_allocations() -> Iterator[None]:
 
     Where SLURM's own configuration is (`SLURM_CONF`), and defaults a user has set for sbatch, stay.
     """
+    of_a_job = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "PMI_", "PMIX_", JOB_ID)
     inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "PMI_", "PMIX_")) and name != "SLURM_CONF"
+        name: value for name, value in os.environ.items() if name.startswith(of_a_job) and name != "SLURM_CONF"
     }
     for name in inherited:
         del os.environ[name]
