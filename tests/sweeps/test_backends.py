@@ -23,7 +23,7 @@ from llmrl.analysis.runs import JobEnd, Queue, read_run
 from llmrl.core.errors import ConfigError
 from llmrl.core.trust import Trust
 from llmrl.run import owner
-from llmrl.run.folder import find_folder
+from llmrl.run.folder import config_hash, find_folder
 from llmrl.run.queued import Queued, read_queued
 from llmrl.run.status import Status
 from llmrl.sweeps import scheduling
@@ -64,7 +64,7 @@ def job(root: Path, seed: int, backend: Backend, does: str) -> Job:
 
 def computes(config: dict[str, Any], overrides: list[str]) -> float | None:
     """A run that writes its status as runs do; what it does is in its config."""
-    folder = find_folder(Path(config["output_root"]), config["name"], config, [], config["seed"])
+    folder = find_folder(Path(config["output_root"]), config["name"], config_hash(config), [], config["seed"])
     queued = read_queued(folder)
     assert queued is not None
     status = Status("running", attempt=queued.attempt + 1, overrides=overrides, pid=os.getpid())

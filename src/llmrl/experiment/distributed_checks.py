@@ -10,14 +10,14 @@ from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import Processes, placed
 from llmrl.core.spaces import EnvSpec
+from llmrl.experiment.means import build_hardware
 
 Config = Mapping[str, Any]
 
 
 def processes_of(config: Config) -> int:
     """How many processes a run is computed by: those that are there, or those that jobs of a cluster will have."""
-    hardware = Builder(trusted=config["trusted_modules"]).build(config["hardware"], "hardware")
-    return max(int(hardware.backend.processes), placed()[1])
+    return max(build_hardware(config).backend.processes, placed()[1])
 
 
 def check_together(config: Config) -> None:

@@ -16,7 +16,7 @@ from llmrl.run.queued import read_queued
 KINDS = {
     "backups": "what reruns have moved aside (backup_<k>/)",
     "checkpoints": "checkpoints of finished runs: they cannot be evaluated or built on afterwards",
-    "launches": "what jobs printed, and files of their backends (.sweeps/ in an output root), of launches that are over",
+    "launches": "what jobs printed, and their backends' files (.sweeps/ in an output root), of launches that are over",
     "unfinished": "whole folders of runs that are neither finished nor run nor wait, with checkpoints and paid replies",
 }
 """What can be removed, and what that means."""

@@ -18,14 +18,14 @@ from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.printable import printable
 from llmrl.run import owner
 from llmrl.run.content import CONFIG_NAME, save_config
+from llmrl.run.ending import EXIT_IN_USE
 from llmrl.run.files import write_atomic
-from llmrl.run.folder import find_folder, run_folder, split_overrides
+from llmrl.run.folder import config_hash, find_folder, run_folder, split_overrides
 from llmrl.run.provenance import code_digest
 from llmrl.run.queued import Queued, cancelled_by
 from llmrl.run.status import read_status
 from llmrl.sweeps.backends.protocol import name_of
 from llmrl.sweeps.hardware import Hardware
-from llmrl.sweeps.work import EXIT_IN_USE
 
 Ending = State | Literal["submitted", "elsewhere", "refused"]
 """What a launcher can say of a run: a run's state, `cancelled` where the launcher was stopped first; `submitted` and
@@ -59,7 +59,12 @@ class Job:
     def folder(self) -> Path:
         """Its run folder, which need not exist yet."""
         c = self.config
-        return find_folder(Path(c["output_root"]), c["name"], c, self.naming, c["seed"])
+        return find_folder(Path(c["output_root"]), c["name"], self.digest, self.naming, c["seed"])
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of its config."""
+        return config_hash(self.config)
 
     @property
     def command(self) -> str:
@@ -174,7 +179,9 @@ def take_on(job: Job, sweep: Path, log: str = "", cluster: str = "", user: str =
         RunFolderError: the folder cannot be written.
     """
     c = job.config
-    folder = run_folder(Path(c["output_root"]), c["name"], c, job.naming, c["seed"])
+    folder = run_folder(
+        Path(c["output_root"]), c["name"], job.digest, job.naming, c["seed"], bool(c.get("private", True))
+    )
     if folder != job.folder:
         raise RunFolderError(f"another process has just made {folder} for this run; repeat the command")
     status = read_status(folder)

@@ -14,6 +14,7 @@ from llmrl.core.errors import RunFolderError, short_error
 from llmrl.core.privacy import keep_private
 from llmrl.core.processes import placed
 from llmrl.core.terminal import guard_terminal
+from llmrl.run.ending import EXIT_IN_USE
 from llmrl.run.files import write_atomic
 from llmrl.run.queued import read_queued
 from llmrl.run.status import Status, read_status
@@ -23,9 +24,6 @@ log = logging.getLogger(__name__)
 Task = Callable[[dict[str, Any], list[str]], float | None]
 """Runs the experiment of a resolved config; leaves with SystemExit if it did not finish. A module's function, so that
 other processes can import it."""
-
-EXIT_IN_USE = 4
-"""Exit code of a run whose folder another live process holds."""
 
 
 @dataclass(frozen=True)
