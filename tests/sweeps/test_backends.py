@@ -111,6 +111,27 @@ def test_nothing_is_made_for_a_sweep_with_nothing_to_do(tmp_path):
     assert code == 0 and (tmp_path / "one").is_dir() and not (tmp_path / "two").exists()
 
 
+class Faulty(Backend):
+    """A backend that refuses all runs, or forgets them."""
+
+    def __init__(self, refuses: bool) -> None:
+        self.refuses = refuses
+
+    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcome]:
+        if self.refuses:
+            raise SchedulerError("closed on Sundays")
+        return []
+
+
+def test_a_faulty_backend_costs_its_own_runs_alone(tmp_path):
+    """Backends with equal options are one, whether or not they say how they compare."""
+    backends = (Faulty(True), Faulty(False), Here(), Faulty(True))
+    jobs = [job(tmp_path, seed, backend, "finish") for seed, backend in enumerate(backends)]
+    outcomes, code = launch(jobs, computes, tmp_path / "sweep")
+    assert [outcome.state for outcome in outcomes] == ["refused", "failed", "finished", "refused"] and code == 1
+    assert outcomes[0].error == "closed on Sundays" and outcomes[1].error == "Faulty says nothing of it"
+
+
 class Sleepers:
     """A scheduler of processes that go on without their launcher: a job's id is its process's."""
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.run.folder import unwritable
 from llmrl.run.heartbeat import Heartbeat
 from llmrl.run.queued import ALIVE_NAME
@@ -113,7 +113,7 @@ def _compute(groups: Sequence[Sequence[Job]], task: Task, sweep_folder: Path, wa
             if stop.requested:
                 outcomes += [cancelled(job) for job in group]
                 continue
-            came = group[0].hardware.backend.launch(group, task, sweep_folder)
+            came = _launched(group, task, sweep_folder)
             for outcome in came:
                 if outcome.state == "refused":
                     log.error("%s", describe(outcome))
@@ -134,6 +134,18 @@ def _compute(groups: Sequence[Sequence[Job]], task: Task, sweep_folder: Path, wa
     if interrupted and waiting:
         log.info("no longer waiting; the jobs go on (llmrl-sweep status, llmrl-sweep cancel)")
     return outcomes + [replace(outcome, error=f"job {outcome.job_id}") for outcome in waiting.values()]
+
+
+def _launched(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcome]:
+    """An outcome for each job of one backend, whatever becomes of the backend: others may be computing already."""
+    backend = jobs[0].hardware.backend
+    try:
+        outcomes = backend.launch(jobs, task, sweep_folder)
+    except LlmrlError as error:
+        return [Outcome(job, job.folder, "refused", error=str(error)) for job in jobs]
+    told = {outcome.folder for outcome in outcomes}
+    silence = f"{type(backend).__name__} says nothing of it"
+    return [*outcomes, *(Outcome(job, job.folder, "failed", error=silence) for job in jobs if job.folder not in told)]
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
