@@ -46,7 +46,7 @@ class LlmrlLauncher(Launcher):
     missing where `hardware` says.
 
     Args:
-        wait: until all runs have ended; false: return when they are submitted (SLURM only).
+        wait: until all runs have ended; false: return when they are submitted (backends with a scheduler).
 
     A sweeper that launches in several batches says in `swept` which keys differ between its runs.
     """
