@@ -157,6 +157,7 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
     What is created before the config is known is private, and a secret that is typed gets no further than this.
     """
     from llmrl.config.trusting import guard_hydra
+    from llmrl.core.option_files import hide_bases
     from llmrl.core.privacy import keep_private
     from llmrl.core.secrets import refuse_arguments
     from llmrl.core.terminal import guard_terminal
@@ -173,6 +174,7 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
             say(name, mistaken)
             raise SystemExit(EXIT_FAILED)
     guard_hydra()
+    hide_bases()
     try:
         app()
     except SystemExit as stop:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from llmrl.core.option_files import choosable, root
+
 _CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-path", "-cp", "--config-dir", "-cd")}
 _OPEN_KEY = re.compile(r"\.(kwargs|arguments|replace)(\.|$)")
-_PARTS = "parts"
-"""Folders of what options are made of, which nobody chooses."""
 
 
 def removed(overrides: Sequence[str]) -> str | None:
@@ -84,22 +84,21 @@ def hint(arguments: Sequence[str], primary: str) -> str | None:
 def missing_option(arguments: Sequence[str]) -> str | None:
     """A sentence about the first `group=option` among command-line arguments whose option does not exist, here or in
     the folders of `--config-dir`; None if all do."""
-    shipped = Path(str(resources.files("llmrl.conf")))
-    roots = [shipped, *_folders(arguments)]
-    groups = {entry.name for root in roots if root.is_dir() for entry in root.iterdir() if entry.is_dir()} - {"hydra"}
+    roots = [root(), *_folders(arguments)]
+    groups = {entry.name for each in roots if each.is_dir() for entry in each.iterdir() if entry.is_dir()} - {"hydra"}
     for argument in arguments:
         key, equals, value = argument.partition("=")
         group = key.lstrip("+").partition("@")[0]
         if not equals or group not in groups:
             continue
         found = {
-            path.relative_to(root / group).with_suffix("").as_posix()
-            for root in roots
-            for path in (root / group).rglob("*.yaml")
+            path.relative_to(each / group).with_suffix("").as_posix()
+            for each in roots
+            for path in (each / group).rglob("*.yaml")
         }
         for option in (each.strip(" []'\"") for each in value.split(",")):
             if option.removesuffix(".yaml") not in {*found, "null", ""} and not any(c in option for c in "(){}:$"):
-                return _no_option(group, option, {each for each in found if _PARTS not in each.split("/")})
+                return _no_option(group, option, {each for each in found if choosable(each)})
     return None
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.config.builder import Builder
-from llmrl.config.option_catalog import can_search, needs_mechanism, no_mechanism, options
+from llmrl.config.option_catalog import can_search, needs_mechanism, no_mechanism
 from llmrl.config.trusting import shell_keys
 from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.core.limits import NonNegativeFloat
 from llmrl.core.memory import check_games
 from llmrl.core.objectives import Objective
+from llmrl.core.option_files import options
 from llmrl.core.processes import local_device
 from llmrl.core.protocols import Agent, ChatModel, Controller, Loop, Meter, Proposer, Scorer, Teacher, VecEnv
 from llmrl.core.seeding import Seeds

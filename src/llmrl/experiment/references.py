@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.analysis.references import LINES
 from llmrl.config.input_digests import without_digests
-from llmrl.config.option_catalog import options
 from llmrl.core.errors import RunFolderError
 from llmrl.core.fields import read_object
+from llmrl.core.option_files import options
 from llmrl.experiment import needed as needed_runs
 from llmrl.experiment.needed import NeededRun
 from llmrl.experiment.parts import POLICIES, Parts, asking, games_of_a_society, loop_kind

@@ -1,0 +1,99 @@
+"""The option files that the package ships (`llmrl.conf`), with what they are composed from.
+
+Files whose names begin with `_` are bases, which options begin with and nobody chooses; so are folders named `parts`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+GLOBAL = "# @package _global_"
+"""First line of files that set keys of the whole config, and not of their group alone."""
+
+
+def root() -> Path:
+    """Return the folder of the shipped options."""
+    return Path(str(resources.files("llmrl.conf")))
+
+
+def choosable(path: str) -> bool:
+    """Return whether an option or a folder of options is one to choose.
+
+    >>> choosable("env/cartpole"), choosable("env/_rooms"), choosable("experiment/search/parts/props")
+    (True, False, False)
+    """
+    return not any(name.startswith("_") or name == "parts" for name in path.split("/"))
+
+
+def names(group: str) -> list[str]:
+    """Return the names of the options of a group, in order."""
+    found = (path.relative_to(root() / group).with_suffix("").as_posix() for path in (root() / group).rglob("*.yaml"))
+    return sorted(name for name in found if choosable(name))
+
+
+def options(group: str) -> dict[str, dict[str, Any]]:
+    """Return every option of a group, as `option` does."""
+    return {name: option(group, name) for name in names(group)}
+
+
+def option(group: str, name: str) -> dict[str, Any]:
+    """Return an option as an unresolved plain dict, with the fields of the bases that its `defaults` name.
+
+    Options that also set keys outside (`# @package _global_`) are shown by what they hold under the group's own key.
+    What they choose of other groups is left out.
+
+    Raises:
+        FileNotFoundError: there is no such option.
+    """
+    return copy.deepcopy(_option(group, name))
+
+
+@functools.cache
+def _option(group: str, name: str) -> dict[str, Any]:
+    import yaml
+
+    text = (root() / group / f"{name}.yaml").read_text(encoding="utf-8")
+    own = yaml.safe_load(text) or {}
+    whole: dict[str, Any] = {}
+    for base in own.pop("defaults", []):
+        # Mappings choose among the options of a group; a text names one file.
+        if not isinstance(base, str) or base == "_self_" or base.startswith("/experiment/"):
+            continue
+        path, _, place = base.partition("@")
+        where, _, file = (path[1:] if path.startswith("/") else f"{group}/{path}").rpartition("/")
+        fields = _option(where, file)
+        inside = [part for part in place.split(".") if part and not (text.startswith(GLOBAL) and part == group)]
+        for part in reversed(inside):
+            fields = {part: fields}
+        merge(whole, fields)
+    merge(whole, own.get(group, {}) if text.startswith(GLOBAL) else own)
+    return whole
+
+
+def merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    """Put the fields of `above` over those of `below`, in place; what is missing (`???`) covers nothing."""
+    for key, value in above.items():
+        if isinstance(value, Mapping) and isinstance(below.get(key), dict):
+            merge(below[key], value)
+        elif value != "???" or key not in below:
+            below[key] = copy.deepcopy(value)
+
+
+def hide_bases() -> None:
+    """Have Hydra list only what can be chosen (`--help`, messages, completion, `glob(*)`); done once a process."""
+    from hydra._internal.config_repository import ConfigRepository
+
+    every: Callable[..., list[str]] = ConfigRepository.get_group_options
+    if hasattr(every, "__wrapped__"):
+        return
+
+    @functools.wraps(every)
+    def chosen(self: ConfigRepository, group_name: str, *args: Any, **kwargs: Any) -> list[str]:
+        return [name for name in every(self, group_name, *args, **kwargs) if choosable(name)]
+
+    ConfigRepository.get_group_options = chosen  # type: ignore[method-assign]
