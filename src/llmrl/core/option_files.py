@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
-
-GLOBAL = "# @package _global_"
-"""First line of files that set keys of the whole config, and not of their group alone."""
-
 
 def root() -> Path:
     """Return the folder of the shipped options."""
@@ -55,24 +52,56 @@ def option(group: str, name: str) -> dict[str, Any]:
 
 @functools.cache
 def _option(group: str, name: str) -> dict[str, Any]:
-    import yaml
-
-    text = (root() / group / f"{name}.yaml").read_text(encoding="utf-8")
-    own = yaml.safe_load(text) or {}
     whole: dict[str, Any] = {}
-    for base in own.pop("defaults", []):
+    for path, package in chain(group, name):
+        fields = {key: value for key, value in content(path).items() if key != "defaults"}
+        for part in reversed(package):
+            fields = {part: fields}
+        merge(whole, fields)
+    return whole.get(group, {})
+
+
+def chain(group: str, name: str) -> list[tuple[Path, tuple[str, ...]]]:
+    """Return the files that an option is composed from, what covers others last, and the place that each one's keys have
+    in a config. What an option chooses of other groups is left out.
+
+    Raises:
+        FileNotFoundError: there is no such option.
+    """
+    path = root() / group / f"{name}.yaml"
+    return _chain(path, () if is_global(path) else (group,))
+
+
+def _chain(path: Path, package: tuple[str, ...]) -> list[tuple[Path, tuple[str, ...]]]:
+    files: list[tuple[Path, tuple[str, ...]]] = []
+    for base in content(path).get("defaults", []):
         # Mappings choose among the options of a group; a text names one file.
         if not isinstance(base, str) or base == "_self_" or base.startswith("/experiment/"):
             continue
-        path, _, place = base.partition("@")
-        where, _, file = (path[1:] if path.startswith("/") else f"{group}/{path}").rpartition("/")
-        fields = _option(where, file)
-        inside = [part for part in place.split(".") if part and not (text.startswith(GLOBAL) and part == group)]
-        for part in reversed(inside):
-            fields = {part: fields}
-        merge(whole, fields)
-    merge(whole, own.get(group, {}) if text.startswith(GLOBAL) else own)
-    return whole
+        where, _, place = base.partition("@")
+        file = (root() / where[1:] if where.startswith("/") else path.parent / where).with_suffix(".yaml")
+        inside = () if is_global(file) else (*package, *(part for part in place.split(".") if part))
+        files += _chain(file, inside)
+    return [*files, (path, package)]
+
+
+def is_global(path: Path) -> bool:
+    """Return whether a file sets keys of the whole config, and not of its group alone."""
+    header = itertools.takewhile(lambda line: line.startswith("#"), _text(path).splitlines())
+    return any(line.split() == ["#", "@package", "_global_"] for line in header)
+
+
+@functools.cache
+def content(path: Path) -> dict[str, Any]:
+    """Return what an option file holds; not to be changed."""
+    import yaml
+
+    return yaml.safe_load(_text(path)) or {}
+
+
+@functools.cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
