@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from llmrl.cli.ending import EXIT_FAILED, EXIT_INTERRUPTED, ending, say
+from llmrl.cli.explain import FLAG, explain
 
 Config = dict[str, Any]
 Resolve = Callable[[DictConfig], tuple[Config, list[str]]]
@@ -175,6 +176,10 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
             raise SystemExit(EXIT_FAILED)
     guard_hydra()
     hide_bases()
+    if FLAG in sys.argv:
+        with ending(name):
+            explain(config_name, [argument for argument in sys.argv[1:] if argument != FLAG])
+        return
     try:
         app()
     except SystemExit as stop:

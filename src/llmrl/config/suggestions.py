@@ -84,7 +84,7 @@ def hint(arguments: Sequence[str], primary: str) -> str | None:
 def missing_option(arguments: Sequence[str]) -> str | None:
     """A sentence about the first `group=option` among command-line arguments whose option does not exist, here or in
     the folders of `--config-dir`; None if all do."""
-    roots = [root(), *_folders(arguments)]
+    roots = [root(), *folders(arguments)]
     groups = {entry.name for each in roots if each.is_dir() for entry in each.iterdir() if entry.is_dir()} - {"hydra"}
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -115,8 +115,8 @@ def _no_option(group: str, option: str, found: set[str]) -> str:
     return f"{group} has no option '{option}'; it has: {', '.join(beside or inside or sorted(found))}"
 
 
-def _folders(arguments: Sequence[str]) -> list[Path]:
-    """Folders of the user's own options."""
+def folders(arguments: Sequence[str]) -> list[Path]:
+    """Return the folders of the user's own options (`--config-dir`)."""
     return [Path(each) for each in _values(arguments, "--config-dir", "-cd")]
 
 
@@ -141,7 +141,7 @@ def missing_field(arguments: Sequence[str], primary: str = "train") -> str | Non
     pairs = [a.partition("=")[::2] for a in overrides]
     groups = {entry.name for entry in resources.files("llmrl.conf").iterdir() if entry.is_dir()}
     choices = [f"{key}={value.split(',')[0]}" for key, value in pairs if key in groups]
-    searchpath = [str(folder) for folder in _folders(arguments)]
+    searchpath = [str(folder) for folder in folders(arguments)]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("llmrl.conf", version_base="1.3"):

@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+
 def root() -> Path:
     """Return the folder of the shipped options."""
     return Path(str(resources.files("llmrl.conf")))
