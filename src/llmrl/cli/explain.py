@@ -72,7 +72,7 @@ def _print(documents: Sequence[Documented], targets: Mapping[str, str]) -> None:
         return
     from rich.table import Table
 
-    from llmrl.cli.report import terminal
+    from llmrl.display.console import terminal
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, ratio in zip(COLUMNS, (3, 2, 2, 6, 3), strict=True):

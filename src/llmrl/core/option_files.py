@@ -63,7 +63,7 @@ def _option(group: str, name: str) -> dict[str, Any]:
 
 
 def chain(group: str, name: str) -> list[tuple[Path, tuple[str, ...]]]:
-    """Return the files that an option is composed from, what covers others last, and the place that each one's keys have
+    """Return the files that an option is composed from, what covers others last, each with the place that its keys have
     in a config. What an option chooses of other groups is left out.
 
     Raises:
