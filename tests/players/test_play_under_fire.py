@@ -10,7 +10,7 @@ import pytest
 
 from experiments import comparable_metrics, only_run_folder, run, silent_run
 from llmrl.core.errors import BudgetExhausted
-from llmrl.experiment.parts import options
+from llmrl.core.option_files import options
 from llmrl.llms.ledger import read_calls
 from llmrl.run.files import read_lines
 

@@ -9,11 +9,11 @@ import pytest
 from gymnasium import spaces
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
 from llmrl.envs.babyai.sentences import sentences
 from llmrl.envs.gym.games import GameMaker
 from llmrl.envs.texts import describer
 from llmrl.envs.texts.find import FILES, shipped
-from llmrl.experiment.parts import options
 
 MUJOCO = ("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Swimmer", "Hopper", "Walker2d")
 GAMES = {

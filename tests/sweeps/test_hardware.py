@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from experiments import compose
-from llmrl.core.option_files import options
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
 from llmrl.experiment.means import Means, build_hardware, game_processes
 from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine, Slurm
 

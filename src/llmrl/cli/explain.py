@@ -62,10 +62,11 @@ def unknown(key: str, documents: Iterable[str]) -> str:
 
 
 def _print(documents: Sequence[Documented], targets: Mapping[str, str]) -> None:
-    from llmrl.config.option_schema import shipped
+    from llmrl.config.option_schema import arguments, shipped
 
     schema = shipped()
-    rows = [_row(each, kind_of(each.key, schema, targets)) for each in documents]
+    known = arguments(schema)
+    rows = [_row(each, kind_of(each.key, schema, known, targets)) for each in documents]
     if not sys.stdout.isatty():
         for row in rows:
             print("\t".join(row))
@@ -106,33 +107,31 @@ def written(value: Any) -> str:
     return str(value)
 
 
-def kind_of(key: str, schema: Mapping[str, Any], targets: Mapping[str, str]) -> str:
+def kind_of(key: str, schema: Mapping[str, Any], arguments: Mapping[str, Any], targets: Mapping[str, str]) -> str:
     """Return type and range of a key by the shipped schema, e.g. `integer >= 1 | null`; empty where it says nothing.
 
-    `targets` tells the `_target_` of each place that has one.
+    Args:
+        key: with dots.
+        schema: the shipped one.
+        arguments: of every `_target_` that it knows.
+        targets: the `_target_` of each place that has one.
     """
-    node: Mapping[str, Any] = schema
-    parts = key.split(".")
-    for i, part in enumerate(parts):
-        inside = _properties(node, schema, targets.get(".".join(parts[:i])))
-        if part not in inside:
-            return ""
-        node = inside[part]
+    place, _, name = key.rpartition(".")
+    node = arguments.get(targets.get(place, ""), {}).get(name) or _by_place(key, schema)
     return " | ".join(dict.fromkeys(word for arm in node.get("anyOf", [node]) if (word := _word(arm))))
 
 
-def _properties(node: Mapping[str, Any], schema: Mapping[str, Any], target: str | None) -> Mapping[str, Any]:
-    """The keys inside a node of a schema, as its `target` narrows them down."""
-    if "$ref" in node:
-        node = schema["$defs"][node["$ref"].rpartition("/")[2]]
-    found: dict[str, Any] = {}
-    for arm in [node, *node.get("anyOf", [])]:
-        closed = arm.get("else", arm)
-        found |= closed.get("properties", {})
-        for rule in closed.get("allOf", []):
-            if rule["if"]["properties"]["_target_"]["const"] == target:
-                found |= {key: own for key, own in rule["then"]["properties"].items() if own is not True}
-    return found
+def _by_place(key: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a schema says of a key by its place alone."""
+    node: Mapping[str, Any] = schema
+    for part in key.split("."):
+        if "$ref" in node:
+            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+        arms = [node, *node.get("anyOf", [])]
+        node = next(
+            (a.get("else", a)["properties"][part] for a in arms if part in a.get("else", a).get("properties", {})), {}
+        )
+    return node
 
 
 _LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}

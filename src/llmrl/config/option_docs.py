@@ -177,12 +177,11 @@ def composed(primary: str, overrides: Sequence[str], folders: Sequence[Path] = (
     from omegaconf import OmegaConf
 
     Plugins.instance()  # registers where configs are read from
-    search = create_config_search_path("pkg://llmrl.conf")
-    for folder in folders:
-        search.append("command-line", f"file://{folder.absolute()}")
-    loader = ConfigLoaderImpl(search)
-    chosen = loader.compute_defaults_list(primary, list(overrides), RunMode.RUN).defaults
-    config = loader.load_configuration(primary, list(overrides), RunMode.RUN)
+    loader = ConfigLoaderImpl(create_config_search_path("pkg://llmrl.conf"))
+    own = ",".join(f"file://{folder.absolute()}" for folder in folders)
+    typed_all = [*([f"hydra.searchpath=[{own}]"] if folders else []), *overrides]
+    chosen = loader.compute_defaults_list(primary, typed_all, RunMode.RUN).defaults
+    config = loader.load_configuration(primary, typed_all, RunMode.RUN)
     values = OmegaConf.to_container(config, resolve=False)
     assert isinstance(values, dict)
     files = [

@@ -111,7 +111,7 @@ def _node(
     option, those of any that may stand there; with another one, whatever is written.
     """
     targets = sorted({str(node["_target_"]) for node in nodes if node.get("_target_")})
-    hints = {target: _hints(target) for target in {*targets, *always}}
+    hints = {target: _hints(target) for target in dict.fromkeys([*targets, *always])}
     properties: Schema = {"_target_": {"type": ["string", "null"]}, "defaults": {"type": "array"}}
     for key in dict.fromkeys(key for node in nodes for key in node if key != "_target_"):
         values = [(node.get("_target_"), node[key]) for node in nodes if key in node]
@@ -120,7 +120,8 @@ def _node(
         ]
         found = [_type(hints[target][key]) for target in hints if key in hints[target]]
         if inside:
-            found = [each for each in found if each != _PART] + [_node(inside, [], said, f"{where}{key}.", parts)]
+            arms = [arm for each in found for arm in each.get("anyOf", [each]) if arm != _PART]
+            found = [*arms, _node(inside, [], said, f"{where}{key}.", parts)]
         properties[key] = _described(_any(found), said.get(where + key))
     for target in targets:  # parts inside that an option chooses (`/agent@student: llm_ppo`)
         for key in hints[target]:
@@ -132,7 +133,9 @@ def _node(
         own += [key for node in nodes if node.get("_target_") == target for key in node]
         allowed = dict.fromkeys(("_target_", "defaults", *own), True)
         taken = {key: _type(hints[target][key]) for key in own if key in hints[target]}
-        narrowed = {key: _described(each, None) for key, each in taken.items() if each != _PART}
+        narrowed = {
+            key: _described(each, None) for key, each in taken.items() if _PART not in each.get("anyOf", [each])
+        }
         rules.append(
             {
                 "if": {"properties": {"_target_": {"const": target}}, "required": ["_target_"]},
@@ -144,7 +147,7 @@ def _node(
             }
         )
     unknown = {"properties": {"_target_": {"type": "string", "not": {"enum": targets}}}, "required": ["_target_"]}
-    closed = {"properties": properties, "additionalProperties": False, **({"allOf": rules} if len(rules) > 1 else {})}
+    closed = {"properties": properties, "additionalProperties": False, "allOf": rules}
     return {"type": ["object", "null"], "if": unknown, "else": closed}
 
 
@@ -209,6 +212,27 @@ def _described(schema: Schema, meaning: str | None) -> Schema:
     """A value's schema with what it means; a reference to another value may stand in place of any."""
     opened = schema if not schema else {"anyOf": [*schema.get("anyOf", [schema]), *_OPEN["anyOf"]]}
     return opened | ({"description": meaning} if meaning else {})
+
+
+def arguments(schema: Schema) -> dict[str, Schema]:
+    """Return the keys of every `_target_` that a schema knows, each with its schema."""
+    found: dict[str, Schema] = {}
+    for node in _nodes(schema):
+        for rule in node.get("allOf", []):
+            own = rule["then"]["properties"]
+            target = rule["if"]["properties"]["_target_"]["const"]
+            found[target] = {key: node["properties"][key] if each is True else each for key, each in own.items()}
+    return found
+
+
+def _nodes(value: Any) -> Iterable[Schema]:
+    if isinstance(value, dict):
+        yield value
+        for each in value.values():
+            yield from _nodes(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _nodes(each)
 
 
 def shipped() -> Schema:
