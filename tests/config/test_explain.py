@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from llmrl.cli.explain import explain, kind_of, written
-from llmrl.config.option_docs import composed, entries
-from llmrl.config.option_schema import arguments, shipped
+from llmrl.cli.explain import explain
+from llmrl.config.option_docs import composed, entries, written
+from llmrl.config.option_schema import arguments, kind_of, shipped
 from llmrl.core.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 from referencing import Registry, Resource
 
-from llmrl.config import option_schema
+from llmrl.config import option_page, option_schema
 from llmrl.config.option_schema import FILE, groups
 from llmrl.core.option_files import is_global, root
 
@@ -36,6 +36,11 @@ def test_what_is_shipped_is_what_is_generated():
     assert {path.name for path in FOLDER.glob("*")} == set(generated)
     for name, text in generated.items():
         assert (FOLDER / name).read_text(encoding="utf-8") == text, f"{name}: run python scripts/options.py"
+
+
+def test_the_page_of_options_is_current():
+    """If this fails: python scripts/options.py"""
+    assert (root().parent / "docs" / "options.md").read_text(encoding="utf-8") == option_page.page()
 
 
 def test_every_shipped_file_is_accepted(validators):

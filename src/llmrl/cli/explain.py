@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from llmrl.config.option_docs import Documented
 
@@ -62,7 +61,7 @@ def unknown(key: str, documents: Iterable[str]) -> str:
 
 
 def _print(documents: Sequence[Documented], targets: Mapping[str, str]) -> None:
-    from llmrl.config.option_schema import arguments, shipped
+    from llmrl.config.option_schema import arguments, kind_of, shipped
 
     schema = shipped()
     known = arguments(schema)
@@ -84,68 +83,11 @@ def _print(documents: Sequence[Documented], targets: Mapping[str, str]) -> None:
 
 
 def _row(each: Documented, kind: str) -> tuple[str, ...]:
+    from llmrl.config.option_docs import written
+
     value = written(each.value) if each.leaf else ""
     if each.key.endswith("_target_"):
         return each.key, value, "", "what the options beside it are given to", each.set_in
     meaning = "; ".join([each.meaning, *(f"here: {note}" for note, _ in each.notes)])
     places = dict.fromkeys([each.place, *([] if each.set_in == "typed" else [each.set_in])])
     return each.key, value, kind if each.leaf else "", meaning, ", ".join(places)
-
-
-def written(value: Any) -> str:
-    """Return a value as it is typed.
-
-    >>> written(None), written([1, "a"]), written(1e-05), written(True)
-    ('null', '[1, a]', '1e-05', 'true')
-    """
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list):
-        return f"[{', '.join(written(each) for each in value)}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {written(each)}" for key, each in value.items()) + "}"
-    return str(value)
-
-
-def kind_of(key: str, schema: Mapping[str, Any], arguments: Mapping[str, Any], targets: Mapping[str, str]) -> str:
-    """Return type and range of a key by the shipped schema, e.g. `integer >= 1 | null`; empty where it says nothing.
-
-    Args:
-        key: with dots.
-        schema: the shipped one.
-        arguments: of every `_target_` that it knows.
-        targets: the `_target_` of each place that has one.
-    """
-    place, _, name = key.rpartition(".")
-    node = arguments.get(targets.get(place, ""), {}).get(name) or _by_place(key, schema)
-    return " | ".join(dict.fromkeys(word for arm in node.get("anyOf", [node]) if (word := _word(arm))))
-
-
-def _by_place(key: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a schema says of a key by its place alone."""
-    node: Mapping[str, Any] = schema
-    for part in key.split("."):
-        if "$ref" in node:
-            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
-        arms = [node, *node.get("anyOf", [])]
-        node = next(
-            (a.get("else", a)["properties"][part] for a in arms if part in a.get("else", a).get("properties", {})), {}
-        )
-    return node
-
-
-_LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-
-
-def _word(arm: Mapping[str, Any]) -> str:
-    if "pattern" in arm:  # a reference to another value
-        return ""
-    if "const" in arm or "enum" in arm:
-        return " | ".join(str(each) for each in arm.get("enum", [arm.get("const")]))
-    kind = arm.get("type", "")
-    if kind == "array":
-        items = arm.get("items", {})
-        inner = " | ".join(filter(None, (_word(each) for each in items.get("anyOf", [items])))) if items else ""
-        return f"list of {inner}" if inner else "list"
-    limits = " and ".join(f"{sign} {arm[name]:g}" for name, sign in _LIMITS.items() if name in arm)
-    return " ".join(filter(None, [str(kind) if isinstance(kind, str) else "part", limits]))

@@ -204,3 +204,18 @@ def _file(config_path: str, folders: Sequence[Path]) -> Path | None:
         if (path := folder / f"{config_path.removesuffix('.yaml')}.yaml").is_file():
             return path
     return None
+
+
+def written(value: Any) -> str:
+    """Return a value as it is typed.
+
+    >>> written(None), written([1, "a"]), written(1e-05), written(True)
+    ('null', '[1, a]', '1e-05', 'true')
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{', '.join(written(each) for each in value)}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {written(each)}" for key, each in value.items()) + "}"
+    return str(value)

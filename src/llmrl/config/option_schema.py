@@ -235,6 +235,50 @@ def _nodes(value: Any) -> Iterable[Schema]:
             yield from _nodes(each)
 
 
+def kind_of(key: str, schema: Mapping[str, Any], arguments: Mapping[str, Any], targets: Mapping[str, str]) -> str:
+    """Return type and range of a key by the shipped schema, e.g. `integer >= 1 | null`; empty where it says nothing.
+
+    Args:
+        key: with dots.
+        schema: the shipped one.
+        arguments: of every `_target_` that it knows.
+        targets: the `_target_` of each place that has one.
+    """
+    place, _, name = key.rpartition(".")
+    node = arguments.get(targets.get(place, ""), {}).get(name) or _by_place(key, schema)
+    return " | ".join(dict.fromkeys(word for arm in node.get("anyOf", [node]) if (word := _word(arm))))
+
+
+def _by_place(key: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a schema says of a key by its place alone."""
+    node: Mapping[str, Any] = schema
+    for part in key.split("."):
+        if "$ref" in node:
+            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+        arms = [node, *node.get("anyOf", [])]
+        node = next(
+            (a.get("else", a)["properties"][part] for a in arms if part in a.get("else", a).get("properties", {})), {}
+        )
+    return node
+
+
+_LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+
+
+def _word(arm: Mapping[str, Any]) -> str:
+    if "pattern" in arm:  # a reference to another value
+        return ""
+    if "const" in arm or "enum" in arm:
+        return " | ".join(str(each) for each in arm.get("enum", [arm.get("const")]))
+    kind = arm.get("type", "")
+    if kind == "array":
+        items = arm.get("items", {})
+        inner = " | ".join(filter(None, (_word(each) for each in items.get("anyOf", [items])))) if items else ""
+        return f"list of {inner}" if inner else "list"
+    limits = " and ".join(f"{sign} {arm[name]:g}" for name, sign in _LIMITS.items() if name in arm)
+    return " ".join(filter(None, [str(kind) if isinstance(kind, str) else "part", limits]))
+
+
 def shipped() -> Schema:
     """Return the schema that is shipped."""
     schema: Schema = json.loads((root() / FOLDER / FILE).read_text(encoding="utf-8"))
