@@ -30,8 +30,7 @@ def choosable(path: str) -> bool:
 
 def names(group: str) -> list[str]:
     """Return the names of the options of a group, in order."""
-    found = (path.relative_to(root() / group).with_suffix("").as_posix() for path in (root() / group).rglob("*.yaml"))
-    return sorted(name for name in found if choosable(name))
+    return sorted(path.stem for path in (root() / group).glob("*.yaml") if choosable(path.stem))
 
 
 def options(group: str) -> dict[str, dict[str, Any]]:
@@ -76,7 +75,11 @@ def chain(group: str, name: str) -> list[tuple[Path, tuple[str, ...]]]:
 def _chain(path: Path, package: tuple[str, ...]) -> list[tuple[Path, tuple[str, ...]]]:
     files: list[tuple[Path, tuple[str, ...]]] = []
     for base in content(path).get("defaults", []):
-        # Mappings choose among the options of a group; a text names one file.
+        if isinstance(base, dict):
+            # Of a group inside this one (`backend: slurm`); other groups are chosen by their own names.
+            ((inner, chosen),) = base.items()
+            if isinstance(chosen, str) and (path.parent / inner).is_dir():
+                base = f"{inner}/{chosen}@{inner}"
         if not isinstance(base, str) or base == "_self_" or base.startswith("/experiment/"):
             continue
         where, _, place = base.partition("@")
