@@ -58,7 +58,8 @@ def _option(group: str, name: str) -> dict[str, Any]:
         for part in reversed(package):
             fields = {part: fields}
         merge(whole, fields)
-    return whole.get(group, {})
+    found: dict[str, Any] = whole.get(group, {})
+    return found
 
 
 def chain(group: str, name: str) -> list[tuple[Path, tuple[str, ...]]]:

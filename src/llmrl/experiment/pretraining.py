@@ -68,7 +68,7 @@ def digest(wanted: Path) -> str:
     from llmrl.experiment.used import only_read
     from llmrl.run.folder import config_hash
 
-    taken_over = {**dict.fromkeys(_TAKEN_OVER), "trusted_modules": []}  # which does not count
+    taken_over: dict[str, Any] = {**dict.fromkeys(_TAKEN_OVER), "trusted_modules": []}  # which does not count
     reference_ = reference({"agent": {"init_from": str(wanted)}})
     assert reference_ is not None
     return config_hash(only_read(composed(reference_, taken_over)[0]))
