@@ -322,7 +322,7 @@ def test_a_library_that_is_missing_is_named_with_what_installs_it(
 ) -> None:
     from importlib import util
 
-    from llmrl.config.option_catalog import options
+    from llmrl.core.option_files import options
 
     find = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == library else find(name, *rest))
