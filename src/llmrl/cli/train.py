@@ -28,14 +28,18 @@ def resolve(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
     """A composed config as plain data, and what was typed for it; Hydra's own config must be set.
 
     Raises:
-        ConfigError: a value is missing, a part cannot be found, or a file says which code is to be trusted.
+        ConfigError: a value is missing, a part cannot be found, a file says which code is to be trusted, or the
+            treatment is none of the study's.
     """
     from llmrl.config.input_digests import with_digests
+    from llmrl.config.treatments import check_treatment
     from llmrl.config.trusting import only_typed
     from llmrl.experiment.parts import asking
 
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
+    own = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
+    check_treatment(hydra_config.runtime.choices, own)
     plain = only_typed(command.plain_config(config), overrides)
     if asking(plain) and not any(override.startswith("llm=") for override in overrides):
         # Which model is behind results belongs into the run's name, chosen or not: it may be none at all.

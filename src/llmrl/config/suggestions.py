@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from llmrl.config.treatments import PIECES
+
 _CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-path", "-cp", "--config-dir", "-cd")}
 _OPEN_KEY = re.compile(r"\.(kwargs|arguments|replace)(\.|$)")
-_PARTS = "parts"
-"""Folders of what options are made of, which nobody chooses."""
 
 
 def removed(overrides: Sequence[str]) -> str | None:
@@ -99,7 +99,7 @@ def missing_option(arguments: Sequence[str]) -> str | None:
         }
         for option in (each.strip(" []'\"") for each in value.split(",")):
             if option.removesuffix(".yaml") not in {*found, "null", ""} and not any(c in option for c in "(){}:$"):
-                return _no_option(group, option, {each for each in found if _PARTS not in each.split("/")})
+                return _no_option(group, option, {each for each in found if not set(PIECES) & set(each.split("/"))})
     return None
 
 
