@@ -24,7 +24,7 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
     """Refuse a treatment that was not made for the study, that has none to change, or that is of another principal.
 
     Args:
-        choices: the option of each config group, None where there is none.
+        choices: the option of each config group, None or "none" where there is none.
         folders: folders of the user's own options, where a treatment may be, too.
 
     Raises:
@@ -34,7 +34,7 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
     for group, option in (("experiment", study), ("treatment", treatment)):
         if option is not None and not set(PIECES).isdisjoint(option.split("/")):
             raise ConfigError(f"{group}={option} is a piece of what can be chosen, not an option; llmrl-train --help")
-    if treatment is None:
+    if treatment in (None, "none"):
         return
     files = [root / "treatment" / f"{treatment}.yaml" for root in (_shipped(), *folders)]
     file = next((each for each in files if each.is_file()), None)
@@ -60,7 +60,7 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
 def treatments() -> dict[str, list[str]]:
     """Return the treatments that the package ships, and the studies that each was made for, all sorted."""
     files = sorted((_shipped() / "treatment").glob("*.yaml"))
-    return {file.stem: _studies_of(file) or [] for file in files}
+    return {file.stem: _studies_of(file) or [] for file in files if file.stem != "none"}
 
 
 @functools.cache

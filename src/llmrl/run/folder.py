@@ -124,10 +124,10 @@ def _is_excluded(key: str) -> bool:
 def spoken(key: str, value: str) -> str:
     """Return how an override reads in names and labels: a treatment is known by its name alone.
 
-    >>> spoken("treatment", "props"), spoken("treatment", "null"), spoken("env", "hopper")
-    ('props', 'treatment=null', 'env=hopper')
+    >>> spoken("treatment", "props"), spoken("env", "hopper")
+    ('props', 'env=hopper')
     """
-    return value if key == TREATMENT and value != "null" else f"{key}={value}"
+    return value if key == TREATMENT else f"{key}={value}"
 
 
 def readable(overrides: Iterable[str], name: str = "") -> str:
