@@ -19,7 +19,7 @@ from llmrl.experiment.pretraining import digest, located, needed, reference
 from llmrl.run.content import saved_state
 from llmrl.run.run import Run, Stopped
 
-STUDY = "preset:legislative/escape_room_none_small"
+STUDY = "preset:legislative/escape_room_alone"
 NEEDS = (
     *("experiment=legislative/escape_room_small", "principal=fixed", "design.steps=1", "design.adapt_rounds=1"),
     f"agent.init_from={STUDY}",
@@ -100,7 +100,7 @@ def test_who_waits_can_be_stopped(tmp_path, monkeypatch):
     ("study", "message"),
     [
         ("preset:legislative/nothing", "agent.init_from=preset:legislative/nothing/seed=0: "),
-        ("preset:legislative/escape_room_ucb_small", "this one has a principal"),
+        ("preset:regimes/escape_room", "this one has a principal"),
     ],
 )
 def test_what_is_no_pretraining_is_refused(tmp_path, study, message):

@@ -1,7 +1,7 @@
 """Which treatments a study can be done with: `experiment=<family>/<study> treatment=<name>`.
 
 A treatment's file says which studies it was made for, in its head: `# @studies search/*,regimes/escape_room`, `*` for
-any name. One that says nothing, of the user's own, goes with any study, and a study of the user's own with any treatment.
+any name. One of the user's own that says nothing goes with any study, and a study of the user's own with any treatment.
 """
 
 from __future__ import annotations
