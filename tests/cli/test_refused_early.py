@@ -88,7 +88,7 @@ def test_a_principal_without_a_mechanism_is_told_what_it_can_search():
         ("transfer=[nim,mze]", "transfer has no option 'mze'. Did you mean maze?"),
         ("experiment=zero_shot/taxxi", "Did you mean zero_shot/taxi"),
         ("experiment=zero_shot/foo", "it has: zero_shot/"),
-        ("experiment=cliff_waking", "Did you mean search/cliff_walking"),
+        ("experiment=goto_red_bal", "Did you mean grounding/goto_red_ball"),
         ("treatment=prop", "Did you mean props"),
         ("experiment=xyz", "it has: grounding/..., legislative/..., regimes/..., search/..., teacher/..., zero_shot/"),
     ],

@@ -133,7 +133,7 @@ def _task(title: str, groups: Sequence[list[RunRecord]]) -> Task:
     differing = [key for key in keys if len({each.get(key) for each in overrides}) > 1]
     alone = ALONE if len(groups) == 1 else _DEFAULT
     told = _told(differing, overrides)
-    labels = [", ".join(spoken(key, each[key]) for key in told if key in each) or alone for each in overrides]
+    labels = [", ".join(spoken({key: each[key] for key in told if key in each})) or alone for each in overrides]
     # Equal overrides in different folders: something else, such as a default, changed between them.
     repeated = Counter(labels)
     labels = [
@@ -155,7 +155,7 @@ def _task(title: str, groups: Sequence[list[RunRecord]]) -> Task:
 
 
 def _told(differing: Sequence[str], overrides: Sequence[Mapping[str, str]]) -> list[str]:
-    """The keys that labels tell, of those that differ: the treatment first, and no model that it has chosen.
+    """The keys that labels tell, of those that differ: no model that a treatment has chosen.
 
     >>> _told(["llm", "treatment"], [{"treatment": "ucb"}, {"treatment": "llm", "llm": "gpt4o_mini"}])
     ['treatment']
@@ -166,7 +166,7 @@ def _told(differing: Sequence[str], overrides: Sequence[Mapping[str, str]]) -> l
     for each in overrides:
         models.setdefault(each.get(TREATMENT), set()).add(each.get("llm"))
     follows = {"llm"} if all(len(same) == 1 for same in models.values()) else set()
-    return [TREATMENT, *(key for key in differing if key not in {TREATMENT, *follows})]
+    return [key for key in differing if key not in follows]
 
 
 def _overrides(runs: Sequence[RunRecord]) -> dict[str, str]:

@@ -70,7 +70,7 @@ def _labels(runs: Sequence[Path]) -> list[str]:
 
 def _said(key: str, value: str) -> str:
     # A study is known by its name alone, as a treatment is.
-    return value.rpartition("/")[2] if key == "experiment" else spoken(key, value)
+    return value.rpartition("/")[2] if key == "experiment" else spoken({key: value})[0]
 
 
 def together(found: Sequence[Results], groups: Mapping[str, Sequence[int]]) -> dict[str, Any]:

@@ -121,13 +121,14 @@ def _is_excluded(key: str) -> bool:
     )
 
 
-def spoken(key: str, value: str) -> str:
-    """Return how an override reads in names and labels: a treatment is known by its name alone.
+def spoken(overrides: Mapping[str, str]) -> list[str]:
+    """Return how overrides read in names and labels: the treatment first, by its name alone.
 
-    >>> spoken("treatment", "props"), spoken("env", "hopper")
-    ('props', 'env=hopper')
+    >>> spoken({"env": "hopper", "treatment": "props"})
+    ['props', 'env=hopper']
     """
-    return value if key == TREATMENT else f"{key}={value}"
+    treatment = [overrides[TREATMENT]] if TREATMENT in overrides else []
+    return [*treatment, *(f"{key}={value}" for key, value in overrides.items() if key != TREATMENT)]
 
 
 def readable(overrides: Iterable[str], name: str = "") -> str:
@@ -144,8 +145,7 @@ def readable(overrides: Iterable[str], name: str = "") -> str:
     'props,experiment=search-linear,llm=gpt4o'
     """
     chosen = {key: value for key, value in split_overrides(overrides).items() if (key, value) != ("env", name)}
-    words = [spoken(key, chosen[key]) for key in sorted(chosen, key=lambda key: key != TREATMENT)]
-    text = redact(",".join(words))
+    text = redact(",".join(spoken(chosen)))
     text = re.sub(r"[\s\[\]{}'\"]+", "", text)  # lists and quotes read well without their brackets
     text = re.sub(r"[^A-Za-z0-9._=+,-]+", "-", text)[:MAX_READABLE].strip("-.,")
     return text or "defaults"
