@@ -34,7 +34,7 @@ def search_in(env: str, treatment: str = "none") -> tuple[str, ...]:
 
 def run(*overrides: str) -> float | None:
     """Run an experiment here and now."""
-    from llmrl.cli.train import run_experiment
+    from llmrl.experiment.job import run_experiment
 
     return run_experiment(compose(*overrides), list(overrides))
 

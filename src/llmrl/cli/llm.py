@@ -42,11 +42,12 @@ def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tupl
         LlmrlError: it did not answer, and why.
     """
     from llmrl.core.errors import ConfigError
-    from llmrl.experiment.parts import build_model
+    from llmrl.experiment.means import Means
+    from llmrl.experiment.models import build_model
     from llmrl.llms.client import ChatClient
 
     config = composed(overrides, config_dir, ("llm", "hardware", "seed", "trusted_modules", "dry_run"))
-    model = build_model(config, None)
+    model = Means(config, build_model).checked_model
     if model is None:
         raise ConfigError("llm=none is no model; choose one with llm=<option>")
     return _check_chat(model) if isinstance(model, ChatClient) else _check_scorer(model)
@@ -166,6 +167,7 @@ def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[s
     from omegaconf import OmegaConf
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+    from llmrl.config.hydra_versions import BASE
     from llmrl.config.trusting import only_typed
     from llmrl.core.errors import ConfigError
     from llmrl.core.secrets import refuse, refuse_arguments
@@ -173,7 +175,7 @@ def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[s
     refuse_arguments(overrides)
     extra = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.absolute()}]"]
     try:
-        with initialize_config_module("llmrl.conf", version_base="1.3"):
+        with initialize_config_module("llmrl.conf", **BASE):
             config = compose("train", overrides=[*overrides, *extra])
         refuse(cast(dict[str, Any], OmegaConf.to_container(config, resolve=False)))
         plain = {
@@ -193,8 +195,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     guard_terminal()
     args = parser().parse_args(argv)
-    from llmrl.cli.ending import ending
-    from llmrl.cli.report import print_rows, print_table
+    from llmrl.display.console import print_rows, print_table
+    from llmrl.run.ending import ending
 
     with ending("llmrl-llm"):
         if args.command == "check":
