@@ -54,22 +54,22 @@ def numbers_in(text):
 
 
 @pytest.mark.parametrize(
-    ("preset", "overrides", "takes_any"),
+    ("chosen", "overrides", "takes_any"),
     [
-        ("cartpole", ("principal=llm", "env.horizon=60", "search.warmup=2"), False),
+        (("cartpole",), ("principal=llm", "env.horizon=60", "search.warmup=2"), False),
         (("mountain_car", "props"), ("env.horizon=30", "search.warmup=2"), True),
         (("nim", "props"), ("search.warmup=2",), False),
         (("reacher", "props"), ("env.horizon=10", "search.warmup=2"), True),
     ],
 )
-def test_a_storm_of_malformed_replies(tmp_path, preset, overrides, takes_any):
+def test_a_storm_of_malformed_replies(tmp_path, chosen, overrides, takes_any):
     """Half of all replies are spoilt: the search goes on, and each of them is counted. Where numbers out of bounds are
     tried, they are no bad ones."""
-    if preset[0] == "reacher":
+    if chosen[0] == "reacher":
         pytest.importorskip("mujoco")
     budget = ("search.iterations=30", "search.episodes=1", "principal.repair_turns=1", "principal.fallback=best")
     model = ("llm=scripted", *STORM)
-    last, calls, proposals = searched(tmp_path, *search_in(*preset), *overrides, *budget, *TINY, *model)
+    last, calls, proposals = searched(tmp_path, *search_in(*chosen), *overrides, *budget, *TINY, *model)
     far = [len(call["reply"]) > 0 and np.abs(numbers_in(call["reply"])).max(initial=0.0) >= 1e4 for call in calls]
     for call, huge in zip(calls, far, strict=True):
         text = call["reply"]
