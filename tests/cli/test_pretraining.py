@@ -48,7 +48,7 @@ def test_it_is_computed_once_and_begun_with(tmp_path, capsys):
     run(*NEEDS, f"output_root={tmp_path}")
     found = folders(tmp_path)
     assert len(found) == 2
-    [begun] = [path for name, path in found.items() if "none_small" in name.split("/")[0] and "init_from" not in name]
+    [begun] = [path for name, path in found.items() if "room_alone" in name.split("/")[0] and "init_from" not in name]
     assert located(config)["agent"]["init_from"] == str(begun)
     status = json.loads((begun / "status.json").read_text())
     assert status["state"] == "finished" and status["shared"] == {}
