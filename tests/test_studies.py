@@ -22,7 +22,7 @@ from llmrl.analysis.runs import RunRecord
 from llmrl.config.suggestions import missing_option
 from llmrl.config.treatments import PIECES, check_treatment, studies, treatments
 from llmrl.core.errors import ConfigError
-from llmrl.experiment.composition import resolved
+from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
 from llmrl.run.folder import readable, split_overrides
 from llmrl.sweeps.jobs import differing_keys, named_by
@@ -173,7 +173,7 @@ def test_the_command_refuses_before_it_builds(composed):
     )
     HydraConfig.instance().set_config(config)
     with pytest.raises(ConfigError, match="treatment=props is for"):
-        resolved(config)
+        Experiment.of_hydra(config)
 
 
 class TestWhatIsTypedWins:

@@ -16,7 +16,7 @@ from pathlib import Path
 from llmrl.core.errors import ConfigError
 
 _STUDIES = re.compile(r"^# @studies (\S+)$", re.MULTILINE)
-PIECES = ("parts", "numbers")
+PIECES = ("parts", "numbers", "backend")
 """Folders of what studies and treatments are made of, which nobody chooses."""
 
 

@@ -31,6 +31,7 @@ EXCLUDED: tuple[str, ...] = (
     "rerun",
     "dry_run",
     "hydra",  # the launcher's own settings
+    "observers",  # who watches, and changes nothing
     "prompts",  # where they are; what they say is in `prompts_digest`
     # What is kept of episodes to be looked at.
     "play.videos",
