@@ -19,6 +19,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.guard import guarded, raised
 from llmrl.experiment.distributed_checks import check_together, processes_here
+from llmrl.experiment.loggers import check_loggers
 from llmrl.experiment.means import Means
 from llmrl.experiment.models import POLICIES, asking
 from llmrl.experiment.pretraining import located
@@ -299,6 +300,7 @@ def check_values(config: Config) -> None:
     check_games(config["env"].get("n_envs"))
     spending_cost(config)
     check_together(config)
+    check_loggers(config)
     if asking(config):
         builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
         for policy in ("retry", "limits", "budget", "max_invalid"):
