@@ -111,6 +111,6 @@ def test_help_lists_what_can_be_chosen(tmp_path):
     code = "import sys; sys.argv = ['llmrl-train', '--help']\nfrom llmrl.cli.train import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     lines = [line.split(": ", 1) for line in done.stdout.splitlines() if line.startswith(("agent: ", "experiment/"))]
-    groups = {group: names for group, names in lines}
+    groups = dict(lines)
     assert "mappo" in groups["agent"] and "_" not in {name[0] for name in groups["agent"].split(", ")}
     assert len(groups) > 2 and not any(group.endswith("/parts") for group in groups)
