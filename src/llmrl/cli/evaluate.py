@@ -117,7 +117,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.evaluation.stage import NO_FILMS, Stage
     from llmrl.experiment.models import build_llm
     from llmrl.experiment.parts import build_parts, judged_on
-    from llmrl.experiment.usage import UNDERSTOOD, llm_summary
+    from llmrl.llms.usage import UNDERSTOOD, llm_summary
     from llmrl.run.content import RUN_KEY, read_config, saved_state
     from llmrl.run.files import inside
     from llmrl.run.metrics import FILE_NAME as METRICS_NAME
@@ -217,8 +217,8 @@ def _adapting(plan: Plan | None, args: argparse.Namespace, agent: Agent, mechani
 
 def _tell(plan: Plan, whole: Config, parts: Parts, mechanisms: Sequence[Imposed]) -> None:
     """Say what adapting will take: it is the longer part, and a teacher may ask a language model."""
+    from llmrl.analysis.comparison import counted
     from llmrl.display.console import print_rows
-    from llmrl.evaluation.comparison import counted
     from llmrl.evaluation.evaluation_budget import askers
     from llmrl.llms.client import ChatClient
 

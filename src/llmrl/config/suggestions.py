@@ -13,6 +13,8 @@ from pathlib import Path
 from llmrl.core.option_files import choosable, root
 
 _CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-path", "-cp", "--config-dir", "-cd")}
+_IN_FOLDERS = ("experiment", "treatment")
+"""Groups whose options are in folders, `experiment=<family>/<study>`."""
 _OPEN_KEY = re.compile(r"\.(kwargs|arguments|replace)(\.|$)")
 
 
@@ -82,23 +84,27 @@ def hint(arguments: Sequence[str], primary: str) -> str | None:
 
 
 def missing_option(arguments: Sequence[str]) -> str | None:
-    """A sentence about the first `group=option` among command-line arguments whose option does not exist, here or in
-    the folders of `--config-dir`; None if all do."""
+    """A sentence about the first `group=option` among command-line arguments whose option does not exist, here, in the
+    folders of `--config-dir` or in an installed package; None if all do."""
+    from llmrl.config.installed_options import installed_options
+
     roots = [root(), *folders(arguments)]
-    groups = {entry.name for each in roots if each.is_dir() for entry in each.iterdir() if entry.is_dir()} - {"hydra"}
     for argument in arguments:
         key, equals, value = argument.partition("=")
         group = key.lstrip("+").partition("@")[0]
-        if not equals or group not in groups:
+        if not equals or group.startswith("hydra") or not any((root / group).is_dir() for root in roots):
             continue
         found = {
             path.relative_to(each / group).with_suffix("").as_posix()
             for each in roots
             for path in (each / group).rglob("*.yaml")
         }
+        found.update(installed_options(group))
         for option in (each.strip(" []'\"") for each in value.split(",")):
             if option.removesuffix(".yaml") not in {*found, "null", ""} and not any(c in option for c in "(){}:$"):
-                return _no_option(group, option, {each for each in found if choosable(each)})
+                # A folder inside another group is a group of its own, such as hardware/backend.
+                within = {each for each in found if choosable(each) and (group in _IN_FOLDERS or "/" not in each)}
+                return _no_option(group, option, within)
     return None
 
 
