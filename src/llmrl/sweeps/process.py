@@ -20,7 +20,6 @@ from typing import Any
 
 from llmrl.core.errors import short_error
 from llmrl.core.trust import NOBODY
-from llmrl.run.ending import EXIT_IN_USE
 from llmrl.run.owner import process_start
 from llmrl.run.signals import SIGNALS
 from llmrl.sweeps.hardware import RUNS_BESIDE, THREAD_VARIABLES
