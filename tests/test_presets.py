@@ -8,7 +8,7 @@ import pytest
 
 import llmrl.conf
 from experiments import compose
-from llmrl.config.option_catalog import options
+from llmrl.core.option_files import options
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.loops.design import DesignLoop

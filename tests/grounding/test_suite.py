@@ -16,8 +16,8 @@ from llmrl.analysis.suite_groups import experiments
 from llmrl.cli.evaluate import main
 from llmrl.cli.suite import split_words
 from llmrl.config.builder import Builder
-from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.babyai.words import LANGUAGES, action_names

@@ -13,9 +13,11 @@ from llmrl.core.privacy import kept_private
 from llmrl.core.processes import Processes
 from llmrl.experiment.application import Rows
 from llmrl.experiment.applications import application_of
+from llmrl.experiment.loggers import build_loggers
 from llmrl.experiment.means import Means
 from llmrl.run.folder import config_hash, find_folder
 from llmrl.run.run import Run
+from llmrl.run.sinks.sink import Sink
 
 
 class Experiment:
@@ -106,6 +108,15 @@ class Experiment:
         root, name = Path(self.config["output_root"]), self.config["name"]
         return find_folder(root, name, self.hash, self.overrides, self.seed)
 
+    @cached_property
+    def sinks(self) -> dict[str, Sink]:
+        """Where the run's metrics go beside `metrics.jsonl`, by the names of their options; none is open.
+
+        Raises:
+            ConfigError: one needs a library that is not installed, or a key.
+        """
+        return build_loggers(self.config)
+
     def check(self) -> None:
         """Refuse what can be refused before a folder is made: values, and for a run that is to begin here its device
         and language model. What is wrong with the means of a run that has a folder is recorded there.
@@ -115,6 +126,7 @@ class Experiment:
         """
         self.application.check_values(self.config)
         if not self.config["dry_run"] and not self.folder.exists():
+            _ = self.sinks  # what they need is there
             self.means.check()
 
     def plan(self) -> Rows:
@@ -161,6 +173,7 @@ class Experiment:
             checkpoint_every_s=config["checkpoint_seconds"],
             processes=processes,
             digest=self.hash,
+            sinks=lambda: self.sinks,
         )
 
 

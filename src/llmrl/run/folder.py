@@ -23,6 +23,7 @@ EXCLUDED: tuple[str, ...] = (
     "name",  # has a folder level of its own
     "output_root",  # where the folder is
     "trials_dir",  # where trials are kept for other runs
+    "loggers",  # where else its metrics go
     "hardware",  # what the run is computed on: device, launcher, processes
     "checkpoint_seconds",  # how often a run saves
     "private",  # who may read its files
