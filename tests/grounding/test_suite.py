@@ -209,8 +209,8 @@ def test_runs_of_several_experiments_stand_side_by_side(tmp_path, suite_file, ca
 
 def test_experiments_are_named_by_what_tells_them_apart(tmp_path):
     typed = (
-        ["experiment=grounding/goto_local_llm", "env.n_envs=2"],
-        ["experiment=grounding/goto_local_llm", "agent.tune=lora", "env.n_envs=2"],
+        ["experiment=grounding/goto_local", "treatment=small_llm", "env.n_envs=2"],
+        ["experiment=grounding/goto_local", "treatment=small_llm", "agent.tune=lora", "env.n_envs=2"],
         ["agent=drrn", "env=goto_local", "env.n_envs=2"],
         [],
         [],
@@ -218,7 +218,7 @@ def test_experiments_are_named_by_what_tells_them_apart(tmp_path):
     runs = [write_run(tmp_path, f"run{i}", words, seed=3) for i, words in enumerate(typed)]
     configs = [{"seed": 3, "name": f"run{i}", "agent": {"skill": i}} for i in range(len(runs))]
     labels = list(experiments(runs, configs))
-    assert labels[:3] == ["goto_local_llm", "goto_local_llm, agent.tune=lora", "agent=drrn"]
+    assert labels[:3] == ["small_llm", "small_llm, agent.tune=lora", "agent=drrn"]
     # Of others nothing is known but where they are.
     assert [label.split("/")[0] for label in labels[3:]] == ["run3", "run4"]
     # Where and how a run was computed makes it no other experiment.

@@ -1,6 +1,6 @@
 """The option files that the package ships (`llmrl.conf`), with what they are composed from.
 
-Files whose names begin with `_` are bases, which options begin with and nobody chooses; so are folders named `parts`.
+Files whose names begin with `_` are bases, which options begin with and nobody chooses; so are the folders `PIECES`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+PIECES = ("parts", "numbers")
+"""Folders of what options are made of, which nobody chooses."""
 
 
 def root() -> Path:
@@ -25,7 +28,7 @@ def choosable(path: str) -> bool:
     >>> choosable("env/cartpole"), choosable("env/_rooms"), choosable("experiment/search/parts/props")
     (True, False, False)
     """
-    return not any(name.startswith("_") or name == "parts" for name in path.split("/"))
+    return not any(name.startswith("_") or name in PIECES for name in path.split("/"))
 
 
 def names(group: str) -> list[str]:
