@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.config.builder import Builder
+from llmrl.config.loop_sections import LOOPS, LoopKind, section
 from llmrl.config.option_catalog import agent_loop, can_search, needs_mechanism, no_mechanism
 from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.core.limits import NonNegativeFloat
@@ -26,22 +27,6 @@ from llmrl.experiment.pretraining import located
 from llmrl.llms.client import ChatClient
 
 Config = Mapping[str, Any]
-
-LoopKind = Literal["design", "search", "baseline", "clone", "learn", "play"]
-
-LOOPS: Mapping[LoopKind, str] = {
-    "design": "llmrl.loops.design.DesignLoop",
-    "search": "llmrl.loops.search.SearchLoop",
-    "baseline": "llmrl.loops.baseline.BaselineLoop",
-    "clone": "llmrl.loops.clone.CloneLoop",
-    "learn": "llmrl.loops.learn.LearnLoop",
-    "play": "llmrl.loops.play.PlayLoop",
-}
-"""What each kind of loop is built from, with the section of the config that has its name (`section`)."""
-
-
-WATCHED: tuple[LoopKind, ...] = ("design", "learn", "clone", "play")
-"""Loops whose steps observers can be told of."""
 
 
 @dataclass
@@ -197,11 +182,6 @@ def loop_kind(config: Config) -> LoopKind:
     if loop == "clone":
         raise ConfigError("agent=bc learns what others did, and nobody proposes anything to it: principal=none")
     return "search" if loop == "search" else "design"
-
-
-def section(kind: LoopKind) -> str:
-    """The section of the config that says how long a loop goes on: a baseline has the budget of the searches."""
-    return "search" if kind == "baseline" else kind
 
 
 def proposals_of(config: Config, kind: Literal["design", "search"]) -> int:
