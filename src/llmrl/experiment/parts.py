@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.config.builder import Builder
-from llmrl.config.loop_sections import LOOPS, LoopKind, section
+from llmrl.config.loop_sections import LOOPS, WATCHED, LoopKind, section
 from llmrl.config.option_catalog import agent_loop, can_search, needs_mechanism, no_mechanism
 from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.core.limits import NonNegativeFloat
