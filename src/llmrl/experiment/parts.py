@@ -268,7 +268,7 @@ def _searched(controller: Controller, env: VecEnv) -> dict[str, Any]:
     return {"space": controller.space, "controller": controller}
 
 
-def check_values(config: Config) -> None:
+def check_values(config: Config, means: Means | None = None) -> None:
     """Raise ConfigError for values that no run could be built with, as far as can be told without building one."""
     builder = Builder(trusted=config["trusted_modules"])
     if type(config["seed"]) is not int or config["seed"] < 0:
@@ -279,7 +279,7 @@ def check_values(config: Config) -> None:
         builder.check(node, f"observers[{i}]")
     check_games(config["env"].get("n_envs"))
     spending_cost(config)
-    check_together(config)
+    check_together(config, means or Means(config))
     check_loggers(config)
     if asking(config):
         builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
