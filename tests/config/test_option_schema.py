@@ -14,7 +14,7 @@ from llmrl.core.option_files import is_global, root
 
 FOLDER = root() / option_schema.FOLDER
 FILES = sorted(
-    path for path in root().rglob("*.yaml") if path.relative_to(root()).parts[0] in (*groups(), "experiment", path.name)
+    path for path in root().rglob("*.yaml") if path.relative_to(root()).parts[0] in (*groups(), "experiment", "treatment", path.name)
 )
 
 
@@ -27,7 +27,7 @@ def validators():
 
 def schema_of(path):
     group = path.relative_to(root()).parts[0]
-    return FILE if is_global(path) or group in ("experiment", path.name) else f"{group}.schema.json"
+    return FILE if is_global(path) or group in ("experiment", "treatment", path.name) else f"{group}.schema.json"
 
 
 def test_what_is_shipped_is_what_is_generated():

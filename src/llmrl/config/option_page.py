@@ -87,7 +87,7 @@ def _targets(node: Mapping[str, Any], place: Key) -> dict[str, str]:
 
 def _base(base: Any, path: Path) -> str | None:
     """A link to what a file begins with; None for what it only chooses."""
-    if not isinstance(base, str) or base == "_self_" or base.startswith("/experiment/"):
+    if not isinstance(base, str) or base == "_self_" or base.startswith(("/experiment/", "/treatment/")):
         return None
     where, _, place = base.partition("@")
     if path.parent == root():

@@ -26,7 +26,7 @@ FILE = "train.schema.json"
 _OPEN = {"anyOf": [{"type": "string", "pattern": r"^\?\?\?$|\$\{"}]}
 """What may stand in place of any value: nothing yet, or a reference to another one."""
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_NO_OPTIONS = ("experiment", "hydra", "suite", FOLDER)
+_NO_OPTIONS = ("experiment", "treatment", "hydra", "suite", FOLDER)
 
 
 def groups() -> list[str]:

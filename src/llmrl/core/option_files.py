@@ -84,7 +84,7 @@ def _chain(path: Path, package: tuple[str, ...]) -> list[tuple[Path, tuple[str, 
             ((inner, chosen),) = base.items()
             if isinstance(chosen, str) and (path.parent / inner).is_dir():
                 base = f"{inner}/{chosen}@{inner}"
-        if not isinstance(base, str) or base == "_self_" or base.startswith("/experiment/"):
+        if not isinstance(base, str) or base == "_self_" or base.startswith(("/experiment/", "/treatment/")):
             continue
         where, _, place = base.partition("@")
         file = (root() / where[1:] if where.startswith("/") else path.parent / where).with_suffix(".yaml")
