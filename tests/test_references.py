@@ -230,12 +230,12 @@ def test_they_are_measured_first_and_stand_beside_the_run(governed):
             ]  # fmt: skip
             assert len(values) == 2 and own[line]["value"] == pytest.approx(np.mean(values))
     by_context = {own["context"]: own for own in told["contexts"]}
-    [folder] = (governed / "escape_room").rglob("seed=0")
+    [folder] = (governed / "escape_room").rglob("s0")
     for row, tried in zip(comparable_metrics(folder, "proposal"), summary["history"], strict=True):
         for line in ("no_mechanism", "untrained", "scan_best"):
             assert row[f"reference/{line}"] == by_context[tried["context"]][line]["value"]
     assert {"reference=scan", "reference=untrained"} == {
-        read_status(path).overrides[0] for path in (governed / "escape_room_references").rglob("seed=0")
+        read_status(path).overrides[0] for path in (governed / "escape_room_references").rglob("s0")
     }
 
 
@@ -275,7 +275,7 @@ def test_a_stop_while_they_are_computed_loses_nothing(governed, tmp_path, monkey
     monkeypatch.setattr(Run, "safe_point", interrupted)
     with pytest.raises(Stopped):
         run(*command)
-    states = {path.parent.name: read_status(path).state for path in tmp_path.rglob("seed=0")}
+    states = {path.parent.name: read_status(path).state for path in tmp_path.rglob("s0")}
     assert len(states) == 2 and set(states.values()) == {"preempted"} and "_references" in str(seen[-1])
     monkeypatch.setattr(Run, "safe_point", safe_point)
     run(*command)

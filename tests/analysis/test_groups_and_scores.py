@@ -18,7 +18,7 @@ from run_folders import write_run
 
 
 def record(root: Path, path: str, seed: int, model: str = "", **overrides: str) -> RunRecord:
-    folder = root / path / f"seed={seed}"
+    folder = root / path / f"s{seed}"
     keys = {key.replace("__", "."): value for key, value in overrides.items()}
     return RunRecord(folder, folder.parent.parent.name, folder.parent.name, seed, "finished", overrides=keys, llm=model)
 

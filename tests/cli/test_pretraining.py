@@ -27,14 +27,14 @@ NEEDS = (
 
 
 def folders(root: Path) -> dict[str, Path]:
-    """Of every run under `root`: `name/…/seed=<n>` by what was typed for it."""
-    return {path.parent.name + "/" + path.name: path for path in root.rglob("seed=*")}
+    """Of every run under `root`: `name/…/s<n>` by what was typed for it."""
+    return {path.parent.name + "/" + path.name: path for path in root.rglob("s[0-9]*")}
 
 
 def test_a_reference_names_a_seed():
-    assert reference({"agent": {"init_from": STUDY}}) == f"{STUDY}/seed=0"
-    assert reference({"agent": {"init_from": f"{STUDY}/seed=3"}}) == f"{STUDY}/seed=3"
-    assert reference({"agent": {"init_from": "outputs/a/b/seed=0"}}) is None
+    assert reference({"agent": {"init_from": STUDY}}) == f"{STUDY}/s0"
+    assert reference({"agent": {"init_from": f"{STUDY}/s3"}}) == f"{STUDY}/s3"
+    assert reference({"agent": {"init_from": "outputs/a/b/s0"}}) is None
     assert reference({"agent": {"init_from": None}}) is None and reference({}) is None
 
 
@@ -53,7 +53,7 @@ def test_it_is_computed_once_and_begun_with(tmp_path, capsys):
     status = json.loads((begun / "status.json").read_text())
     assert status["state"] == "finished" and status["shared"] == {}
     [needing] = [path for path in found.values() if path != begun]
-    assert json.loads((needing / "status.json").read_text())["shared"] == {"pre-training": [f"{STUDY}/seed=0"]}
+    assert json.loads((needing / "status.json").read_text())["shared"] == {"pre-training": [f"{STUDY}/s0"]}
     parts = build_parts(located(config), None)
     for name, x in saved_state(begun)[1]["agents"][0]["policy"].items():
         assert torch.equal(parts.agents[0].policy.state_dict()[name], x)
@@ -68,7 +68,7 @@ def test_it_is_computed_once_and_begun_with(tmp_path, capsys):
 
 def test_what_the_preset_is_belongs_to_the_experiment(tmp_path):
     config = with_digests(compose(*NEEDS, f"output_root={tmp_path}"))
-    assert config["pretraining_digest"] == digest(Path(f"{STUDY}/seed=0"))
+    assert config["pretraining_digest"] == digest(Path(f"{STUDY}/s0"))
     assert "pretraining_digest" not in with_digests(compose("env=escape_room"))
     with pytest.raises(ConfigError, match="changed since this run was submitted"):
         with_digests({**config, "pretraining_digest": "0" * 8})
@@ -99,7 +99,7 @@ def test_who_waits_can_be_stopped(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("study", "message"),
     [
-        ("preset:legislative/nothing", "agent.init_from=preset:legislative/nothing/seed=0: "),
+        ("preset:legislative/nothing", "agent.init_from=preset:legislative/nothing/s0: "),
         ("preset:legislative/escape_room_ucb_small", "this one has a principal"),
     ],
 )

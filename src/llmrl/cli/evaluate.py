@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
     from llmrl.config.trusting import add_trust
 
     p = argparse.ArgumentParser(prog="llmrl-evaluate", description=__doc__)
-    p.add_argument("run", type=Path, help="run folder: outputs/<name>/<overrides>-<hash>/seed=<n>")
+    p.add_argument("run", type=Path, help="run folder: outputs/<name>/<label>-<hash>/s<seed>")
     p.add_argument("others", type=Path, nargs="*", help="further runs, with a suite: other seeds, other agents")
     p.add_argument(
         "--suite",
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
         help="'last' (the proposal the saved agents adapted to; of several tried at once the step's best), 'best' (the "
         "one that the run names so far), 'none' (all numbers 0), or numbers a,b,c (default last). Several are "
         "compared: words with commas (none,best), and --mechanism may be repeated; results go to "
-        "<run>/evaluation_mechanism=<those>",
+        "<run>/evaluation_mechanism_<those>",
     )
     p.add_argument(
         "--adapt",
@@ -240,9 +240,16 @@ def main(argv: list[str] | None = None) -> None:
     from llmrl.cli.report import print_evaluation
     from llmrl.core.privacy import keep_private_like
 
-    keep_private_like(args.run)
     kept = "tests of a suite that were over are written" if words or args.suite else "nothing of it is written"
     with ending("llmrl-evaluate"), ending_at_once("llmrl-evaluate", kept):
+        from llmrl.analysis.runs import find_runs, only_run
+
+        in_suite = bool(words or args.suite)
+        if in_suite:
+            args.run, *args.others = [run for each in (args.run, *args.others) for run in find_runs(each) or [each]]
+        else:
+            args.run = only_run(args.run)
+        keep_private_like(args.run)
         if words or args.suite:
             for results in evaluate_suite(args, words):
                 print_suite(results)

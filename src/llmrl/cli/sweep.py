@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     add_trust(retry)
     retry.add_argument("--no-wait", action="store_true", help="return when they are submitted (SLURM)")
     command("cancel", "stop runs that run or wait; those that run save first", any_folder)
-    logs = command("logs", "what a run and its job said last", "a run folder, outputs/<name>/<run>/seed=<n>")
+    logs = command("logs", "what a run and its job said last", "a run folder, outputs/<name>/<run>/s<seed>, or one around a single run")
     logs.add_argument("--lines", type=int, default=20, help="lines of each file (default 20)")
     clean = command(
         "clean", "remove what is no longer needed: say which kinds; shows it only, without --yes", any_folder
@@ -111,9 +111,10 @@ def _below(place: Path, folder: Path) -> str:
 def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     """One run's cells of the table; `prefix` says which experiment it belongs to, where there are several."""
     own = {key: value for key, value in record.overrides.items() if key not in common}
-    name = ", ".join(f"{key}={value}" for key, value in own.items()) or record.group.rpartition("-")[2]
     from llmrl.llms.validity import misgiving
+    from llmrl.run.names import title
 
+    name = title(own) or record.group.rpartition("-")[2]
     p, active = record.progress, record.state == "running"
     metrics = record.last_metrics()
     spent, lost = metrics.get("spent/llm_cost"), metrics.get("spent/llm_unsettled_cost")
@@ -207,16 +208,15 @@ def cancel(args: argparse.Namespace) -> int:
 
 def logs(args: argparse.Namespace) -> int:
     """Print the ends of a run's log files."""
+    from llmrl.analysis.runs import only_run
     from llmrl.cli.report import print_line
-    from llmrl.core.errors import RunFolderError
     from llmrl.sweeps.records import records
 
-    if not args.folder.is_dir() or not args.folder.name.startswith("seed="):
-        raise RunFolderError(f"{args.folder} is no run folder; give one like outputs/<name>/<run>/seed=0")
-    (record,) = records(args.folder)
+    folder = only_run(args.folder)
+    (record,) = records(folder)
     print_line(f"{record.state}{f': {record.error}' if record.error else ''}")
     files = [Path(record.log)] if record.log else []
-    for path in (*files, args.folder / "run.log", args.folder / "traceback.txt"):
+    for path in (*files, folder / "run.log", folder / "traceback.txt"):
         if path.is_file():
             print_line(f"\n==> {path}")
             with path.open(encoding="utf-8", errors="replace", newline="\n") as file:

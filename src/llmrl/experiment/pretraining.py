@@ -19,10 +19,10 @@ Config = Mapping[str, Any]
 
 
 def reference(config: Config) -> str | None:
-    """Return the preset whose run gives the agent's first weights, `preset:<study>/seed=<n>`; None if there is none.
+    """Return the preset whose run gives the agent's first weights, `preset:<study>/s<n>`; None if there is none.
 
     >>> reference({"agent": {"init_from": "preset:regimes/cleanup_pretrain"}})
-    'preset:regimes/cleanup_pretrain/seed=0'
+    'preset:regimes/cleanup_pretrain/s0'
     """
     wanted = (config.get("agent") or {}).get("init_from")
     if not isinstance(wanted, str) or not wanted.startswith(PRESET):

@@ -78,7 +78,7 @@ def saved_state(folder: Path) -> tuple[int, State]:
     """
     if not (folder / CONFIG_NAME).is_file():
         raise CheckpointError(
-            f"{folder} is not a run folder (no config.yaml); give one like outputs/<name>/<run>/seed=0"
+            f"{folder} is not a run folder (no config.yaml); give one like outputs/<name>/<run>/s0"
         )
     newest = CheckpointStore(folder / "checkpoints").load_newest()
     if newest is None:

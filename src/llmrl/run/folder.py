@@ -1,7 +1,7 @@
-"""Where a run lives: `output_root/<name>/<readable overrides>-<hash>/seed=<n>/`.
+"""Where a run lives: `output_root/<name>/<label>-<hash>/s<seed>/`.
 
-The hash says *which experiment* this is; the readable part is for people and for TensorBoard's list of runs. Runs that
-differ only in what cannot change their numbers (see `EXCLUDED`) share a hash, and so a folder.
+The hash says *which experiment* this is; the label (`llmrl.run.names`) is for people and for TensorBoard's list of runs.
+Runs that differ only in what cannot change their numbers (see `EXCLUDED`) share a hash, and so a folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from llmrl.core.disk import FULL, why
 from llmrl.core.errors import RunFolderError
 from llmrl.core.privacy import make_folder
-from llmrl.core.secrets import redact
+from llmrl.run.names import is_safe, label, safe_path, seed_folder
 
 EXCLUDED: tuple[str, ...] = (
     "seed",  # has a folder level of its own
@@ -52,10 +52,9 @@ EXCLUDED: tuple[str, ...] = (
     "llm.max_invalid",
     "llm.timeout",
 )
-"""Config keys that are left out of the hash and of the readable part, with all that is in them."""
+"""Config keys that are left out of the hash and of the label, with all that is in them."""
 
 HASH_LENGTH = 8
-MAX_READABLE = 100
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
@@ -118,27 +117,23 @@ def _is_excluded(key: str) -> bool:
     )
 
 
-def readable(overrides: Iterable[str], name: str = "") -> str:
-    """A folder-name-safe summary of the overrides, at most `MAX_READABLE` characters of `[A-Za-z0-9._=+,-]`.
+def run_label(overrides: Iterable[str], name: str = "") -> str:
+    """The readable part of a run folder's name.
 
     `env=<name>` is left out where the folder above, `name`, already says it: TensorBoard cuts long names.
 
-    >>> readable(["principal=ucb", "env=escape_room", "seed=1"])
-    'env=escape_room,principal=ucb'
-    >>> readable(["principal=ucb", "env=escape_room", "seed=1"], name="escape_room")
-    'principal=ucb'
+    >>> run_label(["principal=ucb", "env=escape_room", "seed=1"])
+    'env_escape_room-principal_ucb'
+    >>> run_label(["principal=ucb", "env=escape_room", "seed=1"], name="escape_room")
+    'principal_ucb'
     """
-    chosen = {key: value for key, value in split_overrides(overrides).items() if (key, value) != ("env", name)}
-    text = redact(",".join(f"{key}={value}" for key, value in chosen.items()))
-    text = re.sub(r"[\s\[\]{}'\"]+", "", text)  # lists and quotes read well without their brackets
-    text = re.sub(r"[^A-Za-z0-9._=+,-]+", "-", text)[:MAX_READABLE].strip("-.,")
-    return text or "defaults"
+    return label({key: value for key, value in split_overrides(overrides).items() if (key, value) != ("env", name)})
 
 
 def find_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Iterable[str], seed: int) -> Path:
     """Where the folder of one run is, or would be.
 
-    A folder with the same hash is reused whatever its readable part: the same experiment may be spelt in several ways.
+    A folder with the same hash is reused whatever its label: the same experiment may be spelt in several ways.
 
     Raises:
         RunFolderError: `name` leaves `root`, or `root` cannot be read.
@@ -146,13 +141,15 @@ def find_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Ite
     relative = Path(name)
     if not name or relative.is_absolute() or ".." in relative.parts:
         raise RunFolderError(f"name={name!r} must be a folder name inside {root}, such as name=my_sweep")
-    parent = root.expanduser().absolute() / relative
+    if not (cleaned := safe_path(name)).parts:
+        raise RunFolderError(f"name={name!r} has no letter or digit that a folder's name may have; try name=my_sweep")
+    parent = root.expanduser().absolute() / cleaned
     digest = config_hash(config)
     try:
-        siblings = sorted(path for path in parent.glob(f"*-{digest}") if path.is_dir())
+        siblings = sorted(path for path in parent.glob(f"*-{digest}") if path.is_dir() and is_safe(path.name))
     except OSError as error:
         raise unwritable(parent, error) from error
-    return (siblings[0] if siblings else parent / f"{readable(overrides, name)}-{digest}") / f"seed={seed}"
+    return (siblings[0] if siblings else parent / f"{run_label(overrides, name)}-{digest}") / seed_folder(seed)
 
 
 def run_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Iterable[str], seed: int) -> Path:

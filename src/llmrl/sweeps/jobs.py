@@ -19,6 +19,7 @@ from llmrl.run import owner
 from llmrl.run.content import CONFIG_NAME, save_config
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import find_folder, run_folder, split_overrides
+from llmrl.run.names import named
 from llmrl.run.provenance import code_digest
 from llmrl.run.queued import Queued, cancelled_by
 from llmrl.run.status import read_status
@@ -108,11 +109,9 @@ def differing_keys(overrides: Sequence[Sequence[str]]) -> set[str]:
 def named_by(overrides: Sequence[str], differing: set[str]) -> list[str]:
     """The overrides that make a run's folder readable: those that differ within its sweep, all where none do.
 
-    Which language model is behind a result is always said.
+    Which study it is, how long it is, and which language model is behind it is always said (`llmrl.run.names.ALWAYS`).
     """
-    if not differing:
-        return list(overrides)
-    return [o for o in overrides if o.partition("=")[0].lstrip("+~") in differing | {"llm"}]
+    return named(overrides, differing) if differing else list(overrides)
 
 
 def check_distinct(jobs: Sequence[Job]) -> None:
