@@ -99,7 +99,7 @@ def test_a_sweep_shares_them_and_other_games_do_not():
 def test_untrained_agents_begin_with_nothing_and_never_adapt():
     begun = wanted("env=cleanup", "principal=ucb", "env.horizon=20", "design.rollout_steps=10", "design.references=1")
     scan, untrained = (each.config for each in begun)
-    assert scan["agent"]["init_from"] == "preset:regimes/cleanup_pretrain" and "pretraining_digest" in scan
+    assert scan["resolved_runs"]["agent.init_from"]["as"] == "preset:regimes/cleanup_pretrain"
     assert untrained["agent"]["init_from"] is None and "pretraining_digest" not in untrained
     assert untrained["design"]["adapt_rounds"] == 0 and untrained["principal"]["vectors"] == [[0, 0, 0]]
     assert [each.env_steps for each in begun] == [6 * 3 * 20 * 2, 20 * 2]

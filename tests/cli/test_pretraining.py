@@ -12,10 +12,10 @@ import torch
 from experiments import compose, run
 from llmrl.cli.train import run_experiment
 from llmrl.config.input_digests import with_digests
+from llmrl.config.run_references import located, needed
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.needed import ensure
 from llmrl.experiment.parts import build_parts
-from llmrl.experiment.pretraining import digest, located, needed, reference
 from llmrl.run.content import saved_state
 from llmrl.run.run import Run, Stopped
 
@@ -29,13 +29,6 @@ NEEDS = (
 def folders(root: Path) -> dict[str, Path]:
     """Of every run under `root`: `name/…/s<n>` by what was typed for it."""
     return {path.parent.name + "/" + path.name: path for path in root.rglob("s[0-9]*")}
-
-
-def test_a_reference_names_a_seed():
-    assert reference({"agent": {"init_from": STUDY}}) == f"{STUDY}/s0"
-    assert reference({"agent": {"init_from": f"{STUDY}/s3"}}) == f"{STUDY}/s3"
-    assert reference({"agent": {"init_from": "outputs/a/b/s0"}}) is None
-    assert reference({"agent": {"init_from": None}}) is None and reference({}) is None
 
 
 def test_it_is_computed_once_and_begun_with(tmp_path, capsys):
@@ -53,25 +46,19 @@ def test_it_is_computed_once_and_begun_with(tmp_path, capsys):
     status = json.loads((begun / "status.json").read_text())
     assert status["state"] == "finished" and status["shared"] == {}
     [needing] = [path for path in found.values() if path != begun]
-    assert json.loads((needing / "status.json").read_text())["shared"] == {"pre-training": [f"{STUDY}/s0"]}
+    shared = json.loads((needing / "status.json").read_text())["shared"]
+    assert shared == {"pre-training": ["/".join(begun.parts[-3:])]}
     parts = build_parts(located(config), None)
     for name, x in saved_state(begun)[1]["agents"][0]["policy"].items():
         assert torch.equal(parts.agents[0].policy.state_dict()[name], x)
     parts.close()
-    # Another run of the sweep shares it.
+    # Another run of the sweep shares it, and so does another seed, if it is told to.
     before = status["updated"]
-    run(*NEEDS, "seed=1", f"output_root={tmp_path}")
-    assert len(folders(tmp_path)) == 3 and json.loads((begun / "status.json").read_text())["updated"] == before
+    run(*NEEDS, "principal.values=[1,1,1,1,1]", f"output_root={tmp_path}")
+    run(*NEEDS, "seed=1", "agent.init_from_seed=shared", f"output_root={tmp_path}")
+    assert len(folders(tmp_path)) == 4 and json.loads((begun / "status.json").read_text())["updated"] == before
     run(*NEEDS, "dry_run=true", f"output_root={tmp_path}")
     assert "finished:" in capsys.readouterr().out
-
-
-def test_what_the_preset_is_belongs_to_the_experiment(tmp_path):
-    config = with_digests(compose(*NEEDS, f"output_root={tmp_path}"))
-    assert config["pretraining_digest"] == digest(Path(f"{STUDY}/s0"))
-    assert "pretraining_digest" not in with_digests(compose("env=escape_room"))
-    with pytest.raises(ConfigError, match="changed since this run was submitted"):
-        with_digests({**config, "pretraining_digest": "0" * 8})
 
 
 def test_several_that_need_it_at_once_wait_for_one(tmp_path):
@@ -99,7 +86,7 @@ def test_who_waits_can_be_stopped(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("study", "message"),
     [
-        ("preset:legislative/nothing", "agent.init_from=preset:legislative/nothing/s0: "),
+        ("preset:legislative/nothing", "agent.init_from=preset:legislative/nothing: there is no such run: "),
         ("preset:legislative/escape_room_ucb_small", "this one has a principal"),
     ],
 )

@@ -66,7 +66,8 @@ def run_experiment(config: dict[str, Any], overrides: list[str], quiet: bool = F
     from llmrl.config.input_digests import with_digests
     from llmrl.core.privacy import kept_private
     from llmrl.core.processes import Processes
-    from llmrl.experiment import pretraining, references
+    from llmrl.config import run_references
+    from llmrl.experiment import references
     from llmrl.experiment.arms import shortage
     from llmrl.experiment.distributed_checks import check_alike
     from llmrl.experiment.needed import ensure
@@ -110,7 +111,7 @@ def run_experiment(config: dict[str, Any], overrides: list[str], quiet: bool = F
         run.status.llm = "" if llm is None else llm.label
         run.status.shared = shared_of(config, asks=llm is not None)
         run.metrics.attach(Transcript.TAG, Transcript(run.folder))
-        ensure(pretraining.needed(config), run)
+        ensure(run_references.needed(config), run)
         parts = build_parts(config, llm, folder=run.folder)
         run.status.env = parts.env.spec.name
         try:

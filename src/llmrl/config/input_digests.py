@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmrl.config.run_references import resolved, unresolved
 from llmrl.core.errors import ConfigError
 
 _SUBSTRATE = "llmrl.envs.substrates.substrate_env"
@@ -17,16 +18,17 @@ _WITH_TABLE = "llmrl.teachers.options.offline_teacher"
 
 
 def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> dict[str, Any]:
-    """The resolved config with `prompts_digest` (own prompts), `adapter_digest` (of a local model), `table_digest` (a
+    """The resolved config with the runs that it refers to (`llmrl.config.run_references`), and with `prompts_digest` (own prompts), `adapter_digest` (of a local model), `table_digest` (a
     plan table that is a file), `text_digest` (texts of games that are files) and `map_digest` (the map and the pictures
-    of a society's games, where they are files or what is installed), `pretraining_digest` (of a preset whose run gives
-    the first weights), each only where there is one; of these, `only`
-    some, if they are named.
+    of a society's games, where they are files or what is installed), each only where there is one; of these, `only`
+    some, if they are named, and then no runs.
 
     Raises:
         ConfigError: there is no such file, or it does not say what it said when the run was submitted.
+        RunFolderError: there is no such run, or several.
     """
     digests: dict[str, str] = {}
+    config = resolved(config) if only is None else config
     for key, (what, where, find) in _OUTSIDE.items():
         places = where(config) if only is None or key in only else []
         if not places:
@@ -43,7 +45,7 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
 
 def without_digests(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config as it was before `with_digests`."""
-    return {key: value for key, value in config.items() if key not in _OUTSIDE}
+    return unresolved({key: value for key, value in config.items() if key not in _OUTSIDE})
 
 
 def _prompts(config: dict[str, Any]) -> list[str]:
@@ -92,18 +94,6 @@ def _adapter(config: dict[str, Any]) -> list[str]:
     return _one(config["llm"].get("adapter"))
 
 
-def _preset(config: dict[str, Any]) -> list[str]:
-    from llmrl.experiment.pretraining import reference
-
-    return _one(reference(config))
-
-
-def _preset_digest(wanted: Path) -> str:
-    from llmrl.experiment.pretraining import digest
-
-    return digest(wanted)
-
-
 def _adapter_digest(path: Path) -> str:
     from llmrl.core.errors import LLMError
     from llmrl.llms.local.adapter import adapter_fingerprint
@@ -135,7 +125,6 @@ _OUTSIDE: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]], Callable[[
     "adapter_digest": ("the adapter in {} has", _adapter, _adapter_digest),
     "table_digest": ("the plan table {} has", _table, _file_digest("teacher.table")),
     "map_digest": ("the map or the pictures that env.map and env.tiles stand for, {}, have", _maps, _map_digest),
-    "pretraining_digest": ("the preset {} has", _preset, _preset_digest),
     "text_digest": ("the text {} has", _texts, _file_digest("env.text")),
 }
 """Key in the config -> what it is, the places where it is, and the digest of one, 12 hexadecimal digits."""

@@ -22,7 +22,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.core.trust import Trust
 from llmrl.envs.guard import guarded, raised
 from llmrl.experiment.distributed_checks import check_together, processes_here
-from llmrl.experiment.pretraining import located
+from llmrl.config.run_references import located
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine

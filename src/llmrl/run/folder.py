@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,10 @@ EXCLUDED: tuple[str, ...] = (
 )
 """Config keys that are left out of the hash and of the label, with all that is in them."""
 
+RESOLVED = "resolved_runs"
+"""Entry of a config: of each key that names another run, which run that is (`llmrl.config.run_references`). The hash has
+that in place of the key itself, so a run is the same however the other one was named."""
+
 HASH_LENGTH = 8
 
 
@@ -66,17 +70,21 @@ def config_hash(config: Mapping[str, Any]) -> str:
     Raises:
         TypeError: a value is not plain data (mapping, list, string, number, boolean or None).
     """
-    text = json.dumps(_canonical(_kept(config), "config"), sort_keys=True, separators=(",", ":"))
+    resolved = {key: entry["run"] for key, entry in (config.get(RESOLVED) or {}).items()}
+    named = {name for key in resolved for name in (key, f"{key}_seed")}
+    kept = _kept({key: value for key, value in config.items() if key != RESOLVED}, leave_out=named)
+    kept |= {RESOLVED: resolved} if resolved else {}
+    text = json.dumps(_canonical(kept, "config"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
 
 
-def _kept(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`config` without the `EXCLUDED` keys."""
+def _kept(config: Mapping[str, Any], prefix: str = "", leave_out: Collection[str] = ()) -> dict[str, Any]:
+    """`config` without the `EXCLUDED` keys, and without those to `leave_out`."""
     kept = {}
     for key, value in config.items():
         path = f"{prefix}{key}"
-        if path not in EXCLUDED:
-            kept[str(key)] = _kept(value, f"{path}.") if isinstance(value, Mapping) else value
+        if path not in EXCLUDED and path not in leave_out:
+            kept[str(key)] = _kept(value, f"{path}.", leave_out) if isinstance(value, Mapping) else value
     return kept
 
 

@@ -15,8 +15,6 @@ from llmrl.run.names import seed_of
 PRETRAINING = "pre-training"
 SOCIETY = "society"
 REPLIES = "replies"
-PRESET = "preset:"
-"""What a reference to the run of a preset begins with."""
 
 Shared = dict[str, list[str]]
 """Level -> what a run has there. Two runs that list the same thing at a level share it."""
@@ -41,10 +39,7 @@ def shared_of(config: Mapping[str, Any], asks: bool) -> Shared:
 
 
 def run_name(folder: str) -> str:
-    """Return the end of a run folder's path that tells it from others, wherever the folder is: `name/run/sn`. A
-    preset that stands for its run, `preset:study/sn`, is its own name."""
-    if folder.startswith(PRESET):
-        return folder if "/seed=" in folder else f"{folder.rstrip('/')}/s0"
+    """Return the end of a run folder's path that tells it from others, wherever the folder is: `name/run/s<seed>`."""
     return "/".join(Path(folder).expanduser().absolute().parts[-3:])
 
 
