@@ -86,7 +86,7 @@ def test_who_waits_can_be_stopped(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("study", "message"),
     [
-        ("preset:legislative/nothing", "agent.init_from=preset:legislative/nothing: there is no such run: "),
+        ("preset:legislative/nothing", "agent.init_from=preset:legislative/nothing: Could not find"),
         ("preset:legislative/escape_room_ucb_small", "this one has a principal"),
     ],
 )

@@ -17,11 +17,18 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
+    from llmrl.config.run_references import add_root
     from llmrl.config.trusting import add_trust
 
     p = argparse.ArgumentParser(prog="llmrl-evaluate", description=__doc__)
-    p.add_argument("run", type=Path, help="run folder: outputs/<name>/<label>-<hash>/s<seed>")
+    p.add_argument(
+        "run",
+        type=Path,
+        help="a run: its folder, outputs/<name>/<label>-<hash>/s<seed>, a folder around a single one, run:<hash>[/s<seed>] "
+        "or latest:<name>; with a suite all runs in a folder",
+    )
     p.add_argument("others", type=Path, nargs="*", help="further runs, with a suite: other seeds, other agents")
+    add_root(p)
     p.add_argument(
         "--suite",
         default=None,
@@ -242,13 +249,12 @@ def main(argv: list[str] | None = None) -> None:
 
     kept = "tests of a suite that were over are written" if words or args.suite else "nothing of it is written"
     with ending("llmrl-evaluate"), ending_at_once("llmrl-evaluate", kept):
-        from llmrl.analysis.runs import find_runs, only_run
+        from llmrl.config.run_references import run_folder_of, runs_of
 
-        in_suite = bool(words or args.suite)
-        if in_suite:
-            args.run, *args.others = [run for each in (args.run, *args.others) for run in find_runs(each) or [each]]
+        if words or args.suite:
+            args.run, *args.others = [run for each in (args.run, *args.others) for run in runs_of(each, args.output_root)]
         else:
-            args.run = only_run(args.run)
+            args.run = run_folder_of(args.run, args.output_root)
         keep_private_like(args.run)
         if words or args.suite:
             for results in evaluate_suite(args, words):

@@ -15,6 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from llmrl.cli import command
+from llmrl.config.again import spelt
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
@@ -133,13 +134,8 @@ def use_of(config: dict[str, Any], adapter: str, overrides: list[str]) -> str:
 
 
 def _for_hydra(value: str) -> str:
-    """A text as the value of an override: names of run folders have equals signs."""
-    if _PLAIN.fullmatch(value):
-        return value
-    # A backslash counts only where it stands before a quote.
-    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", value)
-    ended = re.sub(r"(\\+)$", lambda found: found[1] * 2, escaped)
-    return f"'{ended}'"
+    """A text as the value of an override."""
+    return value if _PLAIN.fullmatch(value) else spelt(value)
 
 
 _PLAIN = re.compile(r"[\w./-]+", re.ASCII)

@@ -25,6 +25,7 @@ RETRIED = "failed,stopped,preempted,cancelled,lost"
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
+    from llmrl.config.run_references import add_root
     from llmrl.config.trusting import add_trust
     from llmrl.sweeps.cleaning import KINDS
 
@@ -33,7 +34,8 @@ def parser() -> argparse.ArgumentParser:
 
     def command(name: str, text: str, folder: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.add_argument("folder", type=Path, help=folder)
+        sub.add_argument("folder", type=Path, help=f"{folder}; or run:<hash>, latest:<name>")
+        add_root(sub)
         return sub
 
     any_folder = "outputs, outputs/<name>, or any folder of runs"
@@ -267,7 +269,10 @@ def main(argv: list[str] | None = None) -> None:
     from llmrl.cli.ending import ending
     from llmrl.core.privacy import keep_private_like
 
-    keep_private_like(args.folder)
     commands = {"status": status, "retry": retry, "cancel": cancel, "logs": logs, "clean": clean}
     with ending("llmrl-sweep"):
+        from llmrl.config.run_references import folder_of
+
+        args.folder = folder_of(args.folder, args.output_root)
+        keep_private_like(args.folder)
         raise SystemExit(commands[args.command](args))

@@ -7,6 +7,7 @@ with other weights is another run, and `latest:` means the same run whenever a c
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import re
@@ -107,6 +108,17 @@ def parsed(text: str) -> Reference | None:
     return Reference(kind, what, None if seed is None else int(seed))  # type: ignore[arg-type]
 
 
+def add_root(parser: argparse.ArgumentParser) -> None:
+    """Give a command the option `--output-root`, where references that it takes are looked up."""
+    parser.add_argument(
+        "--output-root",
+        type=Path,
+        default=Path("outputs"),
+        metavar="FOLDER",
+        help="where run:<hash> and latest:<name> are looked up (default outputs)",
+    )
+
+
 def run_folder_of(text: str | Path, root: Path) -> Path:
     """Return the one run that a command is to work on: by reference, or the folder of a run, or one around it.
 
@@ -141,6 +153,18 @@ def folder_of(text: str | Path, root: Path) -> Path:
     if reference.seed is not None:
         return run_folder_of(text, root)
     return _runs_of(reference, root)[0].parent
+
+
+def runs_of(text: str | Path, root: Path) -> list[Path]:
+    """Return all runs that a folder or a reference names, seeds by number.
+
+    Raises:
+        ConfigError, RunFolderError: as `run_folder_of`.
+    """
+    from llmrl.analysis.runs import find_runs
+
+    folder = folder_of(text, root)
+    return find_runs(folder) or [folder]
 
 
 def resolved(config: Config) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from llmrl.config.composing import plain_config
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.needed import NeededRun
 
@@ -44,7 +44,7 @@ def composed(key: str, reference: Reference, seed: int, config: Config) -> Neede
     """
     study, _, treatment = reference.what.partition("+")
     overrides = [f"experiment={study}", *([f"treatment={treatment}"] if treatment else []), f"seed={seed}"]
-    own = {**copy.deepcopy(_plain(*overrides)), **{each: config[each] for each in _TAKEN_OVER}}
+    own = {**copy.deepcopy(plain_config("train", *overrides)), **{each: config[each] for each in _TAKEN_OVER}}
     if own["principal"].get("_target_") is not None or str(own["agent"].get("init_from")).startswith("preset:"):
         raise ConfigError(
             "a preset to begin with trains agents alone, from weights of their own; this one has a principal, or begins "
@@ -67,29 +67,3 @@ def _inherit(own: dict[str, Any], config: Config) -> None:
     own["env"] = {**copy.deepcopy(dict(env)), **{name: own["env"][name] for name in OWN_GAMES if name in own["env"]}}
     if own["agent"].get("_target_") == agent.get("_target_"):
         own["agent"] |= {name: copy.deepcopy(agent[name]) for name in SHAPE if name in agent and name in own["agent"]}
-
-
-@functools.cache
-def _plain(*overrides: str) -> dict[str, Any]:
-    """The config that `overrides` compose, as plain containers; Hydra takes long, and one run asks several times."""
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-
-    shared, hydra_config = GlobalHydra.instance(), HydraConfig.instance()
-    before, shared.hydra = (shared.hydra, hydra_config.cfg), None
-    try:
-        with initialize_config_module("llmrl.conf", version_base="1.3"):
-            found = compose("train", overrides=list(overrides), return_hydra_config=True)
-            hydra_config.set_config(found)
-            OmegaConf.set_struct(found, False)
-            found.pop("hydra")
-            plain = OmegaConf.to_container(found, resolve=True, throw_on_missing=True)
-    except HydraException as error:
-        raise ConfigError(f"there is no such run: {error}") from error
-    finally:
-        shared.hydra, hydra_config.cfg = before
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
