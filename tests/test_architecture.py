@@ -27,7 +27,7 @@ ALLOWED = {
     "sweeps": {"core", "run", "analysis"},
     "loops": {"core", "learners", "run", "analysis"},
 }
-TOP = {"config", "experiment", "evaluation", "cli"}
+TOP = {"config", "experiment", "evaluation", "display", "cli"}
 HEAVY = {
     "torch",
     "litellm",

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from experiments import only_run_folder, run
 from llmrl.cli import train
-from llmrl.config.again import repeated, spelt
-from llmrl.config.composing import plain_config
+from llmrl.config.again import repeated
+from llmrl.config.overrides import spelt
+from llmrl.experiment.composition import plain as plain_config
 from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import ConfigError
 from llmrl.run.content import read_config

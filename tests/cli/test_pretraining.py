@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from experiments import compose, run
-from llmrl.cli.train import run_experiment
 from llmrl.config.input_digests import with_digests
 from llmrl.config.run_references import located, needed
 from llmrl.core.errors import ConfigError
+from llmrl.experiment.job import run_experiment
 from llmrl.experiment.needed import ensure
 from llmrl.experiment.parts import build_parts
 from llmrl.run.content import saved_state
@@ -86,7 +86,7 @@ def test_who_waits_can_be_stopped(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("study", "message"),
     [
-        ("preset:legislative/nothing", "agent.init_from=preset:legislative/nothing: Could not find"),
+        ("preset:legislative/nothing", "agent.init_from=preset:legislative/nothing: In .train.: Could not find"),
         ("preset:legislative/escape_room_ucb_small", "this one has a principal"),
     ],
 )

@@ -74,8 +74,8 @@ def test_folders_have_safe_names_and_distinct_configs_distinct_folders(overrides
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "glob", lambda self, pattern: iter(()))  # nothing is there yet
         try:
-            first = find_folder(Path("/outputs"), name, one, overrides, 3)
-            second = find_folder(Path("/outputs"), name, other, overrides, 3)
+            first = find_folder(Path("/outputs"), name, config_hash(one), overrides, 3)
+            second = find_folder(Path("/outputs"), name, config_hash(other), overrides, 3)
         except RunFolderError as error:
             assert "name=" in str(error)
             return
@@ -133,20 +133,20 @@ def test_a_folder_of_an_earlier_layout_is_told_as_such(tmp_path: Path, caplog: p
         for folder in (tmp_path, old):
             with pytest.raises(RunFolderError, match=r"seed=0 is a run folder of an earlier llmrl.*s<n>"):
                 look(folder)
-    new = run_folder(tmp_path, "study", {}, [], 1)
+    new = run_folder(tmp_path, "study", "0a1b2c3d", [], 1)
     assert find_runs(tmp_path) == [new] and only_run(tmp_path) == new
     assert "1 left out" in caplog.text and "earlier llmrl" in caplog.text
     # One that would have the same hash is not gone on with.
     digest = config_hash({"n": 1})
     (tmp_path / "study" / f"env.n=1-{digest}").mkdir()
-    assert find_folder(tmp_path, "study", {"n": 1}, ["env.n=1"], 0).parent.name == f"n_1-{digest}"
+    assert find_folder(tmp_path, "study", digest, ["env.n=1"], 0).parent.name == f"n_1-{digest}"
 
 
 def test_a_folder_around_one_run_stands_for_it(tmp_path: Path) -> None:
-    first = run_folder(tmp_path, "study", {}, [], 0)
+    first = run_folder(tmp_path, "study", "0a1b2c3d", [], 0)
     for folder in (tmp_path, tmp_path / "study", first.parent, first):
         assert only_run(folder) == first
-    second = run_folder(tmp_path, "study", {}, [], 1)
+    second = run_folder(tmp_path, "study", "0a1b2c3d", [], 1)
     with pytest.raises(RunFolderError, match="has 2 runs") as caught:
         only_run(tmp_path)
     assert str(first) in str(caught.value) and str(second) in str(caught.value)
@@ -154,30 +154,30 @@ def test_a_folder_around_one_run_stands_for_it(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no run in it"):
         only_run(tmp_path / "empty")
     # A study may be called like a seed.
-    named = run_folder(tmp_path / "other", "s1", {}, [], 0)
+    named = run_folder(tmp_path / "other", "s1", "0a1b2c3d", [], 0)
     assert find_runs(tmp_path / "other") == [named]
 
 
 def test_run_folder_is_found_again_under_another_spelling(tmp_path: Path) -> None:
     config = {"env": {"n": 5}}
-    first = run_folder(tmp_path, "sweep", config, ["env.n=5"], seed=2)
+    first = run_folder(tmp_path, "sweep", config_hash(config), ["env.n=5"], seed=2)
     assert first == tmp_path / "sweep" / f"n_5-{config_hash(config)}" / "s2"
-    assert run_folder(tmp_path, "sweep", config, ["experiment=five"], seed=2) == first
-    assert run_folder(tmp_path, "sweep", config, [], seed=3) == first.with_name("s3")
-    assert run_folder(tmp_path, "sweep", {"env": {"n": 6}}, ["env.n=5"], seed=2) != first
+    assert run_folder(tmp_path, "sweep", config_hash(config), ["experiment=five"], seed=2) == first
+    assert run_folder(tmp_path, "sweep", config_hash(config), [], seed=3) == first.with_name("s3")
+    assert run_folder(tmp_path, "sweep", config_hash({"env": {"n": 6}}), ["env.n=5"], seed=2) != first
 
 
 @pytest.mark.parametrize("name", ["", "../elsewhere", "/elsewhere"])
 def test_name_stays_inside_the_root(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunFolderError, match="name="):
-        run_folder(tmp_path, name, {}, [], 0)
+        run_folder(tmp_path, name, "", [], 0)
 
 
 def test_unwritable_root_says_so(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(RunFolderError, match=r"cannot write .*output_root="):
-        run_folder(file / "outputs", "sweep", {}, [], 0)
+        run_folder(file / "outputs", "sweep", "", [], 0)
 
 
 def _hold(folder: Path, connection: Connection) -> None:

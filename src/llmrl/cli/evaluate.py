@@ -109,19 +109,21 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
             the mechanism is out of bounds.
         LLMError: a language model that plays does not answer, or its budget is used up.
     """
-    from llmrl.cli.report import UNDERSTOOD, llm_summary, print_rows
     from llmrl.config.env_overrides import check_same_players, folder_name, parsed
     from llmrl.config.input_digests import with_digests
     from llmrl.config.trusting import check_known
     from llmrl.core.errors import BudgetExhausted, ConfigError
     from llmrl.core.seeding import Seeds
+    from llmrl.display.console import print_rows
     from llmrl.evaluation.adapting import adapted, planned
     from llmrl.evaluation.evaluation_budget import announced, askers, refused, with_budget
     from llmrl.evaluation.mechanisms import asked_for, imposed, society
     from llmrl.evaluation.players import MODES, build_players, without_teacher
     from llmrl.evaluation.results import write_results
     from llmrl.evaluation.stage import NO_FILMS, Stage
-    from llmrl.experiment.parts import build_llm, build_parts, judged_on
+    from llmrl.experiment.models import build_llm
+    from llmrl.experiment.parts import build_parts, judged_on
+    from llmrl.experiment.usage import UNDERSTOOD, llm_summary
     from llmrl.run.content import RUN_KEY, read_config, saved_state
     from llmrl.run.files import inside
     from llmrl.run.metrics import FILE_NAME as METRICS_NAME
@@ -220,7 +222,7 @@ def _adapting(plan: Plan | None, args: argparse.Namespace, agent: Agent, mechani
 
 def _tell(plan: Plan, whole: Config, parts: Parts, mechanisms: Sequence[Imposed]) -> None:
     """Say what adapting will take: it is the longer part, and a teacher may ask a language model."""
-    from llmrl.cli.report import print_rows
+    from llmrl.display.console import print_rows
     from llmrl.evaluation.comparison import counted
     from llmrl.evaluation.evaluation_budget import askers
     from llmrl.llms.client import ChatClient
@@ -243,9 +245,9 @@ def main(argv: list[str] | None = None) -> None:
 
     words, rest = split_words(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(rest)
-    from llmrl.cli.ending import ending, ending_at_once
-    from llmrl.cli.report import print_evaluation
     from llmrl.core.privacy import keep_private_like
+    from llmrl.display.evaluations import print_evaluation
+    from llmrl.run.ending import ending, ending_at_once
 
     kept = "tests of a suite that were over are written" if words or args.suite else "nothing of it is written"
     with ending("llmrl-evaluate"), ending_at_once("llmrl-evaluate", kept):

@@ -33,8 +33,8 @@ def evaluate_suite(args: argparse.Namespace, words: Sequence[str]) -> list[dict[
     """
     from llmrl.analysis.suite import write_suite
     from llmrl.analysis.suite_groups import STUDENT, experiments, together
-    from llmrl.cli.report import terminal
     from llmrl.core.errors import ConfigError
+    from llmrl.display.console import terminal
     from llmrl.evaluation.suite_run import check_played, evaluate_run, run_config
     from llmrl.run.files import inside
 
@@ -110,7 +110,7 @@ def _content(args: argparse.Namespace, words: Sequence[str]) -> tuple[str, dict[
 def print_suite(results: Mapping[str, Any]) -> None:
     """The table of a suite, and where the rest is."""
     from llmrl.analysis.suite import suite_table
-    from llmrl.cli.report import print_line, print_table, terminal
+    from llmrl.display.console import print_line, print_table, terminal
 
     table = suite_table(results)
     print_table(table.caption, table.columns, table.rows, table.sides)

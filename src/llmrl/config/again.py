@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmrl.config.overrides import spelt
 from llmrl.core.errors import ConfigError
 
 FLAG = "--again"
@@ -56,8 +57,8 @@ def repeated(command: str, arguments: Sequence[str]) -> list[str]:
 
 def _overrides_of(command: str, run: str, rest: Sequence[str]) -> list[str]:
     """What is to be typed before `rest` to repeat a run."""
-    from llmrl.config.composing import plain_config
     from llmrl.config.run_references import run_folder_of, unresolved
+    from llmrl.experiment.composition import plain
     from llmrl.run.content import read_config
 
     typed = {_key(each): each for each in rest if "=" in each and not each.startswith("--")}
@@ -78,7 +79,7 @@ def _overrides_of(command: str, run: str, rest: Sequence[str]) -> list[str]:
         )
     primary = "finetune" if "method" in saved else "train"
     try:
-        now = plain_config(primary, *before, config_dir=own)
+        now = plain(primary, *before, config_dir=own)
     except ConfigError as error:
         raise ConfigError(
             f"what was typed for {folder} composes no config any more ({error}); type what it should be: "
@@ -159,23 +160,3 @@ def _differing(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "
             yield from _differing(value, other, f"{path}.")
         elif value != other:
             yield path, value
-
-
-def spelt(value: Any) -> str:
-    """Return plain data as the value of an override, in Hydra's grammar.
-
-    >>> spelt({"a": [1, 2.5, None], "b": "it's, so"})
-    "{a:[1,2.5,null],b:'it\\\\'s, so'}"
-    """
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{spelt(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(spelt, value)) + "]"
-    if isinstance(value, int | float):
-        return repr(value)
-    # A backslash counts only where it stands before a quote.
-    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", str(value))
-    ended = re.sub(r"(\\+)$", lambda found: found[1] * 2, escaped)
-    return f"'{ended}'"

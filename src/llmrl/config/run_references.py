@@ -286,7 +286,7 @@ def _entry(place: Place, text: str, config: Config) -> _Entry | None:
             return _Entry(folder, f"{hash_of(runs[0])}/{'all' if reference.seed is None else folder.name}", own)
         return _chosen(place, reference, runs, config)
     except (ConfigError, RunFolderError) as error:
-        raise type(error)(f"{place.key}={text}: {error}") from error
+        raise type(error)(str(error) if str(error).startswith("seed=") else f"{place.key}={text}: {error}") from error
 
 
 def _given(place: Place, text: str, config: Config) -> _Entry | None:
@@ -417,7 +417,8 @@ def _seed(named: int | None, key: str, config: Config) -> int:
         return named
     rule = _rule(key, config)
     seed = config["seed"] if rule == _OWN else 0 if rule == _SHARED else rule
-    assert isinstance(seed, int)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"seed={seed!r}: a whole number >= 0 is needed")
     return seed
 
 

@@ -60,11 +60,12 @@ def evaluate_run(
         LlmrlError: the suite makes no sense, or is for other runs.
     """
     from llmrl.analysis.suite import summarized, write_suite
-    from llmrl.cli.report import print_rows
     from llmrl.core.errors import BudgetExhausted
+    from llmrl.display.console import print_rows
     from llmrl.evaluation.evaluation_budget import announced, askers, refused, with_budget
     from llmrl.evaluation.players import without_teacher
-    from llmrl.experiment.parts import build_llm, build_parts
+    from llmrl.experiment.models import build_llm
+    from llmrl.experiment.parts import build_parts
     from llmrl.loops.suite import suite_of
     from llmrl.run.content import saved_state
 

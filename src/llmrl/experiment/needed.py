@@ -74,10 +74,11 @@ class NeededRun:
     @property
     def folder(self) -> Path:
         """Where the run is, or would be."""
-        from llmrl.run.folder import find_folder
+        from llmrl.run.folder import config_hash, find_folder
 
         root = Path(self.config["output_root"])
-        return find_folder(root, self.config["name"], self.config, self.overrides, self.config["seed"])
+        digest = config_hash(self.config)
+        return find_folder(root, self.config["name"], digest, self.overrides, self.config["seed"])
 
     @property
     def finished(self) -> bool:
@@ -108,7 +109,7 @@ def ensure(needed: Sequence[NeededRun], run: Run) -> None:
         Stopped: a signal asked to stop meanwhile.
         NeededRunFailed: one of them ended without a result, with its reason.
     """
-    from llmrl.experiment.apps import app_of
+    from llmrl.experiment.experiment import Experiment
     from llmrl.run.run import Stopped
 
     since = _taken_on(run)
@@ -120,9 +121,7 @@ def ensure(needed: Sequence[NeededRun], run: Run) -> None:
             try:
                 if not waiting:
                     log.info("%s first: %s", each.what, each.name)
-                # A table at its end would be taken for that of the run that needs it.
-                quiet = {"quiet": True} if "method" not in each.config else {}
-                app_of(each.config).run_experiment(each.config, each.overrides, **quiet)
+                Experiment(each.config, each.overrides).run()
             except RunInUse as error:
                 if not waiting:
                     log.info("waiting for the %s that another process computes: %s", each.what, error)

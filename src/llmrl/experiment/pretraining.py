@@ -6,7 +6,6 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmrl.config.composing import plain_config
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.needed import NeededRun
 
@@ -42,9 +41,11 @@ def composed(key: str, reference: Reference, seed: int, config: Config) -> Neede
         ConfigError: there is no such preset, it is for another environment, or, where its weights are wanted, it is no
             run of agents that learn alone from weights of their own.
     """
+    from llmrl.experiment.composition import plain
+
     study, _, treatment = reference.what.partition("+")
     overrides = [f"experiment={study}", *([f"treatment={treatment}"] if treatment else []), f"seed={seed}"]
-    own = {**copy.deepcopy(plain_config("train", *overrides)), **{each: config[each] for each in _TAKEN_OVER}}
+    own = {**copy.deepcopy(plain("train", *overrides)), **{each: config[each] for each in _TAKEN_OVER}}
     if own["principal"].get("_target_") is not None or str(own["agent"].get("init_from")).startswith("preset:"):
         raise ConfigError(
             "a preset to begin with trains agents alone, from weights of their own; this one has a principal, or begins "

@@ -138,8 +138,8 @@ def run_label(overrides: Iterable[str], name: str = "") -> str:
     return label({key: value for key, value in split_overrides(overrides).items() if (key, value) != ("env", name)})
 
 
-def find_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Iterable[str], seed: int) -> Path:
-    """Where the folder of one run is, or would be.
+def find_folder(root: Path, name: str, digest: str, overrides: Iterable[str], seed: int) -> Path:
+    """Where the folder of one run is, or would be, whose config has the hash `digest`.
 
     A folder with the same hash is reused whatever its label: the same experiment may be spelt in several ways.
 
@@ -152,7 +152,6 @@ def find_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Ite
     if not (cleaned := safe_path(name)).parts:
         raise RunFolderError(f"name={name!r} has no letter or digit that a folder's name may have; try name=my_sweep")
     parent = root.expanduser().absolute() / cleaned
-    digest = config_hash(config)
     try:
         siblings = sorted(path for path in parent.glob(f"*-{digest}") if path.is_dir() and is_safe(path.name))
     except OSError as error:
@@ -160,15 +159,15 @@ def find_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Ite
     return (siblings[0] if siblings else parent / f"{run_label(overrides, name)}-{digest}") / seed_folder(seed)
 
 
-def run_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Iterable[str], seed: int) -> Path:
-    """`find_folder`, created if it is not there; for its owner alone unless `private` is false in the config.
+def run_folder(root: Path, name: str, digest: str, overrides: Iterable[str], seed: int, private: bool = True) -> Path:
+    """`find_folder`, created if it is not there; for its owner alone if it is to be `private`.
 
     Raises:
         RunFolderError: also if the folder cannot be created.
     """
-    folder = find_folder(root, name, config, overrides, seed)
+    folder = find_folder(root, name, digest, overrides, seed)
     try:
-        make_folder(folder, bool(config.get("private", True)))
+        make_folder(folder, private)
     except OSError as error:
         raise unwritable(folder, error) from error
     return folder
