@@ -88,7 +88,7 @@ def changed_copy(repeatable: Path, folder: Path, overrides: list[str] | None = N
 
 
 def test_what_files_say_is_not_trusted(repeatable, tmp_path, capsys):
-    evil = ["trusted_modules=[evil]", "hydra.callbacks.x._target_=evil.X", "hardware.slurm.setup=[rm]", "hydra/launcher=x"]
+    evil = ["trusted_modules=[evil]", "hydra.callbacks.x._target_=evil.X", "hardware.backend.setup=[rm]", "hydra/launcher=x"]
     made = repeated("llmrl-train", ["--again", str(changed_copy(repeatable, tmp_path, [*TINY, *evil]))])
     assert not any("evil" in each or "hardware" in each or "hydra" in each for each in made)
     assert "only what is typed is trusted" in capsys.readouterr().err

@@ -48,7 +48,9 @@ def parser() -> argparse.ArgumentParser:
     retry = command("retry", "go on with what is not finished, as each run's config says", any_folder)
     retry.add_argument("--states", default=RETRIED, help=f"which runs, by state (default {RETRIED})")
     add_trust(retry)
-    retry.add_argument("--no-wait", action="store_true", help="return when they are submitted (SLURM)")
+    retry.add_argument(
+        "--no-wait", action="store_true", help="return when they are submitted (backends with a scheduler)"
+    )
     command("cancel", "stop runs that run or wait; those that run save first", any_folder)
     logs = command("logs", "what a run and its job said last", "a run folder, outputs/<name>/<run>/s<seed>, or one around a single run")
     logs.add_argument("--lines", type=int, default=20, help="lines of each file (default 20)")
@@ -160,7 +162,7 @@ def retry(args: argparse.Namespace) -> int:
     from llmrl.display.sweeps import print_sweep
     from llmrl.experiment.experiment import Experiment
     from llmrl.experiment.job import compute
-    from llmrl.experiment.sweep_jobs import job_of
+    from llmrl.experiment.sweep_jobs import job_of, with_needed
     from llmrl.run.content import CONFIG_NAME
     from llmrl.sweeps.launch import launch
     from llmrl.sweeps.records import records, to_retry
@@ -190,7 +192,7 @@ def retry(args: argparse.Namespace) -> int:
                 "this run by its command"
             )
     folder = Path(jobs[0].config["output_root"]) / ".sweeps" / time.strftime("retry_%Y-%m-%d_%H-%M-%S")
-    outcomes, code = launch(jobs, compute, folder, wait=not args.no_wait)
+    outcomes, code = launch(with_needed(jobs), compute, folder, wait=not args.no_wait)
     print_sweep(outcomes)
     return code
 
@@ -201,7 +203,7 @@ def cancel(args: argparse.Namespace) -> int:
     from llmrl.sweeps.records import cancel, records
 
     jobs, processes, unreachable = cancel(records(args.folder))
-    print_line(f"cancelled {jobs} SLURM jobs, told {processes} processes of this machine to save and stop")
+    print_line(f"cancelled {jobs} jobs, told {processes} processes of this machine to save and stop")
     for run in unreachable:
         print_line(f"not reached: {run}")
     return 1 if unreachable else 0

@@ -21,7 +21,6 @@ _DIRS = ("--config-dir", "-cd")
 _FOLDERS = (*_DIRS, "--config-path", "-cp", "--config-name", "-cn")
 _NOT_PINNED = ("output_root", "hardware", "trusted_modules", "dry_run", "resume", "rerun", "private", "checkpoint_seconds")
 """Keys that say where and how a run is computed: those of whoever repeats it, unless they were typed."""
-_COMMAND_LINES = ("hardware.slurm.setup", "hardware.slurm.srun_args", "hardware.slurm.python", "hardware.slurm.extra")
 _ABSENT = object()
 
 
@@ -141,9 +140,9 @@ def _check_files(folder: Path, own: str | None) -> None:
 def _trusts(key: str) -> bool:
     """Whether an override says which code may run, or is one of Hydra's own: for whoever types the command to say."""
     return (
-        key == "trusted_modules"
+        key in ("trusted_modules", "hardware.backend")
         or re.split(r"[./@]", key)[0] == "hydra"
-        or any(key == line or key.startswith(f"{line}.") or line.startswith(f"{key}.") for line in _COMMAND_LINES)
+        or key.startswith("hardware.backend.")
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from llmrl.config.installed_options import offer_installed
 from llmrl.config.overrides import opened
 from llmrl.config.suggestions import hint, removed
 from llmrl.config.trusting import guard_hydra, only_typed
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import refuse, refuse_arguments
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -32,6 +36,8 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
 
     refuse_arguments(overrides)
     guard_hydra()
+    for problem in offer_installed():
+        log.debug("%s", problem)  # commands say it once
     typed = [opened(override) for override in overrides]
     folders = [f"file://{Path(folder).expanduser().absolute()}" for folder in config_dirs]
     search = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []

@@ -112,11 +112,11 @@ def ensure(needed: Sequence[NeededRun], run: Run) -> None:
     from llmrl.experiment.experiment import Experiment
     from llmrl.run.run import Stopped
 
-    since = _taken_on(run)
+    since, launch = _taken_on(run)
     for each in needed:
         waiting = False
         while not each.finished:
-            if (reason := _ended(each, since)) is not None:
+            if (reason := _ended(each, since, launch)) is not None:
                 raise NeededRunFailed(f"{each.told_of} {reason}")
             try:
                 if not waiting:
@@ -136,21 +136,26 @@ def ensure(needed: Sequence[NeededRun], run: Run) -> None:
                 raise Stopped(run.folder, run.stop.signal)
 
 
-def _taken_on(run: Run) -> float:
-    """When a launcher took `run` on for this attempt, Unix time; infinite where it was started by itself."""
+def _taken_on(run: Run) -> tuple[float, str]:
+    """When a launcher took `run` on for this attempt, Unix time, and the folder of the launch; infinite and empty where
+    it was started by itself."""
     from llmrl.run.queued import read_queued
 
     queued = read_queued(run.folder)
-    return queued.submitted if queued is not None and run.status.attempt == queued.attempt + 1 else math.inf
+    if queued is None or run.status.attempt != queued.attempt + 1:
+        return math.inf, ""
+    return queued.submitted, queued.sweep
 
 
-def _ended(needed: NeededRun, since: float) -> str | None:
-    """How the run ended if it did so without a result, and after `since`; None if it did not."""
+def _ended(needed: NeededRun, since: float, launch: str) -> str | None:
+    """How the run ended if it did so without a result, and after `since` or in the same launch; None if it did not."""
     from llmrl.analysis.runs import UNFINISHED, read_run
+    from llmrl.run.queued import read_queued
 
     if not needed.folder.is_dir():
         return None
-    record = read_run(needed.folder)
-    if record.state not in UNFINISHED or record.updated < since:
+    record, queued = read_run(needed.folder), read_queued(needed.folder)
+    together = queued is not None and queued.sweep == launch
+    if record.state not in UNFINISHED or not (together or record.updated >= since):
         return None
     return f"is {record.state}" + (f": {record.error}" if record.error else "")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from llmrl.config import run_references
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.means import build_hardware, game_processes
 from llmrl.sweeps.jobs import Job
@@ -27,3 +29,28 @@ def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[s
     hardware = build_hardware(config, submits=True)
     cores = hardware.cores_for(game_processes(config))
     return Job(absolute, experiment.overrides, hardware, cores, list(naming), dict(environment or {}))
+
+
+def with_needed(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs of a sweep, in their order, behind jobs of their own for the runs that they need by reference and
+    that are not finished: each of these once.
+
+    Raises:
+        ConfigError: as `run_references.needed`, and as `job_of`.
+    """
+    swept = {job.folder: job for job in jobs}
+    first: dict[Path, Job] = {}
+    found = []
+    for job in jobs:
+        after = []
+        for run in run_references.needed(job.config):
+            if run.finished:
+                continue
+            if run.folder in swept:
+                after.append(swept[run.folder])
+                continue
+            if run.folder not in first:
+                first[run.folder] = job_of(Experiment(run.config, run.overrides), run.overrides, job.environment)
+            after.append(first[run.folder])
+        found.append(replace(job, after=tuple(after)) if after else job)
+    return [*first.values(), *found]
