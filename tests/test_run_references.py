@@ -185,7 +185,9 @@ def test_other_keys_take_references_and_mean_what_they_need(outputs):
     root, folders = outputs
     long, short = digest(folders["long", 0]), digest(folders["short", 0])
     replayed = resolved(composed(root, "llm.calls=latest:pre"))
-    assert replayed["llm"]["calls"] == str(folders["long", 0]) and f"{long}/s0" == replayed[RESOLVED]["llm.calls"]["run"]
+    assert (
+        replayed["llm"]["calls"] == str(folders["long", 0]) and f"{long}/s0" == replayed[RESOLVED]["llm.calls"]["run"]
+    )
     taught = resolved(compose("env=simple_doorkey", "agent=student_mlp", "teacher=offline", f"output_root={root}",
                               f"teacher.table=run:{long}"))  # fmt: skip
     assert taught["teacher"]["table"] == str(folders["long", 0] / "plans.json")

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from experiments import only_run_folder, run
 from llmrl.cli import train
 from llmrl.config.again import repeated
-from llmrl.config.overrides import spelt
-from llmrl.experiment.composition import plain as plain_config
 from llmrl.config.input_digests import with_digests
+from llmrl.config.overrides import spelt
 from llmrl.core.errors import ConfigError
+from llmrl.experiment.composition import plain as plain_config
 from llmrl.run.content import read_config
 from llmrl.run.folder import config_hash
 from llmrl.run.names import hash_of
@@ -76,7 +76,9 @@ def test_it_runs(repeatable, monkeypatch, capsys):
     assert read_config(again, ()) == {**read_config(repeatable, ()), "seed": 6}
 
 
-def changed_copy(repeatable: Path, folder: Path, overrides: list[str] | None = None, command: list | None = None) -> Path:
+def changed_copy(
+    repeatable: Path, folder: Path, overrides: list[str] | None = None, command: list | None = None
+) -> Path:
     run_folder = folder / "x-01234567" / "s2"
     run_folder.mkdir(parents=True)
     (run_folder / "config.yaml").write_text((repeatable / "config.yaml").read_text())
@@ -88,7 +90,12 @@ def changed_copy(repeatable: Path, folder: Path, overrides: list[str] | None = N
 
 
 def test_what_files_say_is_not_trusted(repeatable, tmp_path, capsys):
-    evil = ["trusted_modules=[evil]", "hydra.callbacks.x._target_=evil.X", "hardware.backend.setup=[rm]", "hydra/launcher=x"]
+    evil = [
+        "trusted_modules=[evil]",
+        "hydra.callbacks.x._target_=evil.X",
+        "hardware.backend.setup=[rm]",
+        "hydra/launcher=x",
+    ]
     made = repeated("llmrl-train", ["--again", str(changed_copy(repeatable, tmp_path, [*TINY, *evil]))])
     assert not any("evil" in each or "hardware" in each or "hydra" in each for each in made)
     assert "only what is typed is trusted" in capsys.readouterr().err

@@ -35,7 +35,7 @@ def test_failed_and_killed_runs_stop_nobody_and_the_same_command_runs_only_them(
             told = command("logs", row["folder"], cwd=tmp_path)
             assert "made to fail" in told.stdout and "==> " in told.stdout
     shown = command("status", "outputs", cwd=tmp_path)
-    assert shown.returncode == 1 and "made to fail" in shown.stdout and "agent.trouble=kill" in shown.stdout
+    assert shown.returncode == 1 and "made to fail" in shown.stdout and "trouble=kill" in shown.stdout
 
     (tmp_path / "ok").touch()
     again = sweep(*overrides, cwd=tmp_path)

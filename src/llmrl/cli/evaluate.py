@@ -254,7 +254,9 @@ def main(argv: list[str] | None = None) -> None:
         from llmrl.config.run_references import run_folder_of, runs_of
 
         if words or args.suite:
-            args.run, *args.others = [run for each in (args.run, *args.others) for run in runs_of(each, args.output_root)]
+            args.run, *args.others = [
+                run for each in (args.run, *args.others) for run in runs_of(each, args.output_root)
+            ]
         else:
             args.run = run_folder_of(args.run, args.output_root)
         keep_private_like(args.run)

@@ -52,7 +52,11 @@ def parser() -> argparse.ArgumentParser:
         "--no-wait", action="store_true", help="return when they are submitted (backends with a scheduler)"
     )
     command("cancel", "stop runs that run or wait; those that run save first", any_folder)
-    logs = command("logs", "what a run and its job said last", "a run folder, outputs/<name>/<run>/s<seed>, or one around a single run")
+    logs = command(
+        "logs",
+        "what a run and its job said last",
+        "a run folder, outputs/<name>/<run>/s<seed>, or one around a single run",
+    )
     logs.add_argument("--lines", type=int, default=20, help="lines of each file (default 20)")
     clean = command(
         "clean", "remove what is no longer needed: say which kinds; shows it only, without --yes", any_folder

@@ -24,7 +24,9 @@ def parser() -> argparse.ArgumentParser:
 
     p = argparse.ArgumentParser(prog="llmrl-report", description=__doc__)
     p.add_argument(
-        "folder", type=Path, help="outputs, a sweep in it, any folder of runs, or an experiment: run:<hash>, latest:<name>"
+        "folder",
+        type=Path,
+        help="outputs, a sweep in it, any folder of runs, or an experiment: run:<hash>, latest:<name>",
     )
     add_root(p)
     p.add_argument("--metric", default="", help="score runs by this metric of metrics.jsonl (default: their result)")

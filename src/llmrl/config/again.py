@@ -19,7 +19,16 @@ from llmrl.core.errors import ConfigError
 FLAG = "--again"
 _DIRS = ("--config-dir", "-cd")
 _FOLDERS = (*_DIRS, "--config-path", "-cp", "--config-name", "-cn")
-_NOT_PINNED = ("output_root", "hardware", "trusted_modules", "dry_run", "resume", "rerun", "private", "checkpoint_seconds")
+_NOT_PINNED = (
+    "output_root",
+    "hardware",
+    "trusted_modules",
+    "dry_run",
+    "resume",
+    "rerun",
+    "private",
+    "checkpoint_seconds",
+)
 """Keys that say where and how a run is computed: those of whoever repeats it, unless they were typed."""
 _ABSENT = object()
 
@@ -48,7 +57,9 @@ def repeated(command: str, arguments: Sequence[str]) -> list[str]:
     run = arguments[at].partition("=")[2] if inline else "".join(arguments[at + 1 : at + 2])
     rest = [*arguments[:at], *arguments[at + (1 if inline else 2) :]]
     if not run or (not inline and re.match(r"[\w.+~]+=|-", run)):
-        raise ConfigError(f"which run? {command} {FLAG} <run> seed=3, where <run> is its folder, run:<hash> or latest:<name>")
+        raise ConfigError(
+            f"which run? {command} {FLAG} <run> seed=3, where <run> is its folder, run:<hash> or latest:<name>"
+        )
     made = _overrides_of(command, run, rest)
     sys.stderr.write(f"{command}: the same as\n{shlex.join([command, *made, *rest])}\n")
     return [*made, *rest]

@@ -363,7 +363,9 @@ def _newest(name: str, root: Path) -> Path:
     runs = find_runs(below) if below.is_dir() else []
     finished = [run for run in runs if _finished(run)]
     if not finished:
-        raise RunFolderError(f"latest:{name}: no run in {below} is finished" + (f"; there are {_told(runs)}" if runs else ""))
+        raise RunFolderError(
+            f"latest:{name}: no run in {below} is finished" + (f"; there are {_told(runs)}" if runs else "")
+        )
     return max(finished, key=_updated)
 
 
@@ -375,7 +377,12 @@ def _pinned(place: Place, reference: Reference, config: Config) -> Reference:
     kept = _kept(path)
     if kept is None:
         digest = hash_of(_newest(reference.what, root))
-        kept = {"key": place.key, "reference": str(reference), "run": digest, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
+        kept = {
+            "key": place.key,
+            "reference": str(reference),
+            "run": digest,
+            "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
         if not config["dry_run"]:
             from llmrl.run.files import write_atomic
 
@@ -404,7 +411,9 @@ def _kept(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} cannot be read ({error!r}); remove it, and the newest run is looked up") from error
+        raise RunFolderError(
+            f"{path} cannot be read ({error!r}); remove it, and the newest run is looked up"
+        ) from error
 
 
 def _seed_of(reference: Reference, config: Config) -> int:

@@ -39,7 +39,19 @@ _HASHED = re.compile(r".*-([0-9a-f]{8})")
 _SEED = re.compile(r"s([0-9]{1,18})")
 _RECORDS = ("config.yaml", "status.json", "queued.json")
 _OLD = re.compile(r"seed=-?[0-9]+")
-_SPELT = {"ß": "ss", "æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D"}
+_SPELT = {
+    "ß": "ss",
+    "æ": "ae",
+    "Æ": "Ae",
+    "œ": "oe",
+    "Œ": "Oe",
+    "ø": "o",
+    "Ø": "O",
+    "ł": "l",
+    "Ł": "L",
+    "đ": "d",
+    "Đ": "D",
+}
 """Latin letters that Unicode does not take apart into one of ASCII and an accent."""
 
 
