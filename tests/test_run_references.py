@@ -91,10 +91,10 @@ def test_the_same_experiment_under_two_names_is_one(outputs):
 def test_latest_is_the_newest_that_is_finished(outputs):
     root, folders = outputs
     assert run_folder_of("latest:pre", root) == folders["long", 0]
-    with pytest.raises(RunFolderError, match="no run in .*broken is finished; there are 1 runs") as caught:
+    with pytest.raises(RunFolderError, match=r"no run in .*broken is finished; there are 1 runs") as caught:
         run_folder_of("latest:broken", root)
     assert "failed" in str(caught.value)
-    with pytest.raises(RunFolderError, match="no run in .*nothing is finished"):
+    with pytest.raises(RunFolderError, match=r"no run in .*nothing is finished"):
         run_folder_of("latest:nothing", root)
 
 
@@ -197,7 +197,7 @@ def test_other_keys_take_references_and_mean_what_they_need(outputs):
     )  # fmt: skip
     assert tuned["dataset"]["runs"] == [str(folders["short", 0].parent), str(folders["long", 0])]
     assert [run.folder for run in needed(replayed)] == [folders["long", 0]] and needed(replayed)[0].finished
-    with pytest.raises(ConfigError, match="llm.calls=preset:a/b: .*a preset is not one"):
+    with pytest.raises(ConfigError, match=r"llm.calls=preset:a/b: .*a preset is not one"):
         resolved(composed(root, "llm.calls=preset:a/b"))
 
 
@@ -230,7 +230,7 @@ class TestPresets:
         assert self.inherits(tmp_path, "seed=3", "agent.init_from_seed=2")[1]["seed"] == 2
 
     def test_another_environment_is_refused(self, tmp_path):
-        with pytest.raises(ConfigError, match="that preset is for another environment: env._target_ is"):
+        with pytest.raises(ConfigError, match=r"that preset is for another environment: env._target_ is"):
             begun(tmp_path, "preset:regimes/cleanup_pretrain")
 
     def test_a_changed_preset_is_noticed(self, tmp_path):

@@ -105,7 +105,7 @@ def test_what_files_say_is_not_trusted(repeatable, tmp_path, capsys):
 
 def test_what_is_missing_is_said(repeatable, tmp_path):
     own = changed_copy(repeatable, tmp_path, command=["llmrl-train", "--config-dir", "mine", "experiment=x"])
-    with pytest.raises(ConfigError, match="was composed with --config-dir mine, .*add --config-dir"):
+    with pytest.raises(ConfigError, match=r"was composed with --config-dir mine, .*add --config-dir"):
         repeated("llmrl-train", ["--again", str(own)])
     (tmp_path / "options").mkdir()
     assert repeated("llmrl-train", ["--again", str(own), f"--config-dir={tmp_path / 'options'}"])
@@ -132,11 +132,12 @@ def test_weights_of_the_latest_run_stay_those(repeatable, tmp_path):
     )
 
 
+WORDS = ("null", "true", "false", "nan", "inf")
+KEY = st.from_regex(r"[a-z][a-z_]{0,5}", fullmatch=True).filter(lambda key: key not in WORDS)
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text("ab'\\\" $=,{}()[]é#;:", max_size=12),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.from_regex(r"[a-z][a-z_]{0,5}", fullmatch=True).filter(
-        lambda key: key not in ("null", "true", "false", "nan", "inf")), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEY, inner, max_size=3),
     max_leaves=6,
 )  # fmt: skip
 

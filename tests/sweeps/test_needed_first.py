@@ -1,4 +1,4 @@
-"""Runs that runs of a sweep need are jobs of their own: first, once, and their failure is told where they are needed."""
+"""Runs that runs of a sweep need are jobs of their own: first, once, and their failure is told where it matters."""
 
 from __future__ import annotations
 

@@ -162,11 +162,9 @@ def _several(runs: Sequence[Path]) -> str:
     """Runs as an error lists them."""
     listed = "".join(f"\n  {run}" for run in runs[:_LISTED])
     more = f"\n  and {len(runs) - _LISTED:,} more" if len(runs) > _LISTED else ""
-    return (
-        f"{len(runs):,} runs:{listed}{more}\nGive one of them"
-        if runs
-        else "no run in it; give one like outputs/<name>/<run>/s0"
-    )
+    if not runs:
+        return "no run in it; give one like outputs/<name>/<run>/s0"
+    return f"{len(runs):,} runs:{listed}{more}\nGive one of them"
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -24,8 +24,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "run",
         type=Path,
-        help="a run: its folder, outputs/<name>/<label>-<hash>/s<seed>, a folder around a single one, run:<hash>[/s<seed>] "
-        "or latest:<name>; with a suite all runs in a folder",
+        help="a run: its folder, outputs/<name>/<label>-<hash>/s<seed>, a folder around a single one, "
+        "run:<hash>[/s<seed>] or latest:<name>; with a suite all runs in a folder",
     )
     p.add_argument("others", type=Path, nargs="*", help="further runs, with a suite: other seeds, other agents")
     add_root(p)

@@ -85,7 +85,7 @@ def _overrides_of(command: str, run: str, rest: Sequence[str]) -> list[str]:
     before = [each for each in before if each not in refused]
     if refused:
         sys.stderr.write(
-            f"{command}: left out, as only what is typed is trusted: {shlex.join(refused)}; type it if you know what it is\n"
+            f"{command}: left out, as only what is typed is trusted: {shlex.join(refused)}; type what you know\n"
         )
     primary = "finetune" if "method" in saved else "train"
     try:
@@ -143,8 +143,8 @@ def _check_files(folder: Path, own: str | None) -> None:
         if flag in _FOLDERS and own is None:
             named = value if sign else "".join(words[i + 1 : i + 2])
             raise ConfigError(
-                f"{folder} was composed with {flag} {named}, whose files are not in it; add --config-dir with that folder, "
-                "as it was then"
+                f"{folder} was composed with {flag} {named}, whose files are not in it; add --config-dir with that "
+                "folder, as it was then"
             )
 
 

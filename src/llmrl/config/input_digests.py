@@ -18,10 +18,12 @@ _WITH_TABLE = "llmrl.teachers.options.offline_teacher"
 
 
 def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> dict[str, Any]:
-    """The resolved config with the runs that it refers to (`llmrl.config.run_references`), and with `prompts_digest` (own prompts), `adapter_digest` (of a local model), `table_digest` (a
-    plan table that is a file), `text_digest` (texts of games that are files) and `map_digest` (the map and the pictures
-    of a society's games, where they are files or what is installed), each only where there is one; of these, `only`
-    some, if they are named, and then no runs.
+    """The resolved config with the runs that it refers to (`llmrl.config.run_references`) and with digests, each only
+    where there is what it is of; of these, `only` some, if they are named, and then no runs.
+
+    `prompts_digest` (own prompts), `adapter_digest` (of a local model), `table_digest` (a plan table that is a file),
+    `text_digest` (texts of games that are files), `map_digest` (the map and the pictures of a society's games, where
+    they are files or what is installed).
 
     Raises:
         ConfigError: there is no such file, or it does not say what it said when the run was submitted.

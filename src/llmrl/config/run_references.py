@@ -1,4 +1,4 @@
-"""References to runs, wherever a config or a command names one: `run:<hash>`, `latest:<name>`, `preset:<study>`, a folder.
+"""References to runs, wherever one is named: `run:<hash>`, `latest:<name>`, `preset:<study>`, or a folder.
 
 `resolved` finds out which run is meant when a run is composed, puts its folder in place of the reference, and writes
 down which one it is (`resolved_runs`). That belongs to the hash; how the run was spelt does not. So a run that begins
@@ -255,8 +255,8 @@ def located(config: Config) -> Config:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A run that was found: its folder (of `many`, its experiment's), what the hash says of it, and how it is named from
-    now on."""
+    """A run that was found: its folder (of `many`, its experiment's), what the hash says of it, and its name from now
+    on."""
 
     folder: Path
     identity: str
@@ -286,7 +286,8 @@ def _entry(place: Place, text: str, config: Config) -> _Entry | None:
             return _Entry(folder, f"{hash_of(runs[0])}/{'all' if reference.seed is None else folder.name}", own)
         return _chosen(place, reference, runs, config)
     except (ConfigError, RunFolderError) as error:
-        raise type(error)(str(error) if str(error).startswith("seed=") else f"{place.key}={text}: {error}") from error
+        about_seed = str(error).startswith("seed=")
+        raise type(error)(str(error) if about_seed else f"{place.key}={text}: {error}") from error
 
 
 def _given(place: Place, text: str, config: Config) -> _Entry | None:

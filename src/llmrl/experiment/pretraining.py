@@ -48,8 +48,8 @@ def composed(key: str, reference: Reference, seed: int, config: Config) -> Neede
     own = {**copy.deepcopy(plain("train", *overrides)), **{each: config[each] for each in _TAKEN_OVER}}
     if own["principal"].get("_target_") is not None or str(own["agent"].get("init_from")).startswith("preset:"):
         raise ConfigError(
-            "a preset to begin with trains agents alone, from weights of their own; this one has a principal, or begins "
-            "with another preset"
+            "a preset to begin with trains agents alone, from weights of their own; this one has a principal, or "
+            "begins with another preset"
         )
     _inherit(own, config)
     what = "pre-training" if key == "agent.init_from" else f"the run of {key}"
@@ -62,8 +62,8 @@ def _inherit(own: dict[str, Any], config: Config) -> None:
     for name in ("_target_", "substrate"):
         if own["env"].get(name) != env.get(name):
             raise ConfigError(
-                f"that preset is for another environment: env.{name} is {own['env'].get(name)} there and {env.get(name)} "
-                "here"
+                f"that preset is for another environment: env.{name} is {own['env'].get(name)} there and "
+                f"{env.get(name)} here"
             )
     own["env"] = {**copy.deepcopy(dict(env)), **{name: own["env"][name] for name in OWN_GAMES if name in own["env"]}}
     if own["agent"].get("_target_") == agent.get("_target_"):

@@ -1,7 +1,7 @@
 """Where a run lives: `output_root/<name>/<label>-<hash>/s<seed>/`.
 
-The hash says *which experiment* this is; the label (`llmrl.run.names`) is for people and for TensorBoard's list of runs.
-Runs that differ only in what cannot change their numbers (see `EXCLUDED`) share a hash, and so a folder.
+The hash says *which experiment* this is; the label (`llmrl.run.names`) is for people and for TensorBoard's list of
+runs. Runs that differ only in what cannot change their numbers (see `EXCLUDED`) share a hash, and so a folder.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ EXCLUDED: tuple[str, ...] = (
 """Config keys that are left out of the hash and of the label, with all that is in them."""
 
 RESOLVED = "resolved_runs"
-"""Entry of a config: of each key that names another run, which run that is (`llmrl.config.run_references`). The hash has
-that in place of the key itself, so a run is the same however the other one was named."""
+"""Entry of a config: of each key that names another run, which one (`llmrl.config.run_references`). The hash has that
+in place of the key itself, so a run is the same however the other one was named."""
 
 HASH_LENGTH = 8
 

@@ -84,8 +84,8 @@ def old_layout(folder: Path) -> str | None:
     if not _OLD.fullmatch(folder.name):
         return None
     return (
-        f"{folder} is a run folder of an earlier llmrl, whose names were <overrides>-<hash>/seed=<n>; this version makes "
-        "<label>-<hash>/s<n> and reads no others. Repeat its command here, or look at it with the version that made it"
+        f"{folder} is a run folder of an earlier llmrl, whose names were <overrides>-<hash>/seed=<n>; this version "
+        "makes <label>-<hash>/s<n> and reads no others. Repeat its command, or look at it with the version that made it"
     )
 
 
@@ -95,7 +95,7 @@ def is_safe(name: str) -> bool:
 
 
 def safe(text: str) -> str:
-    """Write a text with `[A-Za-z0-9._-]` alone: accents are dropped, other characters become `-`; empty if none is left.
+    """Write a text with `[A-Za-z0-9._-]` alone: accents go, other characters become `-`; empty if none is left.
 
     >>> safe("Étude 3: Qwen/Qwen2.5 (groß)")
     'Etude-3-Qwen-Qwen2.5-gross'
