@@ -43,7 +43,7 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
     """
     from llmrl.config.again import repeated
     from llmrl.config.installed_options import offer_installed
-    from llmrl.config.overrides import opened
+    from llmrl.config.overrides import translated
     from llmrl.config.trusting import guard_hydra
     from llmrl.core.privacy import keep_private
     from llmrl.core.secrets import refuse_arguments
@@ -53,8 +53,9 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
     keep_private()
     with ending(name):
         refuse_arguments(sys.argv[1:])
-        sys.argv[1:] = repeated(name, sys.argv[1:])
-    sys.argv[1:] = [opened(argument) for argument in sys.argv[1:]]
+        sys.argv[1:], said = translated(repeated(name, sys.argv[1:]))
+    for line in said:
+        say(name, line)
     if any(argument.startswith(("--config-name", "-cn")) for argument in sys.argv[1:]):
         from llmrl.config.suggestions import saved_config
 

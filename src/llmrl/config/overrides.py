@@ -1,14 +1,39 @@
-"""What is typed, before Hydra sees it."""
+"""What is typed, before Hydra sees it: words of Hydra's users that are written otherwise here."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any
+
+from llmrl.core.errors import ConfigError
 
 _OPEN = re.compile(r"\w+(\.\w+)*\.(kwargs|arguments|replace)(\.\w+)*=")
 """Overrides of fields whose keys are not in the option's file: arguments of other people's classes, and texts to put in
 place of others."""
+_LAUNCHERS = ("submitit_slurm", "submitit_local")
+"""Launchers of Hydra's submitit plugin, in whose place ours submits with submitit, or computes here."""
+_ON_SLURM = {"cpu": "slurm_cpu", "gpu": "slurm_gpu"}
+"""Hardware of this machine, and what is like it on a cluster."""
+_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
+_SUBMITIT = {
+    "timeout_min": "hardware.backend.time_min",
+    "partition": "hardware.backend.partition",
+    "account": "hardware.backend.account",
+    "qos": "hardware.backend.qos",
+    "constraint": "hardware.backend.constraint",
+    "setup": "hardware.backend.setup",
+    "srun_args": "hardware.backend.srun_args",
+    "additional_parameters": "hardware.backend.extra",
+    "nodes": "hardware.backend.nodes",
+    "tasks_per_node": "hardware.backend.processes_per_node",
+    "cpus_per_task": "hardware.cores",
+    "gpus_per_node": "hardware.gpus",
+    "mem_gb": "hardware.memory_gb",
+    "array_parallelism": "hardware.parallel",
+}
+"""Options of Hydra's submitit launchers, and what they are called here."""
 
 
 def opened(argument: str) -> str:
@@ -38,3 +63,50 @@ def spelt(value: Any) -> str:
     escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", str(value))
     ended = re.sub(r"(\\+)$", lambda found: found[1] * 2, escaped)
     return f"'{ended}'"
+
+
+def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return command-line arguments in the words of this package, and sentences that say what was changed.
+
+    `+experiment=<option>` chooses as `experiment=<option>` does; `hydra/launcher=submitit_slurm` and `submitit_local`
+    choose the hardware whose runs are computed so.
+
+    >>> translated(["+experiment=search/maze", "seed=1"])
+    (['experiment=search/maze', 'seed=1'], [])
+
+    Raises:
+        ConfigError: a word has no counterpart; which, and what to write.
+    """
+    typed = {argument.lstrip("+~").partition("=")[0]: argument.partition("=")[2] for argument in arguments}
+    for key in (each for each in _FOLDERS if each in typed):
+        raise ConfigError(
+            f"{key}: a run's folder is named after what it computes, so that the same command finds it again; write "
+            f"output_root={typed[key] or '<folder>'} for where folders are, and name=<name> for what is compared"
+        )
+    found = [opened(argument.removeprefix("+") if _adds_an_option(argument) else argument) for argument in arguments]
+    chosen = typed.get("hydra/launcher")
+    if chosen not in _LAUNCHERS:
+        return found, []
+    for key in typed:
+        if key.startswith("hydra.launcher.") and key != "hydra.launcher.wait":
+            name = key.removeprefix("hydra.launcher.")
+            there = _SUBMITIT.get(name)
+            if there is None:
+                raise ConfigError(f"{key} is no option here; those of jobs: {', '.join(sorted(_SUBMITIT.values()))}")
+            raise ConfigError(f"{key} is written {there}={typed[key]}")
+    found = [argument for argument in found if argument.partition("=")[0] != "hydra/launcher"]
+    hardware = typed.get("hardware", "cpu")
+    if chosen == "submitit_local":
+        return found, [f"hydra/launcher={chosen}: llmrl's own launcher computes runs here, with hardware={hardware}"]
+    there = _ON_SLURM.get(hardware, hardware)
+    found = [*(argument for argument in found if argument.partition("=")[0] != "hardware"), f"hardware={there}"]
+    other = f"; hardware={_ON_SLURM['gpu']} asks for GPUs" if there == _ON_SLURM["cpu"] else ""
+    return found, [f"hydra/launcher={chosen}: llmrl's own launcher submits with submitit, with hardware={there}{other}"]
+
+
+def _adds_an_option(argument: str) -> bool:
+    """Whether an argument adds an option of a group that every experiment has already."""
+    group = argument.removeprefix("+").partition("=")[0]
+    if not argument.startswith("+") or argument.startswith("++") or not group.isidentifier():
+        return False
+    return (resources.files("llmrl.conf") / group).is_dir()

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from llmrl.config.installed_options import offer_installed
-from llmrl.config.overrides import opened
+from llmrl.config.overrides import translated
 from llmrl.config.suggestions import hint, removed
 from llmrl.config.trusting import guard_hydra, only_typed
 from llmrl.core.errors import ConfigError
@@ -34,11 +34,13 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
 
+    from llmrl.config.hydra_versions import BASE
+
     refuse_arguments(overrides)
     guard_hydra()
     for problem in offer_installed():
         log.debug("%s", problem)  # commands say it once
-    typed = [opened(override) for override in overrides]
+    typed, _ = translated(overrides)
     folders = [f"file://{Path(folder).expanduser().absolute()}" for folder in config_dirs]
     search = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
     own = HydraConfig.instance()
@@ -46,7 +48,7 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     GlobalHydra.instance().hydra = None
     try:
         try:
-            with initialize_config_module("llmrl.conf", version_base="1.3"):
+            with initialize_config_module("llmrl.conf", **BASE):
                 config = compose(primary, [*search, *typed], return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as error:
             where = [word for folder in config_dirs for word in ("--config-dir", str(folder))]
