@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from experiments import compose
 from llmrl.config.input_digests import with_digests, without_digests
-from llmrl.config.run_references import folder_of, needed, parsed, resolved, run_folder_of
+from llmrl.config.run_references import folder_of, located, needed, parsed, resolved, run_folder_of
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.run.folder import RESOLVED, config_hash
 from run_folders import write_run
@@ -202,6 +202,19 @@ def test_other_keys_take_references_and_mean_what_they_need(outputs):
 
 
 STUDY = "preset:legislative/escape_room_none_small"
+
+
+def test_a_run_is_played_where_what_it_began_with_is_not(outputs):
+    """As on another machine than it was computed on; but not if its checkpoint has only what it has learned."""
+    root, folders = outputs
+    config = begun(root, "latest:pre")
+    shutil.rmtree(folders["long", 0])
+    assert located(config, play_only=True)["agent"]["init_from"] is None
+    assert located(config)["agent"]["init_from"] == str(folders["long", 0])
+    around = {**config["agent"], "_target_": "llmrl.language.agent.LanguagePPOAgent"}
+    assert located({**config, "agent": around}, play_only=True)["agent"] == around
+    preset = begun(root, STUDY)
+    assert located(preset)["agent"]["init_from"] is None is located(preset, play_only=True)["agent"]["init_from"]
 
 
 class TestPresets:

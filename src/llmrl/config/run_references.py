@@ -241,14 +241,21 @@ def needed(config: Config) -> list[NeededRun]:
     return found
 
 
-def located(config: Config) -> Config:
-    """Return the config to build an agent from: without first weights where those of a preset are not there, as when
-    its run is planned, or was computed elsewhere and is only looked at."""
-    entry = (resolved(config).get(RESOLVED) or {}).get("agent.init_from")
+def located(config: Config, play_only: bool = False) -> Config:
+    """Return the config to build an agent from: without first weights where these are not there and not needed, because
+    the run is only planned, or has weights of its own, which are played. Agents around a language model need them at
+    every start, as their checkpoints have only what they have learned."""
+    made = resolved(config)
+    entry = (made.get(RESOLVED) or {}).get("agent.init_from")
     if entry is None:
         return config
-    agent = dict(resolved(config)["agent"])
-    if entry["as"].startswith("preset:") and not _finished(Path(agent["init_from"])):
+    from llmrl.config.builder import Builder
+
+    agent, folder = dict(made["agent"]), Path(made["agent"]["init_from"]).expanduser()
+    preset = entry["as"].startswith("preset:")
+    there = _finished(folder) if preset else folder.is_dir()
+    whole = not Builder(trusted=config["trusted_modules"]).needs(agent, "scorer", "agent")
+    if not there and (whole or not play_only) and (preset or play_only):
         agent["init_from"] = None
     return {**config, "agent": agent}
 

@@ -93,7 +93,7 @@ def build_parts(
             one.
         means: what the run is computed with, if that is known already.
     """
-    config = located(config)
+    config = located(config, play_only)
     means = means or Means(config)
     seeds = Seeds(config["seed"])
     device = means.device

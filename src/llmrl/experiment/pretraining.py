@@ -44,8 +44,9 @@ def composed(key: str, reference: Reference, seed: int, config: Config) -> Neede
     from llmrl.experiment.composition import plain
 
     study, _, treatment = reference.what.partition("+")
-    overrides = [f"experiment={study}", *([f"treatment={treatment}"] if treatment else []), f"seed={seed}"]
+    overrides = [f"experiment={study}", *([f"treatment={treatment}"] if treatment else [])]
     own = {**copy.deepcopy(plain("train", *overrides)), **{each: config[each] for each in _TAKEN_OVER}}
+    own["seed"] = seed
     if own["principal"].get("_target_") is not None or str(own["agent"].get("init_from")).startswith("preset:"):
         raise ConfigError(
             "a preset to begin with trains agents alone, from weights of their own; this one has a principal, or "
@@ -53,7 +54,7 @@ def composed(key: str, reference: Reference, seed: int, config: Config) -> Neede
         )
     _inherit(own, config)
     what = "pre-training" if key == "agent.init_from" else f"the run of {key}"
-    return NeededRun.of(what, f"{reference}, seed {seed}", own, overrides, own["learn"]["env_steps"])
+    return NeededRun.of(what, f"{reference}, seed {seed}", own, [*overrides, f"seed={seed}"], own["learn"]["env_steps"])
 
 
 def _inherit(own: dict[str, Any], config: Config) -> None:
