@@ -68,8 +68,8 @@ def test_other_pretrainings_and_unknown_differences_stay_apart(tmp_path: Path) -
     write_run(tmp_path, "harvest", other, 0, [1.0], shared={"pre-training": ["pre/other-2/s0"]})
     [task] = tasks_of(read_runs(tmp_path), tmp_path)
     assert [group.label for group in task.groups] == [
-        "agent.init_from=outputs/pre/defaults-1",
-        "agent.init_from=outputs/pre/other-2",
+        "init_from=defaults-1",
+        "init_from=other-2",
     ]
     # The same weights and the same words, but another config: something that was not typed differs.
     status = next((tmp_path / "harvest").glob("*other-2*/s0/status.json"))

@@ -19,6 +19,7 @@ import pytest
 
 import llmrl
 import sweeping
+from experiments import comparable_metrics
 from llmrl.analysis.runs import JobEnd, Queue, read_run
 from llmrl.core.errors import ConfigError
 from llmrl.core.trust import Trust
@@ -256,3 +257,20 @@ def test_a_job_of_any_scheduler_knows_its_id(monkeypatch):
     assert owner.job_id() == "12"
     monkeypatch.setenv("LLMRL_JOB_ID", "night-7")
     assert owner.job_id() == "night-7"
+
+
+@pytest.mark.slow
+def test_runs_of_one_process_are_the_runs_of_many(tmp_path):
+    """Bit for bit: what a run leaves in a process is nothing to the next."""
+    learning = ("env=escape_room", "env.n_envs=4", "design.references=0", "design.adapt_rounds=2", "principal=ucb")
+    overrides = (*learning, "design.validate_episodes=4", "design.steps=2", "seed=0,1")
+    for backend in ("here", "local"):
+        done = sweeping.sweep(*overrides, f"hardware/backend={backend}", f"output_root={backend}", cwd=tmp_path)
+        assert "2 finished" in done.stdout, done.stdout + done.stderr
+    for seed in (0, 1):
+        one, many = (
+            comparable_metrics(path.parent)
+            for backend in ("here", "local")
+            for path in (tmp_path / backend).rglob(f"seed={seed}/summary.json")
+        )
+        assert one == many

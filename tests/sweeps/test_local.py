@@ -236,7 +236,7 @@ def test_commands_say_what_is_wrong(tmp_path):
         done = command(name, "nowhere", *flags, cwd=tmp_path)
         assert done.returncode == 1 and "there is no folder nowhere" in done.stderr and "Traceback" not in done.stderr
     done = command("logs", ".", cwd=tmp_path)
-    assert done.returncode == 1 and "is no run folder" in done.stderr
+    assert done.returncode == 1 and "has no run in it" in done.stderr
 
 
 @pytest.mark.slow
