@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from experiments import compose, run
-from llmrl.config.input_digests import with_digests
-from llmrl.config.run_references import located, needed
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.job import run_experiment
 from llmrl.experiment.needed import ensure
 from llmrl.experiment.parts import build_parts
+from llmrl.experiment.run_references import located, needed, with_digests
 from llmrl.run.content import saved_state
 from llmrl.run.run import Run, Stopped
 
@@ -79,7 +78,7 @@ def test_who_waits_can_be_stopped(tmp_path, monkeypatch):
     with Run.open(tmp_path, name, begun.config, begun.overrides, 0), Run.open(tmp_path, "needs", {}, [], 0) as waits:
         waits.stop.signal = 15
         with pytest.raises(Stopped):
-            ensure(needed(config), waits)
+            ensure(needed(config), waits, run_experiment)
         waits.stop.signal = None
 
 

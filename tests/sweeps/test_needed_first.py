@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from llmrl.config.run_references import needed
 from llmrl.core.errors import NeededRunFailed
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.job import compute
+from llmrl.experiment.run_references import needed
 from llmrl.experiment.sweep_jobs import job_of, with_needed
 from llmrl.run.status import read_status
 from llmrl.sweeps.launch import launch

@@ -41,13 +41,13 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
 
     What is created before the config is known is private, and a secret that is typed gets no further than this.
     """
-    from llmrl.config.again import repeated
     from llmrl.config.installed_options import offer_installed
     from llmrl.config.overrides import translated
     from llmrl.config.trusting import guard_hydra
     from llmrl.core.privacy import keep_private
     from llmrl.core.secrets import refuse_arguments
     from llmrl.core.terminal import guard_terminal
+    from llmrl.experiment.again import repeated
 
     guard_terminal()
     keep_private()

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    from llmrl.config.run_references import add_root
     from llmrl.config.trusting import add_trust
+    from llmrl.experiment.run_references import add_root
 
     p = argparse.ArgumentParser(prog="llmrl-evaluate", description=__doc__)
     p.add_argument(
@@ -123,7 +123,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.evaluation.stage import NO_FILMS, Stage
     from llmrl.experiment.models import build_llm
     from llmrl.experiment.parts import build_parts, judged_on
-    from llmrl.experiment.usage import UNDERSTOOD, llm_summary
+    from llmrl.llms.usage import UNDERSTOOD, llm_summary
     from llmrl.run.content import RUN_KEY, read_config, saved_state
     from llmrl.run.files import inside
     from llmrl.run.metrics import FILE_NAME as METRICS_NAME
@@ -222,8 +222,8 @@ def _adapting(plan: Plan | None, args: argparse.Namespace, agent: Agent, mechani
 
 def _tell(plan: Plan, whole: Config, parts: Parts, mechanisms: Sequence[Imposed]) -> None:
     """Say what adapting will take: it is the longer part, and a teacher may ask a language model."""
+    from llmrl.analysis.comparison import counted
     from llmrl.display.console import print_rows
-    from llmrl.evaluation.comparison import counted
     from llmrl.evaluation.evaluation_budget import askers
     from llmrl.llms.client import ChatClient
 
@@ -251,7 +251,7 @@ def main(argv: list[str] | None = None) -> None:
 
     kept = "tests of a suite that were over are written" if words or args.suite else "nothing of it is written"
     with ending("llmrl-evaluate"), ending_at_once("llmrl-evaluate", kept):
-        from llmrl.config.run_references import run_folder_of, runs_of
+        from llmrl.experiment.run_references import run_folder_of, runs_of
 
         if words or args.suite:
             args.run, *args.others = [

@@ -20,7 +20,7 @@ PROBE = "check"
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    from llmrl.config.run_references import add_root
+    from llmrl.experiment.run_references import add_root
 
     p = argparse.ArgumentParser(prog="llmrl-llm", description=__doc__)
     commands = p.add_subparsers(dest="command", required=True)
@@ -207,9 +207,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         elif args.command == "make":
             from llmrl.cli.small_model import make
 
-            print_rows("A small model", make(args))
+            print_rows("A small model", make(args, composed(args.overrides, None, ("env", "seed", "trusted_modules"))))
         else:
-            from llmrl.config.run_references import folder_of
+            from llmrl.experiment.run_references import folder_of
 
             folder = folder_of(args.folder, args.output_root)
             print_table(str(folder), *totals(folder))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.config.run_references import resolved, unresolved
 from llmrl.core.errors import ConfigError
 
 _SUBSTRATE = "llmrl.envs.substrates.substrate_env"
@@ -18,8 +17,8 @@ _WITH_TABLE = "llmrl.teachers.options.offline_teacher"
 
 
 def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> dict[str, Any]:
-    """The resolved config with the runs that it refers to (`llmrl.config.run_references`) and with digests, each only
-    where there is what it is of; of these, `only` some, if they are named, and then no runs.
+    """The resolved config with digests, each only where there is what it is of; of these, `only` some, if they are
+    named.
 
     `prompts_digest` (own prompts), `adapter_digest` (of a local model), `table_digest` (a plan table that is a file),
     `text_digest` (texts of games that are files), `map_digest` (the map and the pictures of a society's games, where
@@ -27,10 +26,8 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
 
     Raises:
         ConfigError: there is no such file, or it does not say what it said when the run was submitted.
-        RunFolderError: there is no such run, or several.
     """
     digests: dict[str, str] = {}
-    config = resolved(config) if only is None else config
     for key, (what, where, find) in _OUTSIDE.items():
         places = where(config) if only is None or key in only else []
         if not places:
@@ -47,7 +44,7 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
 
 def without_digests(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config as it was before `with_digests`."""
-    return unresolved({key: value for key, value in config.items() if key not in _OUTSIDE})
+    return {key: value for key, value in config.items() if key not in _OUTSIDE}
 
 
 def _prompts(config: dict[str, Any]) -> list[str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
-from typing import Any
 
 from llmrl.core.errors import ConfigError
 
@@ -43,26 +42,6 @@ def opened(argument: str) -> str:
     ('++env.kwargs.g=9.81', 'env.horizon=9')
     """
     return f"++{argument}" if _OPEN.match(argument) else argument
-
-
-def spelt(value: Any) -> str:
-    """Return plain data as the value of an override, in Hydra's grammar.
-
-    >>> spelt({"a": [1, 2.5, None], "b": "it's, so"})
-    "{a:[1,2.5,null],b:'it\\\\'s, so'}"
-    """
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{spelt(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(spelt, value)) + "]"
-    if isinstance(value, int | float):
-        return repr(value)
-    # A backslash counts only where it stands before a quote.
-    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", str(value))
-    ended = re.sub(r"(\\+)$", lambda found: found[1] * 2, escaped)
-    return f"'{ended}'"
 
 
 def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -13,8 +13,8 @@ from rich.table import Table
 from llmrl.core.fields import read_object
 from llmrl.display.console import near, print_rows, terminal
 from llmrl.display.reached import print_reached
-from llmrl.experiment.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.ledger import FILE_NAME
+from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.validity import misgiving
 from llmrl.run.content import RESULTS_NAME, SUMMARY_NAME
 

@@ -15,7 +15,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from llmrl.config.installed_options import offer_installed
 from llmrl.config.overrides import translated
 from llmrl.config.suggestions import hint, removed
-from llmrl.config.trusting import guard_hydra, only_typed
+from llmrl.config.trusting import guard_hydra
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import refuse, refuse_arguments
 
@@ -74,25 +74,6 @@ def plain(primary: str, *overrides: str, config_dir: str | None = None) -> dict[
             return plain_config(config)
     except OmegaConfBaseException as error:
         raise ConfigError(str(error)) from error
-
-
-def resolved(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
-    """Return a composed config as plain data, and what was typed for it; Hydra's own config must be set.
-
-    Raises:
-        ConfigError: a value is missing, a part cannot be found, or a file says which code is to be trusted.
-    """
-    from hydra.core.hydra_config import HydraConfig
-
-    from llmrl.experiment.application import application_of
-
-    hydra_config = HydraConfig.get()
-    overrides = list(hydra_config.overrides.task)
-    plain = only_typed(plain_config(config), overrides)
-    typed = {override.lstrip("+~").partition("=")[0] for override in overrides}
-    choices = hydra_config.runtime.choices
-    named = [f"{group}={choices[group]}" for group in application_of(plain).named(plain) if group not in typed]
-    return plain, [*overrides, *named]
 
 
 def plain_config(config: DictConfig) -> dict[str, Any]:

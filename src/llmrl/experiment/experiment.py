@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 
 from llmrl.core.privacy import kept_private
 from llmrl.core.processes import Processes
-from llmrl.experiment.application import Rows, application_of
+from llmrl.experiment.application import Rows
+from llmrl.experiment.applications import application_of
 from llmrl.experiment.means import Means
 from llmrl.run.folder import config_hash, find_folder
 from llmrl.run.run import Run
@@ -67,9 +68,18 @@ class Experiment:
         Raises:
             ConfigError: a value is missing, a part cannot be found, or a file says which code is to be trusted.
         """
-        from llmrl.experiment.composition import resolved
+        from hydra.core.hydra_config import HydraConfig
 
-        return cls(*resolved(config))
+        from llmrl.config.trusting import only_typed
+        from llmrl.experiment.composition import plain_config
+
+        hydra_config = HydraConfig.get()
+        overrides = list(hydra_config.overrides.task)
+        plain = only_typed(plain_config(config), overrides)
+        typed = {override.lstrip("+~").partition("=")[0] for override in overrides}
+        choices = hydra_config.runtime.choices
+        named = [f"{group}={choices[group]}" for group in application_of(plain).named(plain) if group not in typed]
+        return cls(plain, [*overrides, *named])
 
     @property
     def command(self) -> str:
@@ -131,7 +141,7 @@ class Experiment:
         try:
             with kept_private(self.config.get("private", True)), self._open(processes) as run:
                 if not run.finished:
-                    self.application.compute(self.config, self.means, run)
+                    self.application.compute(self.config, self.means, run, _compute)
         finally:
             self.means.close()
         return run
@@ -152,3 +162,8 @@ class Experiment:
             processes=processes,
             digest=self.hash,
         )
+
+
+def _compute(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Compute a run that another one needs."""
+    Experiment(config, overrides).run()

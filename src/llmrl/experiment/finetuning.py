@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrl.config.builder import Builder
-from llmrl.config.input_digests import with_digests as outside_digests
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.distributed_checks import check_together
 from llmrl.experiment.means import Means, Model
 from llmrl.experiment.models import POLICIES, build_model
+from llmrl.experiment.needed import Compute
+from llmrl.experiment.run_references import with_digests as outside_digests
 from llmrl.llms.client import ChatClient
 from llmrl.llms.local.chat import LocalChat
 
@@ -62,7 +63,7 @@ class FineTuning(Application):
         with planned(config, means) as parts:
             return parts.plan()
 
-    def compute(self, config: Config, means: Means, run: Run) -> None:
+    def compute(self, config: Config, means: Means, run: Run, compute_needed: Compute) -> None:
         self.check_values(config)
         with build(config, means, run) as parts:
             run.status.env, run.status.llm = parts.task.name, parts.client.label

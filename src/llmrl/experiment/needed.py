@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,17 +37,6 @@ class NeededRun:
     config: dict[str, Any]
     overrides: list[str]
     env_steps: int
-
-    @classmethod
-    def of(cls, what: str, name: str, config: Mapping[str, Any], overrides: Sequence[str], env_steps: int) -> NeededRun:
-        """Make one of a config without digests.
-
-        Raises:
-            ConfigError: a file that the config names is not there.
-        """
-        from llmrl.config.input_digests import with_digests
-
-        return cls(what, name, with_digests(dict(config)), list(overrides), env_steps)
 
     @classmethod
     def existing(cls, what: str, name: str, folder: Path, trusted: Sequence[str]) -> NeededRun:
@@ -101,7 +90,11 @@ class NeededRun:
         return f"{self.name}, to be computed first, {steps}, and then kept in {self.folder}"
 
 
-def ensure(needed: Sequence[NeededRun], run: Run) -> None:
+Compute = Callable[[Mapping[str, Any], Sequence[str]], object]
+"""Computes the run of a resolved config, with the overrides that its folder is named after."""
+
+
+def ensure(needed: Sequence[NeededRun], run: Run, compute: Compute) -> None:
     """Compute the runs that are not finished, one after the other, or wait for the process that does; `run` is the one
     that needs them. One that has ended without a result since a launcher took `run` on is not tried again.
 
@@ -109,7 +102,6 @@ def ensure(needed: Sequence[NeededRun], run: Run) -> None:
         Stopped: a signal asked to stop meanwhile.
         NeededRunFailed: one of them ended without a result, with its reason.
     """
-    from llmrl.experiment.experiment import Experiment
     from llmrl.run.run import Stopped
 
     since, launch = _taken_on(run)
@@ -121,7 +113,7 @@ def ensure(needed: Sequence[NeededRun], run: Run) -> None:
             try:
                 if not waiting:
                     log.info("%s first: %s", each.what, each.name)
-                Experiment(each.config, each.overrides).run()
+                compute(each.config, each.overrides)
             except RunInUse as error:
                 if not waiting:
                     log.info("waiting for the %s that another process computes: %s", each.what, error)

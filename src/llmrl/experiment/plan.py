@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmrl.config import run_references
 from llmrl.core.errors import LLMError
 from llmrl.core.protocols import Bandit, Estimating, Loop
 from llmrl.core.records import CallEstimate
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.experiment import references
+from llmrl.experiment import references, run_references
 from llmrl.experiment.arms import shortage
 from llmrl.experiment.models import asking
 from llmrl.experiment.parts import Parts

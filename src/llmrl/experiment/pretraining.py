@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmrl.core.errors import ConfigError
-from llmrl.experiment.needed import NeededRun
-
-if TYPE_CHECKING:
-    from llmrl.config.run_references import Reference
+from llmrl.experiment.composition import plain
 
 _TAKEN_OVER = ("output_root", "hardware", "trusted_modules", "checkpoint_seconds", "private")
 """What the run of a preset has from the run that needs it, and that changes no numbers."""
@@ -27,23 +24,20 @@ SHAPE = (
 Config = Mapping[str, Any]
 
 
-def composed(key: str, reference: Reference, seed: int, config: Config) -> NeededRun:
+def composed(preset: str, seed: int, config: Config) -> tuple[dict[str, Any], list[str]]:
     """Compose the run of a preset for the run of `config`: what the preset says, in the environment of that run, with
-    agents of the same shape.
+    agents of the same shape; returns its plain config, and the overrides that its folder is named after.
 
     Args:
-        key: of the config that names the run.
-        reference: `preset:<study>` or `preset:<study>+<treatment>`.
+        preset: `<study>` or `<study>+<treatment>`.
         seed: of the preset's run.
         config: of the run that needs it, resolved, plain containers.
 
     Raises:
-        ConfigError: there is no such preset, it is for another environment, or, where its weights are wanted, it is no
-            run of agents that learn alone from weights of their own.
+        ConfigError: there is no such preset, it is for another environment, or it is no run of agents that learn alone
+            from weights of their own.
     """
-    from llmrl.experiment.composition import plain
-
-    study, _, treatment = reference.what.partition("+")
+    study, _, treatment = preset.partition("+")
     overrides = [f"experiment={study}", *([f"treatment={treatment}"] if treatment else [])]
     own = {**copy.deepcopy(plain("train", *overrides)), **{each: config[each] for each in _TAKEN_OVER}}
     own["seed"] = seed
@@ -53,8 +47,7 @@ def composed(key: str, reference: Reference, seed: int, config: Config) -> Neede
             "begins with another preset"
         )
     _inherit(own, config)
-    what = "pre-training" if key == "agent.init_from" else f"the run of {key}"
-    return NeededRun.of(what, f"{reference}, seed {seed}", own, [*overrides, f"seed={seed}"], own["learn"]["env_steps"])
+    return own, [*overrides, f"seed={seed}"]
 
 
 def _inherit(own: dict[str, Any], config: Config) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llmrl.config import run_references
+from llmrl.experiment import run_references
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.means import build_hardware, game_processes
 from llmrl.sweeps.jobs import Job

@@ -31,6 +31,7 @@ EXCLUDED: tuple[str, ...] = (
     "rerun",
     "dry_run",
     "hydra",  # the launcher's own settings
+    "observers",  # who watches, and changes nothing
     "prompts",  # where they are; what they say is in `prompts_digest`
     # What is kept of episodes to be looked at.
     "play.videos",
@@ -55,8 +56,8 @@ EXCLUDED: tuple[str, ...] = (
 """Config keys that are left out of the hash and of the label, with all that is in them."""
 
 RESOLVED = "resolved_runs"
-"""Entry of a config: of each key that names another run, which one (`llmrl.config.run_references`). The hash has that
-in place of the key itself, so a run is the same however the other one was named."""
+"""Entry of a config: of each key that names another run, which one (`llmrl.experiment.run_references`). The hash has
+that in place of the key itself, so a run is the same however the other one was named."""
 
 HASH_LENGTH = 8
 

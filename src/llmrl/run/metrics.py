@@ -19,11 +19,12 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from llmrl.core.errors import RunFolderError
+from llmrl.core.run_context import Counter, Kind
 from llmrl.run.lines import LineFile
 from llmrl.run.tensorboard import EventFile, HyperParameters
 
@@ -35,29 +36,7 @@ SPENT = "spent/"
 FINAL = "Final/"
 """Of the tags of final numbers. Capital, because TensorBoard's HParams tab shows the five metrics that sort first, and
 leaves out of its plots the runs that lack one of them: so only what all runs have in common should be there."""
-Kind = Literal["update", "adaptation", "proposal", "episode", "race", "evaluation", "probe"]
-"""What a row is about.
-
-- update: one or several updates of an agent's weights, and what it saw meanwhile.
-- adaptation: a round in which a society plays under a mechanism and is updated.
-- proposal: what was proposed last, how it did, and what the proposer learned from it.
-- episode: episodes of agents that only play, all so far; or of a library that learns, those since the row before.
-- race: a round in which the best few proposals were measured again, or the winner was.
-- evaluation: agents, or what a search has found, measured without learning.
-- probe: how likely actions are in situations that stay the same.
-"""
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Counter = Literal["env_steps", "updates", "rounds", "proposals", "principal_steps", "iterations", "episodes", "samples"]
-"""What rows count, from the beginning of the run.
-
-- env_steps: environment steps, summed over games, that were played to learn or to judge proposals.
-- updates: of an agent's weights.
-- rounds: of adaptation, over all principal steps.
-- proposals: vectors tried, random ones before a search included.
-- principal_steps, iterations: times that a principal was asked, in mechanism design and in policy search.
-- episodes: that are over.
-- samples: recorded steps that an imitator was shown, each as often as it was.
-"""
 COUNTERS: tuple[Counter, ...] = get_args(Counter)
 KIND, X = "kind", "x"
 _NO_METRICS = frozenset({KIND, X, *COUNTERS})

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from experiments import only_run_folder, run
 from llmrl.cli import train
-from llmrl.config.again import repeated
-from llmrl.config.input_digests import with_digests
-from llmrl.config.overrides import spelt
 from llmrl.core.errors import ConfigError
+from llmrl.core.hydra_values import spelt
+from llmrl.experiment.again import repeated
 from llmrl.experiment.composition import plain as plain_config
+from llmrl.experiment.run_references import with_digests
 from llmrl.run.content import read_config
 from llmrl.run.folder import config_hash
 from llmrl.run.names import hash_of

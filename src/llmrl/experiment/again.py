@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.config.overrides import spelt
 from llmrl.core.errors import ConfigError
+from llmrl.core.hydra_values import spelt
 
 FLAG = "--again"
 _DIRS = ("--config-dir", "-cd")
@@ -67,8 +67,8 @@ def repeated(command: str, arguments: Sequence[str]) -> list[str]:
 
 def _overrides_of(command: str, run: str, rest: Sequence[str]) -> list[str]:
     """What is to be typed before `rest` to repeat a run."""
-    from llmrl.config.run_references import run_folder_of, unresolved
     from llmrl.experiment.composition import plain
+    from llmrl.experiment.run_references import run_folder_of, unresolved
     from llmrl.run.content import read_config
 
     typed = {_key(each): each for each in rest if "=" in each and not each.startswith("--")}

@@ -11,9 +11,17 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments import compose
-from llmrl.config.input_digests import with_digests, without_digests
-from llmrl.config.run_references import folder_of, located, needed, parsed, resolved, run_folder_of
 from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.experiment.run_references import (
+    folder_of,
+    located,
+    needed,
+    parsed,
+    resolved,
+    run_folder_of,
+    with_digests,
+    without_digests,
+)
 from llmrl.run.folder import RESOLVED, config_hash
 from run_folders import write_run
 

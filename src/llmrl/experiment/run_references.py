@@ -15,14 +15,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from llmrl.config import input_digests
 from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.experiment.needed import NeededRun
 from llmrl.run.folder import RESOLVED, config_hash
 from llmrl.run.names import hash_of, safe_path, seed_folder, seed_of
-
-if TYPE_CHECKING:
-    from llmrl.experiment.needed import NeededRun
 
 log = logging.getLogger(__name__)
 
@@ -206,6 +205,21 @@ def unresolved(config: Config) -> dict[str, Any]:
     return made
 
 
+def with_digests(config: Config) -> dict[str, Any]:
+    """Return a config with what decides results outside of it: runs, as `resolved`, and files, as `input_digests`.
+
+    Raises:
+        ConfigError: there is no such file or run, or a file has changed since the run was submitted.
+        RunFolderError: as `resolved`.
+    """
+    return input_digests.with_digests(resolved(config))
+
+
+def without_digests(config: Config) -> dict[str, Any]:
+    """Return the config as it was before `with_digests`, as `unresolved`."""
+    return unresolved(input_digests.without_digests(config))
+
+
 def needed(config: Config) -> list[NeededRun]:
     """Return the runs that the run of a config refers to, by reference, and that have to be finished before it begins.
 
@@ -215,8 +229,6 @@ def needed(config: Config) -> list[NeededRun]:
     Raises:
         ConfigError: a preset has changed since the config was resolved; else as `resolved`.
     """
-    from llmrl.experiment.needed import NeededRun
-
     config = resolved(config)
     found = []
     for key, entry in (config.get(RESOLVED) or {}).items():
@@ -224,11 +236,8 @@ def needed(config: Config) -> list[NeededRun]:
             reference = parsed(text)
             if reference is None:
                 continue
-            what = "pre-training" if key == "agent.init_from" else f"the run of {key}"
             if reference.kind == "preset":
-                from llmrl.experiment.pretraining import composed
-
-                run = composed(key, reference, _seed_of(reference, config), config)
+                run = _of_preset(key, reference, config)
                 if config_hash(run.config) != identity.partition("/")[0]:
                     raise ConfigError(
                         f"the preset of {key}={reference} has changed since this run was submitted; repeat its "
@@ -237,7 +246,9 @@ def needed(config: Config) -> list[NeededRun]:
                 found.append(run)
             else:
                 folder = _existing(key, config)
-                found += [NeededRun.existing(what, str(reference), run, config["trusted_modules"]) for run in folder]
+                found += [
+                    NeededRun.existing(_what(key), str(reference), run, config["trusted_modules"]) for run in folder
+                ]
     return found
 
 
@@ -279,9 +290,7 @@ def _entry(place: Place, text: str, config: Config) -> _Entry | None:
         if reference.kind == "preset":
             if not place.presets:
                 raise ConfigError("name a run: run:<hash>, latest:<name>, or its folder; a preset is not one")
-            from llmrl.experiment.pretraining import composed
-
-            run = composed(place.key, reference, _seed_of(reference, config), config)
+            run = _of_preset(place.key, reference, config)
             return _Entry(run.folder, f"{config_hash(run.config)}/{_said_seed(reference.seed, config)}", text)
         if reference.kind == "latest":
             reference = _pinned(place, reference, config)
@@ -422,6 +431,21 @@ def _kept(path: Path) -> dict[str, Any] | None:
         raise RunFolderError(
             f"{path} cannot be read ({error!r}); remove it, and the newest run is looked up"
         ) from error
+
+
+def _of_preset(key: str, reference: Reference, config: Config) -> NeededRun:
+    """The run of a preset that the run of `config` names at `key`."""
+    from llmrl.experiment.pretraining import composed
+
+    seed = _seed_of(reference, config)
+    own, overrides = composed(reference.what, seed, config)
+    steps = own["learn"]["env_steps"]
+    return NeededRun(_what(key), f"{reference}, seed {seed}", with_digests(own), overrides, steps)
+
+
+def _what(key: str) -> str:
+    """What the run that `key` names is for, in words."""
+    return "pre-training" if key == "agent.init_from" else f"the run of {key}"
 
 
 def _seed_of(reference: Reference, config: Config) -> int:
