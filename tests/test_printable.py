@@ -218,7 +218,9 @@ def test_printed_commands_are_quoted(tmp_path, capsys, monkeypatch):
     assert ["llmrl-sweep", "logs", f"{NASTY}/run/s0"] in commands(said, "llmrl-sweep")
     for name in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
         assert [*name.split(), NASTY] in commands(said, name), said
-    run = SimpleNamespace(folder=folder, summary={}, result=None, config={"play": {"videos": 2}})
+    run = SimpleNamespace(
+        folder=folder, summary={}, result=None, config={"play": {"videos": 2}, "loggers": {"tensorboard": {}}}
+    )
     report.print_summary(run)
     said = capsys.readouterr().out
     assert commands(said, "llmrl-evaluate") == [["llmrl-evaluate", str(folder), "--video"]]

@@ -18,9 +18,8 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.hydra_values import spelt
 from llmrl.experiment.again import repeated
 from llmrl.experiment.composition import plain as plain_config
-from llmrl.experiment.run_references import with_digests
+from llmrl.experiment.experiment import Experiment
 from llmrl.run.content import read_config
-from llmrl.run.folder import config_hash
 from llmrl.run.names import hash_of
 from llmrl.run.status import read_status
 
@@ -37,7 +36,7 @@ def repeatable(tmp_path_factory) -> Path:
 
 
 def hash_of_arguments(arguments: list[str]) -> str:
-    return config_hash(with_digests(plain_config("train", *arguments)))
+    return Experiment(plain_config("train", *arguments)).hash
 
 
 def test_without_changes_it_is_the_same_run(repeatable, capsys):

@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 
 from experiments import compose
 from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.experiment.first_weights import located
 from llmrl.experiment.run_references import (
     folder_of,
-    located,
     needed,
     parsed,
     resolved,
@@ -127,8 +127,8 @@ def test_other_weights_make_another_run(outputs):
             (f"run:{digest(folders['short', 0])}",),
             (f"run:{digest(folders['short', 0])}/s1",),
             (f"run:{digest(folders['short', 0])}", "agent.init_from_seed=shared"),
-            ("preset:legislative/escape_room_none_small",),
-            ("preset:legislative/escape_room_none_small", "agent.init_from_seed=1"),
+            ("preset:legislative/escape_room_alone",),
+            ("preset:legislative/escape_room_alone", "agent.init_from_seed=1"),
         )
     ]
     assert len({*hashes, config_hash(composed(root))}) == 7
@@ -209,7 +209,7 @@ def test_other_keys_take_references_and_mean_what_they_need(outputs):
         resolved(composed(root, "llm.calls=preset:a/b"))
 
 
-STUDY = "preset:legislative/escape_room_none_small"
+STUDY = "preset:legislative/escape_room_alone"
 
 
 def test_a_run_is_played_where_what_it_began_with_is_not(outputs):

@@ -12,7 +12,7 @@ from sweeping import sweep
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
-STUDY = "preset:legislative/escape_room_none_small"
+STUDY = "preset:legislative/escape_room_alone"
 NEEDS = (
     *("experiment=legislative/escape_room_small", "principal=random", "design.steps=1", "design.adapt_rounds=1"),
     *("design.references=0", "design.race=0", "design.validate_episodes=2", "env.n_envs=2"),

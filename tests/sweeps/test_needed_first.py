@@ -16,7 +16,7 @@ from llmrl.run.status import read_status
 from llmrl.sweeps.launch import launch
 from llmrl.sweeps.waves import waves
 
-STUDY = "preset:legislative/escape_room_none_small"
+STUDY = "preset:legislative/escape_room_alone"
 NEEDS = (
     *("experiment=legislative/escape_room_small", "principal=fixed", "design.steps=1", "design.adapt_rounds=1"),
     *("design.references=0", "design.race=0", "design.validate_episodes=2", "env.n_envs=2", "hardware/backend=here"),

@@ -113,6 +113,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.config.input_digests import with_digests
     from llmrl.config.trusting import check_known
     from llmrl.core.errors import BudgetExhausted, ConfigError
+    from llmrl.core.option_files import content, root
     from llmrl.core.seeding import Seeds
     from llmrl.display.console import print_rows
     from llmrl.evaluation.adapting import adapted, planned
@@ -170,7 +171,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         plan = _adapting(plan, args, agent, mechanisms)
         players = build_players(names, whole, parts)
         asking = askers(names, config, llm)
-        usual = config["play"]["episodes"] if asking else 100 if spec.deterministic else 10
+        play = config.get("play", content(root() / "train.yaml")["play"])  # a run that learnt has no such section
+        usual = play["episodes"] if asking else 100 if spec.deterministic else 10
         wanted = usual if args.episodes is None else args.episodes
         if asking:
             steps = [n for n in (args.video_steps, spec.horizon) if n is not None]

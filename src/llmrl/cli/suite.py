@@ -75,8 +75,8 @@ def _content(args: argparse.Namespace, words: Sequence[str]) -> tuple[str, dict[
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from llmrl.config.option_catalog import options
     from llmrl.core.errors import ConfigError
+    from llmrl.core.option_files import options
 
     chosen = [word.removeprefix("suite=") for word in words if word.startswith("suite=")]
     which = args.suite or (chosen[-1] if chosen else None)

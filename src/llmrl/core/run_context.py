@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +39,10 @@ class MetricLogger(Protocol):
 
     def log(self, kind: Kind, x: Counter, metrics: Mapping[str, Any], **counters: int) -> None:
         """Record a row of `metrics`, placed at the counter `x`, which is one of `counters`."""
+        ...
+
+    def attach_pictures(self, tag: str, pictures_of: Callable[[Mapping[str, Any]], Iterable[Path]]) -> None:
+        """Show pictures and videos, as files, beside the rows that they are told of."""
         ...
 
 

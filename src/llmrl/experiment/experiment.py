@@ -13,9 +13,11 @@ from llmrl.core.privacy import kept_private
 from llmrl.core.processes import Processes
 from llmrl.experiment.application import Rows
 from llmrl.experiment.applications import application_of
+from llmrl.experiment.loggers import build_loggers
 from llmrl.experiment.means import Means
 from llmrl.run.folder import config_hash, find_folder
 from llmrl.run.run import Run
+from llmrl.run.sinks.sink import Sink
 
 
 class Experiment:
@@ -66,15 +68,19 @@ class Experiment:
         """Resolve what Hydra has composed; Hydra's own config must be set.
 
         Raises:
-            ConfigError: a value is missing, a part cannot be found, or a file says which code is to be trusted.
+            ConfigError: a value is missing, a part cannot be found, a file says which code is to be trusted, or the
+                treatment is none of the study's.
         """
         from hydra.core.hydra_config import HydraConfig
 
+        from llmrl.config.treatments import check_treatment
         from llmrl.config.trusting import only_typed
         from llmrl.experiment.composition import plain_config
 
         hydra_config = HydraConfig.get()
         overrides = list(hydra_config.overrides.task)
+        folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
+        check_treatment(hydra_config.runtime.choices, folders)
         plain = only_typed(plain_config(config), overrides)
         typed = {override.lstrip("+~").partition("=")[0] for override in overrides}
         choices = hydra_config.runtime.choices
@@ -106,6 +112,15 @@ class Experiment:
         root, name = Path(self.config["output_root"]), self.config["name"]
         return find_folder(root, name, self.hash, self.overrides, self.seed)
 
+    @cached_property
+    def sinks(self) -> dict[str, Sink]:
+        """Where the run's metrics go beside `metrics.jsonl`, by the names of their options; none is open.
+
+        Raises:
+            ConfigError: one needs a library that is not installed, or a key.
+        """
+        return build_loggers(self.config)
+
     def check(self) -> None:
         """Refuse what can be refused before a folder is made: values, and for a run that is to begin here its device
         and language model. What is wrong with the means of a run that has a folder is recorded there.
@@ -115,6 +130,7 @@ class Experiment:
         """
         self.application.check_values(self.config)
         if not self.config["dry_run"] and not self.folder.exists():
+            _ = self.sinks  # what they need is there
             self.means.check()
 
     def plan(self) -> Rows:
@@ -161,6 +177,7 @@ class Experiment:
             checkpoint_every_s=config["checkpoint_seconds"],
             processes=processes,
             digest=self.hash,
+            sinks=lambda: self.sinks,
         )
 
 

@@ -18,6 +18,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.distributed_checks import check_together
+from llmrl.experiment.loggers import check_loggers
 from llmrl.experiment.means import Means, Model
 from llmrl.experiment.models import POLICIES, build_model
 from llmrl.experiment.needed import Compute
@@ -161,6 +162,7 @@ def check_values(config: Config) -> None:
     for group in ("env", "agent", "principal", "hardware", "dataset", "method", "rewards", "evaluation"):
         builder.check(config[group], group)
     check_together(config)
+    check_loggers(config)
     builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
     for name, nodes in config["transfer"].items():
         for group in ("env", "agent"):

@@ -252,25 +252,6 @@ def needed(config: Config) -> list[NeededRun]:
     return found
 
 
-def located(config: Config, play_only: bool = False) -> Config:
-    """Return the config to build an agent from: without first weights where these are not there and not needed, because
-    the run is only planned, or has weights of its own, which are played. Agents around a language model need them at
-    every start, as their checkpoints have only what they have learned."""
-    made = resolved(config)
-    entry = (made.get(RESOLVED) or {}).get("agent.init_from")
-    if entry is None:
-        return config
-    from llmrl.config.builder import Builder
-
-    agent, folder = dict(made["agent"]), Path(made["agent"]["init_from"]).expanduser()
-    preset = entry["as"].startswith("preset:")
-    there = _finished(folder) if preset else folder.is_dir()
-    whole = not Builder(trusted=config["trusted_modules"]).needs(agent, "scorer", "agent")
-    if not there and (whole or not play_only) and (preset or play_only):
-        agent["init_from"] = None
-    return {**config, "agent": agent}
-
-
 @dataclass(frozen=True)
 class _Entry:
     """A run that was found: its folder (of `many`, its experiment's), what the hash says of it, and its name from now
@@ -436,11 +417,12 @@ def _kept(path: Path) -> dict[str, Any] | None:
 def _of_preset(key: str, reference: Reference, config: Config) -> NeededRun:
     """The run of a preset that the run of `config` names at `key`."""
     from llmrl.experiment.pretraining import composed
+    from llmrl.experiment.used import only_read
 
     seed = _seed_of(reference, config)
     own, overrides = composed(reference.what, seed, config)
     steps = own["learn"]["env_steps"]
-    return NeededRun(_what(key), f"{reference}, seed {seed}", with_digests(own), overrides, steps)
+    return NeededRun(_what(key), f"{reference}, seed {seed}", with_digests(only_read(own)), overrides, steps)
 
 
 def _what(key: str) -> str:

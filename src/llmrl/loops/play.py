@@ -22,6 +22,7 @@ from llmrl.loops.observers import EpisodeProgress
 from llmrl.loops.outcomes import evaluation_metrics, write_results
 from llmrl.loops.trajectory_writers import TrajectoryWriter, kept_text
 from llmrl.run.content import RESULT_EPISODES
+from llmrl.run.episodes import FILM, Films
 
 
 @runtime_checkable
@@ -120,6 +121,7 @@ class PlayLoop:
         """Play; returns what a principal would be judged on, mean over episodes (by default the base return of an
         agent)."""
         self._restore(run)
+        run.metrics.attach_pictures(FILM, Films(self.log.files))
         writers = [self.log, *([] if self.trajectories is None else [self.trajectories])]
         with (
             run.progress(self.episodes, "episodes", "play", self._done) as progress,

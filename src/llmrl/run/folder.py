@@ -23,6 +23,7 @@ EXCLUDED: tuple[str, ...] = (
     "name",  # has a folder level of its own
     "output_root",  # where the folder is
     "trials_dir",  # where trials are kept for other runs
+    "loggers",  # where else its metrics go
     "hardware",  # what the run is computed on: device, launcher, processes
     "checkpoint_seconds",  # how often a run saves
     "private",  # who may read its files
@@ -58,6 +59,9 @@ EXCLUDED: tuple[str, ...] = (
 RESOLVED = "resolved_runs"
 """Entry of a config: of each key that names another run, which one (`llmrl.experiment.run_references`). The hash has
 that in place of the key itself, so a run is the same however the other one was named."""
+
+TREATMENT = "treatment"
+"""The config group of what is compared with others in a study."""
 
 HASH_LENGTH = 8
 
@@ -129,7 +133,8 @@ def _is_excluded(key: str) -> bool:
 def run_label(overrides: Iterable[str], name: str = "") -> str:
     """The readable part of a run folder's name.
 
-    `env=<name>` is left out where the folder above, `name`, already says it: TensorBoard cuts long names.
+    `env=<name>` is left out where the folder above, `name`, already says it: TensorBoard cuts long names. A treatment
+    comes first, and by its name alone.
 
     >>> run_label(["principal=ucb", "env=escape_room", "seed=1"])
     'env_escape_room-principal_ucb'

@@ -28,7 +28,8 @@ ALWAYS = ("experiment", "treatment", "llm", *LENGTHS)
 """Options that a label has wherever they were typed, also where all runs of a sweep agree in them: two sweeps of one
 name that differ in nothing else are told apart by these."""
 
-_STUDIES = ("experiment", "treatment")
+_TREATMENT = "treatment"
+_STUDIES = ("experiment", _TREATMENT)
 """Choices whose values say enough without their key."""
 
 MAX_LABEL = 80
@@ -128,10 +129,11 @@ def short(typed: Mapping[str, str]) -> dict[str, str]:
 
 def title(typed: Mapping[str, str], among: Iterable[str] = ()) -> str:
     """Return overrides as tables and figures name them, `principal=ucb, env_steps=1000`; keys are short as they are
-    beside the keys `among` which they are told apart."""
+    beside the keys `among` which they are told apart. A treatment comes first, by its name alone."""
     keys = dict.fromkeys([*among, *typed], "")
     names = dict(zip(keys, short(keys), strict=True))
-    return ", ".join(f"{names[key]}={_short_value(value)}" for key, value in typed.items())
+    told = sorted(typed.items(), key=lambda item: item[0] != _TREATMENT)
+    return ", ".join((f"{names[key]}=" if key != _TREATMENT else "") + _short_value(value) for key, value in told)
 
 
 def _short_value(value: str) -> str:
