@@ -42,19 +42,19 @@ def test_it_is_computed_once_and_begun_with(tmp_path, capsys):
     found = folders(tmp_path)
     assert len(found) == 2
     [begun] = [path for name, path in found.items() if "room_alone" in name.split("/")[0] and "init_from" not in name]
-    assert located(config)["agent"]["init_from"] == str(begun)
+    assert located(with_digests(config))["agent"]["init_from"] == str(begun)
     status = json.loads((begun / "status.json").read_text())
     assert status["state"] == "finished" and status["shared"] == {}
     [needing] = [path for path in found.values() if path != begun]
     shared = json.loads((needing / "status.json").read_text())["shared"]
     assert shared == {"pre-training": ["/".join(begun.parts[-3:])]}
-    parts = build_parts(located(config), None)
+    parts = build_parts(with_digests(config), None)
     for name, x in saved_state(begun)[1]["agents"][0]["policy"].items():
         assert torch.equal(parts.agents[0].policy.state_dict()[name], x)
     parts.close()
     # Another run of the sweep shares it, and so does another seed, if it is told to.
     before = status["updated"]
-    run(*NEEDS, "principal.values=[1,1,1,1,1]", f"output_root={tmp_path}")
+    run(*NEEDS, "design.spending_cost=0.1", f"output_root={tmp_path}")
     run(*NEEDS, "seed=1", "agent.init_from_seed=shared", f"output_root={tmp_path}")
     assert len(folders(tmp_path)) == 4 and json.loads((begun / "status.json").read_text())["updated"] == before
     run(*NEEDS, "dry_run=true", f"output_root={tmp_path}")

@@ -48,9 +48,7 @@ def jobs_of(root: Path, *runs: tuple[str, ...]) -> list:
 
 
 def test_what_several_need_is_one_job_before_them(tmp_path):
-    one, other, second = jobs_of(
-        tmp_path, ("principal.values=[1,0,0,0,0]",), ("principal.values=[0,0,0,0,0]",), ("seed=1",)
-    )
+    one, other, second = jobs_of(tmp_path, ("design.spending_cost=0.1",), ("design.spending_cost=0.2",), ("seed=1",))
     jobs = with_needed([one, other, second])
     assert [job.after for job in jobs] == [(), (), (jobs[0],), (jobs[0],), (jobs[1],)]
     assert [job.config["seed"] for job in jobs] == [0, 1, 0, 0, 1] and jobs[0].command == "llmrl-train"
@@ -76,7 +74,7 @@ def test_a_run_of_the_same_sweep_is_waited_for(tmp_path):
 def test_a_failure_is_told_where_it_is_needed_and_nothing_is_tried_twice(tmp_path):
     """The channel that agents are to read is there for neither of them; the one that learns first finds out."""
     broken = ("agent.reads=[nothing]",)
-    jobs = with_needed(jobs_of(tmp_path, (*broken, "principal.values=[1,0,0,0,0]"), broken))
+    jobs = with_needed(jobs_of(tmp_path, (*broken, "design.spending_cost=0.1"), broken))
     assert len(jobs) == 3
     outcomes, code = launch(jobs, compute, tmp_path / ".sweeps" / "a")
     assert code == 1 and [outcome.state for outcome in outcomes] == ["failed"] * 3
