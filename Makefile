@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt Makefile
 
 demo: install  ## the main job: a principal governs a society in Clean Up, filmed without and with its best mechanism (no key needed)
 	$(BIN)/llmrl-train env=cleanup principal=llm llm=scripted name=demo
-	$(BIN)/llmrl-evaluate "$$(ls -td outputs/demo/*/seed=0 | head -1)" --mechanism none,best --episodes 16 --video --video-steps 500
+	$(BIN)/llmrl-evaluate latest:demo --mechanism none,best --episodes 16 --video --video-steps 500
 
 test: install  ## the whole suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=40

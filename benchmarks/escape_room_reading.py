@@ -84,7 +84,7 @@ def finished(folder: Path, words: Sequence[str], seeds: int) -> list[dict[str, A
     words = ["experiment=regimes/escape_room", *words, "design.race=0", f"seed={chosen}", f"output_root={folder}"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
     subprocess.run([*command, *words], check=True, capture_output=True, env=environment)
-    return [json.loads(next(folder.rglob(f"seed={seed}/summary.json")).read_text()) for seed in range(seeds)]
+    return [json.loads(next(folder.rglob(f"s{seed}/summary.json")).read_text()) for seed in range(seeds)]
 
 
 def side_by_side(folder: Path, vectors: Sequence[list[float]], seeds: int, *words: str) -> np.ndarray:

@@ -40,7 +40,7 @@ def summary(folder: Path) -> dict:
 def again(env: str, principal: str, seed: int, root: Path) -> tuple[list[float], float]:
     """The objectives of the last proposals of a run and of no mechanism, [n] and one, measured anew."""
     run(f"env={env}", f"principal={principal}", f"seed={seed}", f"output_root={root}")
-    [begun] = (root / env).glob(f"*principal={principal}-*/seed={seed}")
+    [begun] = (root / env).glob(f"*principal_{principal}-*/s{seed}")
     history = summary(begun)["history"]
     steps = history[-1]["step"]
     last = [list(row["mechanism"].values()) for row in history if row["step"] > steps - max(1, steps // 5)]
@@ -49,7 +49,7 @@ def again(env: str, principal: str, seed: int, root: Path) -> tuple[list[float],
     once = ("design.steps=1", "design.race=0", "design.references=0", f"design.validate_episodes={EPISODES}")
     name = f"{env}_{principal}_{seed}_again"
     run(f"env={env}", *listed, *once, f"seed={FRESH + seed}", f"name={name}", f"output_root={root}")
-    [fresh] = (root / name).glob(f"*/seed={FRESH + seed}")
+    [fresh] = (root / name).glob(f"*/s{FRESH + seed}")
     none, *objectives = [row["objective"] for row in summary(fresh)["history"]]
     return objectives, none
 

@@ -94,7 +94,7 @@ def made_up_sweep(root: Path, runs: int, groups: int, lines: int) -> None:
     names = ["loss/policy", "loss/value", "loss/entropy", "loss/kl", "train/return", "train/length", "train/paid"]
     for i in range(runs):
         group, seed = i % groups, i // groups
-        folder = root / "made_up" / f"principal.rate={group}-{group:08x}" / f"seed={seed}"
+        folder = root / "made_up" / f"rate_{group}-{group:08x}" / f"s{seed}"
         folder.mkdir(parents=True)
         result = float(rng.normal(group / groups))
         progress = Progress(lines, lines, "steps")

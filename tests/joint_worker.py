@@ -150,7 +150,7 @@ def main() -> None:
             train(root, "stopped", processes, interrupted(processes))
         except Stopped as stopped:
             said["stopped"] = stopped.signal
-        said["status"] = processes.agree((root / "stopped").glob("*/seed=0/status.json").__next__().read_text())
+        said["status"] = processes.agree((root / "stopped").glob("*/s0/status.json").__next__().read_text())
         said["resumed"] = train(root, "stopped", processes)
         said["drifted"] = drift(root, processes)
         said["other"] = other_config(root, processes)

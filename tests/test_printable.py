@@ -122,7 +122,7 @@ _OWN = ("overrides", "error", "llm", "env", "host")
 
 
 def recorded(root: Path, error: str = FAKE) -> Path:
-    folder = root / "name" / "run" / "seed=0"
+    folder = root / "name" / "run" / "s0"
     folder.mkdir(parents=True)
     overrides = ["agent=[red]x[/red]", "env=\x1b[31mx"]
     status = Status(state="failed", attempt=1, overrides=overrides, error=error, llm=FAKE, env=FAKE, host=FAKE)
@@ -212,11 +212,11 @@ def commands(said: str, name: str) -> list[list[str]]:
 
 def test_printed_commands_are_quoted(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / NASTY / "run" / "seed=0"
+    folder = tmp_path / NASTY / "run" / "s0"
     folder.mkdir(parents=True)
     sweeps.print_sweep([Outcome(job(folder, []), folder, "failed", error="x")])
     said = capsys.readouterr().out
-    assert ["llmrl-sweep", "logs", f"{NASTY}/run/seed=0"] in commands(said, "llmrl-sweep")
+    assert ["llmrl-sweep", "logs", f"{NASTY}/run/s0"] in commands(said, "llmrl-sweep")
     for name in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
         assert [*name.split(), NASTY] in commands(said, name), said
     run = SimpleNamespace(
@@ -228,7 +228,7 @@ def test_printed_commands_are_quoted(tmp_path, capsys, monkeypatch):
     assert commands(said, "tensorboard") == [["tensorboard", "--logdir", str(tmp_path / NASTY)]]
     runs.print_skipped(run)
     said = capsys.readouterr().out
-    assert shlex.join(["llmrl-evaluate", f"{NASTY}/run/seed=0", "--video"]) in said
+    assert shlex.join(["llmrl-evaluate", f"{NASTY}/run/s0", "--video"]) in said
 
 
 def test_the_command_in_a_jobs_log_is_quoted(tmp_path):

@@ -78,7 +78,7 @@ def test_commands(tmp_path):
                 continue
             if "<run>" in line:
                 name = re.search(r"outputs/(\w+)/", line)[1]
-                folder = max((tmp_path / "outputs" / name).glob("*/seed=0"), key=lambda path: path.stat().st_mtime)
+                folder = max((tmp_path / "outputs" / name).glob("*/s0"), key=lambda path: path.stat().st_mtime)
                 line = line.replace("<run>", folder.parent.name)
             line = line.replace("http://localhost:8000/v1", f"{server.url}")
             words = [word.rstrip("…") for word in shlex.split(line) if word != "…"]

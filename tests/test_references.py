@@ -100,7 +100,7 @@ def test_a_sweep_shares_them_and_other_games_do_not():
 def test_untrained_agents_begin_with_nothing_and_never_adapt():
     begun = wanted("env=cleanup", "principal=ucb", "env.horizon=20", "design.rollout_steps=10", "design.references=1")
     scan, untrained = (each.config for each in begun)
-    assert scan["agent"]["init_from"] == "preset:regimes/cleanup_pretrain" and "pretraining_digest" in scan
+    assert scan["resolved_runs"]["agent.init_from"]["as"] == "preset:regimes/cleanup_pretrain"
     assert untrained["agent"]["init_from"] is None and "pretraining_digest" not in untrained
     assert untrained["design"]["adapt_rounds"] == 0 and untrained["principal"]["vectors"] == [[0, 0, 0]]
     assert [each.env_steps for each in begun] == [6 * 3 * 20 * 2, 20 * 2]
@@ -231,12 +231,12 @@ def test_they_are_measured_first_and_stand_beside_the_run(governed):
             ]  # fmt: skip
             assert len(values) == 2 and own[line]["value"] == pytest.approx(np.mean(values))
     by_context = {own["context"]: own for own in told["contexts"]}
-    [folder] = (governed / "escape_room").rglob("seed=0")
+    [folder] = (governed / "escape_room").rglob("s0")
     for row, tried in zip(comparable_metrics(folder, "proposal"), summary["history"], strict=True):
         for line in ("no_mechanism", "untrained", "scan_best"):
             assert row[f"reference/{line}"] == by_context[tried["context"]][line]["value"]
     assert {"reference=scan", "reference=untrained"} == {
-        read_status(path).overrides[0] for path in (governed / "escape_room_references").rglob("seed=0")
+        read_status(path).overrides[0] for path in (governed / "escape_room_references").rglob("s0")
     }
 
 
@@ -276,7 +276,7 @@ def test_a_stop_while_they_are_computed_loses_nothing(governed, tmp_path, monkey
     monkeypatch.setattr(Run, "safe_point", interrupted)
     with pytest.raises(Stopped):
         run(*command)
-    states = {path.parent.name: read_status(path).state for path in tmp_path.rglob("seed=0")}
+    states = {path.parent.name: read_status(path).state for path in tmp_path.rglob("s0")}
     assert len(states) == 2 and set(states.values()) == {"preempted"} and "_references" in str(seen[-1])
     monkeypatch.setattr(Run, "safe_point", safe_point)
     run(*command)

@@ -25,7 +25,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import PIECES
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
-from llmrl.run.folder import readable, split_overrides
+from llmrl.run.folder import run_label, split_overrides
 from llmrl.sweeps.jobs import differing_keys, named_by
 
 ROOT = Path(__file__).parents[1]
@@ -210,8 +210,8 @@ def swept(tmp_path, *runs):
     records = []
     differing = differing_keys(runs)
     for i, overrides in enumerate(runs):
-        named = readable(named_by(overrides, differing), "harvest_pixels")
-        folder = tmp_path / "harvest_pixels" / f"{named}-{i:08x}" / "seed=0"
+        named = run_label(named_by(overrides, differing), "harvest_pixels")
+        folder = tmp_path / "harvest_pixels" / f"{named}-{i:08x}" / "s0"
         record = {"folder": folder, "name": "harvest_pixels", "group": folder.parent.name, "seed": 0}
         records.append(RunRecord(**record, state="finished", overrides=split_overrides(overrides)))
     [task] = tasks_of(records, tmp_path)
@@ -224,7 +224,7 @@ def test_a_sweep_over_treatments_reads_by_their_names(tmp_path):
         tmp_path, [*words, "treatment=ucb"], [*words, "treatment=thompson"], [*words, "treatment=llm", "llm=gpt4o_mini"]
     )
     assert labels == {"ucb", "thompson", "llm"}
-    assert folders == ["ucb", "thompson", "llm,llm=gpt4o_mini"]
+    assert folders == ["harvest-ucb", "harvest-thompson", "harvest-llm-llm_gpt4o_mini"]
 
 
 def test_what_else_differs_is_told_too(tmp_path):

@@ -133,7 +133,7 @@ def _(folder: Path) -> tuple[bool, str]:
 def _(folder: Path) -> tuple[bool, str]:
     started = time.monotonic()
     code, said = command(folder, "env=cartpole", "env.n_envs=1000000000000")
-    held = code == 1 and plain(said) and "GiB" in said and not list(folder.rglob("seed=*"))
+    held = code == 1 and plain(said) and "GiB" in said and not list(folder.rglob("s[0-9]*"))
     return held and time.monotonic() - started < 60, last(said)
 
 
@@ -168,13 +168,13 @@ def _(folder: Path) -> tuple[bool, str]:
         seen.append(last(said))
         if code != 1 or "Traceback" in said or told not in said or "has no option" in said:
             return False, last(said)
-    return not list(folder.rglob("seed=*")), " // ".join(seen)
+    return not list(folder.rglob("s[0-9]*")), " // ".join(seen)
 
 
 @attack("a run's saved config given to --config-name", "the command of that run, ready to paste")
 def _(folder: Path) -> tuple[bool, str]:
     code, said = command(folder, *SMALL)
-    [config] = folder.rglob("seed=0/config.yaml")
+    [config] = folder.rglob("s0/config.yaml")
     code_2, said = command(folder, f"--config-name={config}")
     return (code, code_2) == (0, 1) and plain(said) and " ".join(SMALL) in said, last(said)
 
@@ -235,8 +235,8 @@ for name in ("status.json", "owner.json"):
 def _(folder: Path) -> tuple[bool, str]:
     folders = []
     for i in range(4):
-        shutil.copytree(toy(folder / "one"), folder / "outputs" / "study" / "defaults-00000000" / f"seed={i}")
-        folders.append(folder / "outputs" / "study" / "defaults-00000000" / f"seed={i}")
+        shutil.copytree(toy(folder / "one"), folder / "outputs" / "study" / "defaults-00000000" / f"s{i}")
+        folders.append(folder / "outputs" / "study" / "defaults-00000000" / f"s{i}")
     for each in folders[:3]:
         (each / "status.json").unlink()
     (folders[0] / "status.json").mkdir()

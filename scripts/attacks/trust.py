@@ -141,7 +141,7 @@ def theirs(folder: Path, changes: Mapping[str, Any], state: str = "finished") ->
     """A stranger's copy of it."""
     import yaml
 
-    run = folder / "runs" / "theirs" / "run-12345678" / "seed=0"
+    run = folder / "runs" / "theirs" / "run-12345678" / "s0"
     shutil.copytree(finished(), run)
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump({**config, **changes}))
@@ -560,7 +560,7 @@ def _(folder: Path) -> tuple[bool, str]:
     from llmrl.sweeps.hardware import Hardware
     from llmrl.sweeps.jobs import Job, Outcome
 
-    place = folder / "it's $(touch pwned) `touch pwned`; touch pwned #" / "run" / "seed=0"
+    place = folder / "it's $(touch pwned) `touch pwned`; touch pwned #" / "run" / "s0"
     place.mkdir(parents=True)
     job = Job({"seed": 0, "name": "x"}, [], Hardware("local", "cpu", "highest", 1, 1, 1.0, 0, 1), 1, [])
     _, out = said_by(lambda: print_sweep([Outcome(job, place, "failed", error="x")]))
@@ -582,14 +582,14 @@ def cleaned(folder: Path, *kinds: str) -> Said:
 
 def precious(folder: Path) -> Path:
     own = folder / "precious"
-    (own / "seed=1" / "backup_1").mkdir(parents=True)
+    (own / "s1" / "backup_1").mkdir(parents=True)
     (own / "thesis").write_text("years")
-    (own / "seed=1" / "thesis").write_text("years")
+    (own / "s1" / "thesis").write_text("years")
     return own
 
 
 def kept(own: Path) -> bool:
-    return (own / "thesis").exists() and (own / "seed=1" / "thesis").exists() and (own / "seed=1" / "backup_1").exists()
+    return (own / "thesis").exists() and (own / "s1" / "thesis").exists() and (own / "s1" / "backup_1").exists()
 
 
 @attack("the folder of launches is a link to a home", "left alone")
@@ -635,7 +635,7 @@ def _(folder: Path) -> tuple[bool, str]:
 
     own, root = precious(folder), folder / "runs"
     group, away, stop = root / "group", root / "away", threading.Event()
-    (group / "seed=1").mkdir(parents=True)
+    (group / "s1").mkdir(parents=True)
     (group / "stays").touch()
     link = root / "link"
     link.symlink_to(own)
@@ -654,8 +654,8 @@ def _(folder: Path) -> tuple[bool, str]:
             tried += 1
             try:
                 with contextlib.suppress(OSError):
-                    (group / "seed=1").mkdir()
-                remove(root, group / "seed=1")
+                    (group / "s1").mkdir()
+                remove(root, group / "s1")
             except RunFolderError:
                 lost += 1
     finally:

@@ -18,7 +18,7 @@ from run_folders import write_run
 
 
 def record(root: Path, path: str, seed: int, model: str = "", **overrides: str) -> RunRecord:
-    folder = root / path / f"seed={seed}"
+    folder = root / path / f"s{seed}"
     keys = {key.replace("__", "."): value for key, value in overrides.items()}
     return RunRecord(folder, folder.parent.parent.name, folder.parent.name, seed, "finished", overrides=keys, llm=model)
 
@@ -30,7 +30,7 @@ def test_labels_are_what_differs_and_the_rest_is_said_once(tmp_path: Path) -> No
     [task] = tasks_of(runs, tmp_path)
     assert task.title == "game"
     assert task.common == {"env": "game", "env.n": "8"}
-    assert [group.label for group in task.groups] == ["default", "principal=llm, llm.x=1", "principal=ucb"]
+    assert [group.label for group in task.groups] == ["default", "principal=llm, x=1", "principal=ucb"]
     assert [[run.seed for run in group.runs] for group in task.groups] == [[0], [0, 1], [0, 2, 10]]
     assert [group.missing for group in task.groups] == [(1, 2, 10), (2, 10), (1,)]
     assert [group.expected for group in task.groups] == [4, 4, 4]

@@ -29,8 +29,8 @@ def numbers(folder: Path) -> GroupNumbers:
 
 def begun(root: Path, pretraining: int, seed: int, result: float) -> None:
     """A run that begins with the weights of a seed of `pre`."""
-    weights = f"agent.init_from=outputs/pre/defaults-1/seed={pretraining}"
-    shared = {"pre-training": [f"pre/defaults-1/seed={pretraining}"]}
+    weights = f"agent.init_from=outputs/pre/defaults-1/s{pretraining}"
+    shared = {"pre-training": [f"pre/defaults-1/s{pretraining}"]}
     write_run(root, "harvest", ["principal=ucb", weights], seed, [result], shared=shared)
 
 
@@ -64,18 +64,18 @@ def test_seeds_of_a_pretraining_are_a_level_of_one_group(tmp_path: Path) -> None
 
 def test_other_pretrainings_and_unknown_differences_stay_apart(tmp_path: Path) -> None:
     begun(tmp_path, 0, 0, 1.0)
-    other = ["principal=ucb", "agent.init_from=outputs/pre/other-2/seed=0"]
-    write_run(tmp_path, "harvest", other, 0, [1.0], shared={"pre-training": ["pre/other-2/seed=0"]})
+    other = ["principal=ucb", "agent.init_from=outputs/pre/other-2/s0"]
+    write_run(tmp_path, "harvest", other, 0, [1.0], shared={"pre-training": ["pre/other-2/s0"]})
     [task] = tasks_of(read_runs(tmp_path), tmp_path)
     assert [group.label for group in task.groups] == [
-        "agent.init_from=outputs/pre/defaults-1",
-        "agent.init_from=outputs/pre/other-2",
+        "init_from=defaults-1",
+        "init_from=other-2",
     ]
     # The same weights and the same words, but another config: something that was not typed differs.
-    status = next((tmp_path / "harvest").glob("*other-2*/seed=0/status.json"))
+    status = next((tmp_path / "harvest").glob("*other-2*/s0/status.json"))
     content = json.loads(status.read_text())
-    content["overrides"] = ["principal=ucb", "agent.init_from=outputs/pre/defaults-1/seed=0"]
-    content["shared"] = {"pre-training": ["pre/defaults-1/seed=0"]}
+    content["overrides"] = ["principal=ucb", "agent.init_from=outputs/pre/defaults-1/s0"]
+    content["shared"] = {"pre-training": ["pre/defaults-1/s0"]}
     status.write_text(json.dumps(content))
     [task] = tasks_of(read_runs(tmp_path), tmp_path)
     assert len(task.groups) == 2
@@ -136,17 +136,17 @@ def test_the_result_of_a_run_is_the_mean_of_the_episodes_it_names(tmp_path: Path
 
 
 def test_runs_record_what_they_share() -> None:
-    weights = "agent.init_from='outputs/pre/defaults-1/seed=2'"
+    weights = "agent.init_from='outputs/pre/defaults-1/s2'"
     config = compose("env=harvest", "principal=llm", weights, "llm.share_replies=true", "seed=3")
-    assert shared_of(config, asks=True) == {"pre-training": ["pre/defaults-1/seed=2"], "replies": ["all seeds"]}
-    assert shared_of(config, asks=False) == {"pre-training": ["pre/defaults-1/seed=2"]}
+    assert shared_of(config, asks=True) == {"pre-training": ["pre/defaults-1/s2"], "replies": ["all seeds"]}
+    assert shared_of(config, asks=False) == {"pre-training": ["pre/defaults-1/s2"]}
     config = compose(
         "env=escape_room", "principal=ucb", "design.societies=3", "design.society_seeds=consecutive", "seed=3"
     )
     assert shared_of(config, asks=False) == {"society": ["3", "4", "5"]}
     assert shared_of(compose("env=escape_room", "design.societies=3"), asks=False) == {}
-    replay = compose("principal=llm", "env=escape_room", "llm=replay", "llm.calls='outputs/a/b/seed=0'")
-    assert shared_of(replay, asks=True) == {"replies": ["a/b/seed=0"]}
+    replay = compose("principal=llm", "env=escape_room", "llm=replay", "llm.calls='outputs/a/b/s0'")
+    assert shared_of(replay, asks=True) == {"replies": ["a/b/s0"]}
     assert shared_of(replay | {"llm": {**replay["llm"], "calls": "outputs/a/b"}}, asks=True) == {}
 
 
@@ -154,7 +154,7 @@ def test_a_suite_says_what_its_intervals_do_not_cover(tmp_path: Path) -> None:
     player = {"success": 0.5, "low": 0.4, "high": 0.6, "episodes": 10, "kinds": {}, "lacking": []}
     found = []
     for seed in range(3):
-        shared = {"pre-training": ["pre/defaults-1/seed=0"]}
+        shared = {"pre-training": ["pre/defaults-1/s0"]}
         folder = write_run(tmp_path, "taught", ["agent=llm_ppo"], seed, shared=shared)
         test = {"env": "x", "players": {"student": player}, "refused": {}}
         found.append({"runs": [str(folder)], "checkpoint": 1, "llm": "", "players": ["student"], "tests": [test]})

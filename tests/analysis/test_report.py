@@ -184,11 +184,11 @@ def test_every_state_has_a_reason(tmp_path: Path) -> None:
     (killed / "status.json").write_text(text.replace('"stopped"', '"running"'))  # and nobody owns the folder
     corrupt = write_run(tmp_path, "game", ["principal=ucb"], 4, [1.0])
     (corrupt / "status.json").write_text("{")
-    waiting = corrupt.with_name("seed=5")
+    waiting = corrupt.with_name("s5")
     waiting.mkdir()
     place = ("llmrl.sweeps.backends.slurm.Slurm", 0, "17", this_machine(), os.getpid(), "", "here", str(tmp_path))
     Queued(*place, log="", cluster="", user="", submitted=0.0, code="", overrides=["principal=ucb"]).write(waiting)
-    (corrupt.with_name("seed=6")).mkdir()
+    (corrupt.with_name("s6")).mkdir()
     with Run.open(tmp_path, "game", {"of": ["game", "principal=ucb"]}, ["principal=ucb"], 7) as run:
         run.status.progress = Progress(4, 10, "steps")
         run.status.write(run.folder)

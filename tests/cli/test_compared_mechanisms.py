@@ -191,7 +191,7 @@ def test_when_societies_adapt():
 
 def test_all_mechanisms_are_in_what_is_written(cleanup, capsys):
     main([str(cleanup), "--mechanism", "none,best", "--mechanism", "0,3,0", "--episodes", "8", "--seed", "5"])
-    out = cleanup / "evaluation_mechanism=none,best,[0,3,0]"
+    [out] = cleanup.glob("evaluation_mechanism_none-best-0-3-0-*")
     results = json.loads((out / "results.json").read_text())
     best = json.loads((cleanup / "summary.json").read_text())["best"]["mechanism"]
     imposed_values = [list(each["mechanism"].values()) for each in results["mechanisms"]]

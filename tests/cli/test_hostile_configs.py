@@ -203,7 +203,7 @@ FOLDERS = {
 
 def hostile(finished: Path, root: Path, changes: dict) -> Path:
     """A copy of a real run, whose config somebody has changed."""
-    folder = root / "runs" / "theirs" / "run-12345678" / "seed=0"
+    folder = root / "runs" / "theirs" / "run-12345678" / "s0"
     shutil.copytree(finished, folder)
     config = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump({**config, **changes}))

@@ -67,7 +67,7 @@ def test_the_page_runs_as_it_is(site, tmp_path):
     (_, alone), (_, swept) = [(command[0], command[1:]) for command in COMMANDS[1:]]
     done = train(alone, site, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    (summary,) = (tmp_path / "outputs" / "coins").glob("*/seed=0/summary.json")
+    (summary,) = (tmp_path / "outputs" / "coins").glob("*/s0/summary.json")
     config = yaml.safe_load((summary.parent / "config.yaml").read_text())
     assert config["principal"] == {"_target_": "my_lab.parts.Ladder", "rungs": 3}
     assert config["env"] == {"_target_": "my_lab.parts.Coins", "n_envs": 4, "n_agents": 3, "horizon": 10}
@@ -81,7 +81,7 @@ def test_the_page_runs_as_it_is(site, tmp_path):
     done = train([*swept, "name=swept"], site, tmp_path)
     assert done.returncode == 0 and "2 finished" in done.stdout, done.stdout + done.stderr
     for seed in (0, 1):
-        (queued,) = (tmp_path / "outputs" / "swept").glob(f"*/seed={seed}/queued.json")
+        (queued,) = (tmp_path / "outputs" / "swept").glob(f"*/s{seed}/queued.json")
         assert json.loads(queued.read_text())["backend"] == "my_lab.niced.Niced"
     again = train([*swept, "name=swept"], site, tmp_path)
     assert again.returncode == 0 and again.stdout.count("nothing to do") == 2, again.stdout + again.stderr

@@ -25,14 +25,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     done = run("train", "env=escape_room", "learn.env_steps=200", "learn.evaluate_episodes=2", folder=folder)
     assert done.returncode == 0, done.stderr
-    [found] = (folder / "outputs" / "escape_room").glob("*/seed=0")
+    [found] = (folder / "outputs" / "escape_room").glob("*/s0")
     return found
 
 
 def test_other_options_are_played_and_kept_apart(trained: Path) -> None:
     done = run("evaluate", str(trained), "--episodes", "4", "--env", "horizon=9", folder=trained)
     assert done.returncode == 0, done.stderr
-    results = json.loads((trained / "evaluation_horizon=9" / "results.json").read_text())
+    results = json.loads((trained / "evaluation_horizon_9" / "results.json").read_text())
     assert results["env"] == ["horizon=9"]
     assert max(results["per_episode"]["length"]) > 5  # the run's own horizon
 

@@ -235,7 +235,7 @@ WORDS = {
     "taken out": ["env=escape_room", "~principal"],
     "taken out, composition fails": ["env=escape_room", "~env", "env.n_envs=2"],
     "grammar": ["experiment=search/linear", "env.n_envs=[1,2"],
-    "saved": ["--config-name", "outputs/a/b/seed=0/config.yaml"],
+    "saved": ["--config-name", "outputs/a/b/s0/config.yaml"],
     "infinite": ["env=escape_room", "design.spending_cost=inf"],
     "too many": ["env=escape_room", "env.n_envs=1000000000000"],
 }

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from experiments import compose, run
-from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import ConfigError
+from llmrl.experiment.first_weights import located
 from llmrl.experiment.job import run_experiment
 from llmrl.experiment.needed import ensure
 from llmrl.experiment.parts import build_parts
-from llmrl.experiment.pretraining import digest, located, needed, reference
+from llmrl.experiment.run_references import needed, with_digests
 from llmrl.run.content import saved_state
 from llmrl.run.run import Run, Stopped
 
@@ -27,15 +27,8 @@ NEEDS = (
 
 
 def folders(root: Path) -> dict[str, Path]:
-    """Of every run under `root`: `name/…/seed=<n>` by what was typed for it."""
-    return {path.parent.name + "/" + path.name: path for path in root.rglob("seed=*")}
-
-
-def test_a_reference_names_a_seed():
-    assert reference({"agent": {"init_from": STUDY}}) == f"{STUDY}/seed=0"
-    assert reference({"agent": {"init_from": f"{STUDY}/seed=3"}}) == f"{STUDY}/seed=3"
-    assert reference({"agent": {"init_from": "outputs/a/b/seed=0"}}) is None
-    assert reference({"agent": {"init_from": None}}) is None and reference({}) is None
+    """Of every run under `root`: `name/…/s<n>` by what was typed for it."""
+    return {path.parent.name + "/" + path.name: path for path in root.rglob("s[0-9]*")}
 
 
 def test_it_is_computed_once_and_begun_with(tmp_path, capsys):
@@ -49,29 +42,23 @@ def test_it_is_computed_once_and_begun_with(tmp_path, capsys):
     found = folders(tmp_path)
     assert len(found) == 2
     [begun] = [path for name, path in found.items() if "room_alone" in name.split("/")[0] and "init_from" not in name]
-    assert located(config)["agent"]["init_from"] == str(begun)
+    assert located(with_digests(config))["agent"]["init_from"] == str(begun)
     status = json.loads((begun / "status.json").read_text())
     assert status["state"] == "finished" and status["shared"] == {}
     [needing] = [path for path in found.values() if path != begun]
-    assert json.loads((needing / "status.json").read_text())["shared"] == {"pre-training": [f"{STUDY}/seed=0"]}
-    parts = build_parts(located(config), None)
+    shared = json.loads((needing / "status.json").read_text())["shared"]
+    assert shared == {"pre-training": ["/".join(begun.parts[-3:])]}
+    parts = build_parts(with_digests(config), None)
     for name, x in saved_state(begun)[1]["agents"][0]["policy"].items():
         assert torch.equal(parts.agents[0].policy.state_dict()[name], x)
     parts.close()
-    # Another run of the sweep shares it.
+    # Another run of the sweep shares it, and so does another seed, if it is told to.
     before = status["updated"]
-    run(*NEEDS, "seed=1", f"output_root={tmp_path}")
-    assert len(folders(tmp_path)) == 3 and json.loads((begun / "status.json").read_text())["updated"] == before
+    run(*NEEDS, "design.spending_cost=0.1", f"output_root={tmp_path}")
+    run(*NEEDS, "seed=1", "agent.init_from_seed=shared", f"output_root={tmp_path}")
+    assert len(folders(tmp_path)) == 4 and json.loads((begun / "status.json").read_text())["updated"] == before
     run(*NEEDS, "dry_run=true", f"output_root={tmp_path}")
     assert "finished:" in capsys.readouterr().out
-
-
-def test_what_the_preset_is_belongs_to_the_experiment(tmp_path):
-    config = with_digests(compose(*NEEDS, f"output_root={tmp_path}"))
-    assert config["pretraining_digest"] == digest(Path(f"{STUDY}/seed=0"))
-    assert "pretraining_digest" not in with_digests(compose("env=escape_room"))
-    with pytest.raises(ConfigError, match="changed since this run was submitted"):
-        with_digests({**config, "pretraining_digest": "0" * 8})
 
 
 def test_several_that_need_it_at_once_wait_for_one(tmp_path):
@@ -99,7 +86,7 @@ def test_who_waits_can_be_stopped(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("study", "message"),
     [
-        ("preset:legislative/nothing", "agent.init_from=preset:legislative/nothing/seed=0: "),
+        ("preset:legislative/nothing", "agent.init_from=preset:legislative/nothing: In .train.: Could not find"),
         ("preset:regimes/escape_room", "this one has a principal"),
     ],
 )

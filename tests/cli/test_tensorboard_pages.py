@@ -53,7 +53,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
             run(*TINY, f"principal={principal}", f"seed={seed}", f"output_root={root}")
     run(*TINY, "principal=llm", "llm=scripted", f"output_root={root}")
     run(*TINY[:2], "principal=none", "learn.env_steps=40", "learn.evaluate_episodes=4", f"output_root={root}")
-    (folder,) = root.glob("*/*ucb*/seed=0")
+    (folder,) = root.glob("*/*ucb*/s0")
     evaluate([str(folder), "--episodes", "4", "--video"])
     return root
 
@@ -100,7 +100,7 @@ def test_hparams_table_has_a_row_for_each_run_with_its_final_numbers(server, swe
 @pytest.mark.slow
 def test_principals_share_the_tags_of_their_curves(server):
     tags = server.json("scalars/tags")
-    governed = [set(tags[run]) for run in tags if re.search(r"principal=(ucb|thompson|llm)[^/]*/seed=\d$", run)]
+    governed = [set(tags[run]) for run in tags if re.search(r"principal_(ucb|thompson|llm)[^/]*/s\d$", run)]
     shared = set.intersection(*governed)
     assert len(governed) == 5
     assert {"principal/objective", "principal/best_objective", "validation/return", "train/return"} <= shared

@@ -14,7 +14,9 @@ from llmrl.core.option_files import is_global, root
 
 FOLDER = root() / option_schema.FOLDER
 FILES = sorted(
-    path for path in root().rglob("*.yaml") if path.relative_to(root()).parts[0] in (*groups(), "experiment", "treatment", path.name)
+    path
+    for path in root().rglob("*.yaml")
+    if path.relative_to(root()).parts[0] in (*groups(), "experiment", "treatment", path.name)
 )
 
 

@@ -101,7 +101,7 @@ def test_trials_are_kept_under_what_decides_them(tmp_path):
 
 
 def search_run(root, task="A-v0", lines=((1.0, 2.0), (3.0, 4.0)), seed=0):
-    folder = root / "search" / f"seed={seed}"
+    folder = root / "search" / f"s{seed}"
     folder.mkdir(parents=True)
     config = {"env": {"id": task, "n_envs": 3}, "agent": {"bound": 6}, "search": {"episodes": 2}, "seed": seed}
     (folder / "config.yaml").write_text(json.dumps(config))
@@ -134,7 +134,7 @@ def test_data_of_another_task_is_refused(tmp_path):
         read_search_run(search_run(tmp_path / "c"), three, TASK)
     with pytest.raises(ConfigError, match=r"another task \(seed: 1 there, 0 here\)"):  # directions drawn from the seed
         read_search_run(search_run(tmp_path / "d", seed=1), PLANE, {**TASK, "seed": 0})
-    assert read_search_run(tmp_path / "d" / "search" / "seed=1", PLANE, TASK).trials
+    assert read_search_run(tmp_path / "d" / "search" / "s1", PLANE, TASK).trials
 
 
 def test_folders_without_proposals_are_refused(tmp_path):
@@ -144,9 +144,9 @@ def test_folders_without_proposals_are_refused(tmp_path):
         find_search_runs([str(tmp_path)])
     with pytest.raises(ConfigError, match="has no proposals yet"):
         read_search_run(search_run(tmp_path, lines=()), PLANE, TASK)
-    (tmp_path / "search" / "seed=0" / "proposals.jsonl").write_text('{"vector": [1, 2]}\n')
+    (tmp_path / "search" / "s0" / "proposals.jsonl").write_text('{"vector": [1, 2]}\n')
     with pytest.raises(ConfigError, match=r"line 1 is no proposal: KeyError\('returns'\)"):
-        read_search_run(tmp_path / "search" / "seed=0", PLANE, TASK)
+        read_search_run(tmp_path / "search" / "s0", PLANE, TASK)
 
 
 def test_runs_are_found_once_and_old_ones_that_were_moved_aside_are_not(tmp_path):

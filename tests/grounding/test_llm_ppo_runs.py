@@ -122,7 +122,7 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path, model):
     first = only_run_folder(tmp_path)
     frozen = ("agent.ppo.learning_rate=1e-12", "agent.ppo.epochs=1")
     silent_run(*overrides, "name=second", f"agent.init_from='{first}'", *frozen)
-    [second] = (tmp_path / "second").glob("*/seed=0")
+    [second] = (tmp_path / "second").glob("*/s0")
     a, b = (saved_state(folder)[1]["agents"][0]["policy"] for folder in (first, second))
     assert all(torch.allclose(x, b[name], atol=1e-6) for name, x in a.items())
     with pytest.raises(ConfigError, match="do not fit this agent"):

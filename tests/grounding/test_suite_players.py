@@ -32,7 +32,7 @@ def runs(tmp_path_factory):
     found = {}
     for agent, own in agents.items():
         run(*ENV, *QUICK, f"agent={agent}", f"name={agent}", f"output_root={root}", *own)
-        [found[agent]] = (root / agent).glob("*/seed=0")
+        [found[agent]] = (root / agent).glob("*/s0")
     return found
 
 

@@ -165,21 +165,21 @@ def test_unwritable_log(tmp_path):
 def test_totals_of_a_folder_of_runs(tmp_path):
     cache = Cache(tmp_path / "cache")
     for seed in (0, 1):
-        model = client(tmp_path / f"seed={seed}" / FILE_NAME, cache=cache)  # one stream: the second run pays nothing
+        model = client(tmp_path / f"s{seed}" / FILE_NAME, cache=cache)  # one stream: the second run pays nothing
         model.chat([ask("a", fault=lambda text: ""), ask("b", fault=lambda text: "bad")])
     unknown = client(tmp_path / "other" / FILE_NAME, Echo(input_price=None, fail={"x": LLMError("no", refused=True)}))
     unknown.chat([ask("a")])
     with pytest.raises(LLMError):
         unknown.chat([ask("x")])
-    client(tmp_path / "seed=0" / "backup_1" / FILE_NAME).chat([ask("a")])
+    client(tmp_path / "s0" / "backup_1" / FILE_NAME).chat([ask("a")])
     (tmp_path / "silent").mkdir()
     Ledger(tmp_path / "silent" / FILE_NAME)
     totals = {path.name: total for path, total in call_totals(tmp_path).items()}
-    assert set(totals) == {"seed=0", "seed=1", "other"}
-    assert totals["seed=0"] == CallTotals(("echo",), 2, 0, 0, 2, 1, 6, 4, pytest.approx(14e-6))
-    assert totals["seed=1"] == CallTotals(("echo",), 2, 2, 0, 2, 1, 6, 4, 0.0)
+    assert set(totals) == {"s0", "s1", "other"}
+    assert totals["s0"] == CallTotals(("echo",), 2, 0, 0, 2, 1, 6, 4, pytest.approx(14e-6))
+    assert totals["s1"] == CallTotals(("echo",), 2, 2, 0, 2, 1, 6, 4, 0.0)
     assert totals["other"] == CallTotals(("echo",), 1, 0, 1, 0, 0, 3, 2, None)
-    both = totals["seed=0"].plus(totals["other"])
+    both = totals["s0"].plus(totals["other"])
     assert (both.calls, both.failed, both.cost) == (3, 1, None)
 
 

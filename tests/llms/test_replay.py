@@ -29,13 +29,13 @@ def test_an_experiment_again(tmp_path):
     for seed in (0, 1):
         run(*RUN, *spoilt, f"seed={seed}", f"output_root={tmp_path}/first")
     [folder] = (tmp_path / "first" / "escape_room").iterdir()
-    for seed, calls in ((0, folder / "seed=0"), (1, folder), (1, folder / "seed=1" / FILE_NAME)):
+    for seed, calls in ((0, folder / "s0"), (1, folder), (1, folder / "s1" / FILE_NAME)):
         root = tmp_path / f"again_{seed}_{len(calls.parts)}"
         run(*RUN, "llm=replay", "llm.max_invalid=null", f"llm.calls='{calls}'", f"seed={seed}", f"output_root={root}")
         again = only_run_folder(root)
         without_spent = [
             [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in comparable_metrics(which)]
-            for which in (again, folder / f"seed={seed}")
+            for which in (again, folder / f"s{seed}")
         ]
         assert without_spent[0] == without_spent[1]
         assert comparable_metrics(again, "proposal")[-1]["llm/invalid_replies"] > 0

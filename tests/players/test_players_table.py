@@ -41,7 +41,7 @@ def of(players, task, name):
 
 
 def results(sweep, task, name):
-    return [json.loads(path.read_text()) for path in sorted(sweep.glob(f"{task}/*agent={name}*/seed=*/results.json"))]
+    return [json.loads(path.read_text()) for path in sorted(sweep.glob(f"{task}/*agent_{name}*/s*/results.json"))]
 
 
 def test_every_player_of_every_environment(players):

@@ -164,7 +164,7 @@ def test_failure_is_recorded_raised_and_resumed(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="engine"):
         train(tmp_path, hook=explode)
-    folder = next((tmp_path / "toys").glob("*/seed=0"))
+    folder = next((tmp_path / "toys").glob("*/s0"))
     status = read_status(folder)
     assert status is not None
     assert (status.state, status.error) == ("failed", "RuntimeError: the engine died")
@@ -192,7 +192,7 @@ def test_signal_stops_at_a_safe_point_and_the_run_goes_on(tmp_path: Path, number
         train(tmp_path, hook=send, every=1e9)
     assert caught.value.exit_code == 128 + number
     assert signal.getsignal(number) is handler
-    folder = next((tmp_path / "toys").glob("*/seed=0"))
+    folder = next((tmp_path / "toys").glob("*/s0"))
     status = read_status(folder)
     assert status is not None
     assert status.state == state
@@ -274,7 +274,7 @@ def test_damaged_checkpoint_costs_only_the_work_since_the_one_before(tmp_path: P
 
     with pytest.raises(RuntimeError):
         train(tmp_path, hook=stop)
-    folder = next((tmp_path / "toys").glob("*/seed=0"))
+    folder = next((tmp_path / "toys").glob("*/s0"))
     newest = sorted((folder / "checkpoints").glob("*.pt"))[-1]
     newest.write_bytes(newest.read_bytes()[:-50])
     run = train(tmp_path)
@@ -285,7 +285,7 @@ def test_damaged_checkpoint_costs_only_the_work_since_the_one_before(tmp_path: P
 def test_all_checkpoints_damaged_is_an_error_until_rerun(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         train(tmp_path, hook=lambda run, iteration: (_ for _ in ()).throw(RuntimeError()) if iteration == 9 else None)
-    folder = next((tmp_path / "toys").glob("*/seed=0"))
+    folder = next((tmp_path / "toys").glob("*/s0"))
     metrics = (folder / "metrics.jsonl").read_bytes()
     for path in (folder / "checkpoints").glob("*.pt"):
         path.write_bytes(b"")

@@ -17,9 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmrl.analysis.runs import find_runs, only_run
 from llmrl.core.errors import RunFolderError
 from llmrl.run import owner
-from llmrl.run.folder import EXCLUDED, MAX_READABLE, config_hash, readable, run_folder
+from llmrl.run.folder import EXCLUDED, config_hash, find_folder, run_folder, run_label
+from llmrl.run.names import MAX_LABEL, hash_of, is_run_folder, seed_of, title
+from llmrl.sweeps.jobs import named_by
 
 LEAF = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
 CONFIG = st.dictionaries(
@@ -59,29 +62,108 @@ def test_hash_stays_what_it_is() -> None:
     assert config_hash({"env": {"_target_": "x.Y", "n": 3, "rate": 0.5}, "seed": 4}) == "91a22cc1"
 
 
-@given(st.lists(st.text(max_size=40), max_size=8))
-def test_readable_is_always_a_safe_folder_name(overrides: list[str]) -> None:
-    text = readable(overrides)
-    assert re.fullmatch(r"[A-Za-z0-9._=+,-]+", text)
-    assert len(text) <= MAX_READABLE
-    assert text[0] not in ".-"
+OVERRIDE = st.text(max_size=40) | st.builds(
+    "{}={}".format,
+    st.sampled_from(["principal", "env.n_envs", "+agent.x", "~teacher", "learn.env_steps", "experiment", "llm.model"]),
+    st.text(max_size=200) | st.sampled_from(["a/b", "outputs/pre/ppo-0a1b2c3d/s4", "[1, 2]", "été ß 日本"]),
+)
+
+
+@given(st.lists(OVERRIDE, max_size=8), st.text(min_size=1, max_size=30), CONFIG, CONFIG)
+def test_folders_have_safe_names_and_distinct_configs_distinct_folders(overrides, name, one, other):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "glob", lambda self, pattern: iter(()))  # nothing is there yet
+        try:
+            first = find_folder(Path("/outputs"), name, config_hash(one), overrides, 3)
+            second = find_folder(Path("/outputs"), name, config_hash(other), overrides, 3)
+        except RunFolderError as error:
+            assert "name=" in str(error)
+            return
+    below = first.relative_to("/outputs")
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", part) and part[0] not in ".-" for part in below.parts)
+    assert first.name == "s3" and seed_of(first) == 3 and hash_of(first) == config_hash(one)
+    assert len(first.parent.name) <= MAX_LABEL + 1 + 8 and is_run_folder(first)
+    assert (first == second) == (config_hash(one) == config_hash(other))
     keys = [override.lstrip("+~").partition("=")[0] for override in overrides]
     if len(set(keys)) == len(keys):
-        assert readable(overrides[::-1]) == text
+        assert run_label(overrides[::-1]) == run_label(overrides)
 
 
-def test_readable_examples() -> None:
-    assert readable(["principal=ucb", "env=escape_room"]) == "env=escape_room,principal=ucb"
-    assert readable([]) == readable(["seed=3", "hardware=slurm", "hardware.gpus=2", "output_root=/x"]) == "defaults"
-    assert readable(["+env.x=[1, 2]", "~teacher", "llm.model='a/b'"]) == "teacher=none,env.x=1,2,llm.model=a-b"
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["principal=ucb", "env=escape_room"], "env_escape_room-principal_ucb"),
+        (["seed=3", "hardware=slurm", "hardware.gpus=2", "output_root=/x"], "defaults"),
+        (["+env.x=[1, 2]", "~teacher", "llm.model='a/b'"], "teacher_none-x_1-2-model_b"),
+        (["agent.rate=1", "principal.rate=2"], "agent.rate_1-principal.rate_2"),
+        (["experiment=legislative/cleanup_small", "treatment=taxed"], "cleanup_small-taxed"),
+        (["agent.init_from=outputs/pre/ppo-0a1b2c3d/s4"], "init_from_0a1b2c3d-s4"),
+        (["agent.init_from=outputs/pre/ppo-0a1b2c3d"], "init_from_0a1b2c3d"),
+        (["prompts=~/mine/größer"], "defaults"),
+        (["env.text=~/mine/größer Übung.yaml"], "text_grosser-Ubung.yaml"),
+    ],
+)
+def test_labels(overrides: list[str], said: str) -> None:
+    assert run_label(overrides) == said
+
+
+def test_a_label_says_how_long_a_run_is_also_in_a_sweep_that_agrees_in_it() -> None:
+    """Two sweeps of one name, each over principals, that differ in length alone."""
+    for key in ("learn.env_steps", "design.steps", "search.iterations"):
+        short, long = (
+            run_label(named_by(["principal=ucb", "env.n_envs=8", f"{key}={n}"], {"principal"})) for n in (1000, 2000)
+        )
+        assert short != long and "n_envs" not in short and short.endswith("_1000")
+    # It is not what is cut away of a long label.
+    many = [f"agent.option_{i}={'x' * 30}" for i in range(9)]
+    assert "env_steps_1000" in run_label([*many, "learn.env_steps=1000"])
+
+
+def test_tables_name_runs_by_the_same_short_keys() -> None:
+    typed = {"principal": "ucb", "agent.rate": "0.1", "agent.init_from": "outputs/pre/ppo-0a1b2c3d/s4"}
+    assert title(typed) == "principal=ucb, rate=0.1, init_from=0a1b2c3d-s4"
+    assert title(typed, ["principal.rate"]) == "principal=ucb, agent.rate=0.1, init_from=0a1b2c3d-s4"
+
+
+def test_a_folder_of_an_earlier_layout_is_told_as_such(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    old = tmp_path / "study" / "principal=ucb-0a1b2c3d" / "seed=0"
+    old.mkdir(parents=True)
+    (old / "config.yaml").write_text("seed: 0\n")
+    for look in (find_runs, only_run):
+        for folder in (tmp_path, old):
+            with pytest.raises(RunFolderError, match=r"seed=0 is a run folder of an earlier llmrl.*s<n>"):
+                look(folder)
+    new = run_folder(tmp_path, "study", "0a1b2c3d", [], 1)
+    assert find_runs(tmp_path) == [new] and only_run(tmp_path) == new
+    assert "1 left out" in caplog.text and "earlier llmrl" in caplog.text
+    # One that would have the same hash is not gone on with.
+    digest = config_hash({"n": 1})
+    (tmp_path / "study" / f"env.n=1-{digest}").mkdir()
+    assert find_folder(tmp_path, "study", digest, ["env.n=1"], 0).parent.name == f"n_1-{digest}"
+
+
+def test_a_folder_around_one_run_stands_for_it(tmp_path: Path) -> None:
+    first = run_folder(tmp_path, "study", "0a1b2c3d", [], 0)
+    for folder in (tmp_path, tmp_path / "study", first.parent, first):
+        assert only_run(folder) == first
+    second = run_folder(tmp_path, "study", "0a1b2c3d", [], 1)
+    with pytest.raises(RunFolderError, match="has 2 runs") as caught:
+        only_run(tmp_path)
+    assert str(first) in str(caught.value) and str(second) in str(caught.value)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunFolderError, match="no run in it"):
+        only_run(tmp_path / "empty")
+    # A study may be called like a seed.
+    named = run_folder(tmp_path / "other", "s1", "0a1b2c3d", [], 0)
+    assert find_runs(tmp_path / "other") == [named]
 
 
 def test_run_folder_is_found_again_under_another_spelling(tmp_path: Path) -> None:
     config = {"env": {"n": 5}}
     first = run_folder(tmp_path, "sweep", config_hash(config), ["env.n=5"], seed=2)
-    assert first == tmp_path / "sweep" / f"env.n=5-{config_hash(config)}" / "seed=2"
+    assert first == tmp_path / "sweep" / f"n_5-{config_hash(config)}" / "s2"
     assert run_folder(tmp_path, "sweep", config_hash(config), ["experiment=five"], seed=2) == first
-    assert run_folder(tmp_path, "sweep", config_hash(config), [], seed=3) == first.with_name("seed=3")
+    assert run_folder(tmp_path, "sweep", config_hash(config), [], seed=3) == first.with_name("s3")
     assert run_folder(tmp_path, "sweep", config_hash({"env": {"n": 6}}), ["env.n=5"], seed=2) != first
 
 

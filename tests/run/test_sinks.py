@@ -15,7 +15,7 @@ import pytest
 
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.loggers import build_loggers
-from llmrl.run.folder import config_hash, readable
+from llmrl.run.folder import config_hash, run_label
 from llmrl.run.metrics import FILE_NAME, MetricLog, read_metrics
 from llmrl.run.run import Run, Stopped
 from llmrl.run.sinks import fan_out
@@ -248,7 +248,7 @@ def test_which_sinks_are_chosen_does_not_change_which_run_it_is(tmp_path: Path, 
     with_one = {**CONFIG, "loggers": {"notes": {"_target_": "my.Notes"}}}
     assert config_hash(with_one) == config_hash(CONFIG)
     typed = ["loggers=[tensorboard,wandb]", "+loggers.mine._target_=my.Sink", "loggers.wandb.mode=offline"]
-    assert readable(typed) == readable([])
+    assert run_label(typed) == run_label([])
     with pytest.raises(ZeroDivisionError), Run.open(tmp_path, "toys", CONFIG) as first:
         record(first.metrics, range(2))
         first.checkpoint(2, {})

@@ -25,7 +25,7 @@ def signalled(number=signal.SIGTERM):
 
 
 def folder_of(root):
-    return next(root.glob("toys/*/seed=0"))
+    return next(root.glob("toys/*/s0"))
 
 
 @pytest.mark.parametrize(("number", "state"), [(signal.SIGTERM, "preempted"), (signal.SIGINT, "stopped")])

@@ -25,7 +25,7 @@ from llmrl.llms.ledger import FILE_NAME, Ledger
 from llmrl.llms.litellm_chat import LiteLLMChat
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.run.files import write_atomic, write_json
-from llmrl.run.folder import config_hash, readable
+from llmrl.run.folder import config_hash, run_label
 from llmrl.run.lines import LineFile
 from llmrl.run.log_file import LogFile
 from llmrl.run.run import Run
@@ -105,7 +105,7 @@ class TestSinks:
         assert leaks(tmp_path) == []
 
     def test_names_of_folders(self, secret):
-        assert secret not in readable([f"env.x={secret}"]) and "redacted" in readable([f"env.x={secret}"])
+        assert secret not in run_label([f"env.x={secret}"]) and "redacted" in run_label([f"env.x={secret}"])
 
     def test_terminal(self, capsys, secret):
         out = GuardedStream(sys.stdout, plain=False)

@@ -172,12 +172,12 @@ class Example:
         self.job = done.stdout.strip()
 
     def read(self, name: str) -> str:
-        (path,) = self.root.glob(f"*/*/seed=0/{name}")
+        (path,) = self.root.glob(f"*/*/s0/{name}")
         return path.read_text()
 
     def wait_for_progress(self) -> None:
         end = time.monotonic() + 120
-        while not any(json.loads(path.read_text())["progress"] for path in self.root.glob("*/*/seed=0/status.json")):
+        while not any(json.loads(path.read_text())["progress"] for path in self.root.glob("*/*/s0/status.json")):
             assert time.monotonic() < end, self.cluster.show(self.job)
             time.sleep(0.2)
 

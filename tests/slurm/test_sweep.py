@@ -57,7 +57,7 @@ def test_nine_runs_from_one_command_to_tables_and_curves(slurm_cluster: Cluster,
     curves = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "outputs"))
     curves.Reload()
     names = [name for name, tags in curves.Runs().items() if "principal/objective" in tags["scalars"]]
-    assert len(names) == 9 and all("principal=" in name and name.startswith("escape_room/") for name in names)
+    assert len(names) == 9 and all("principal_" in name and name.startswith("escape_room/") for name in names)
 
 
 def test_interrupted_runs_end_as_if_they_had_not_been(slurm_cluster: Cluster, tmp_path: Path):
@@ -120,8 +120,8 @@ def test_interrupted_runs_end_as_if_they_had_not_been(slurm_cluster: Cluster, tm
     assert again.returncode == 0 and again.stdout.count("nothing to do") == 2, again.stdout + again.stderr
     assert {row["attempt"] for seed, row in by_seed(tmp_path).items() if seed == 2} == {2}
     for seed in range(3):
-        (expected,) = (tmp_path / "reference").rglob(f"escape_room/*/seed={seed}")
-        (found,) = (tmp_path / "outputs").rglob(f"escape_room/*/seed={seed}")
+        (expected,) = (tmp_path / "reference").rglob(f"escape_room/*/s{seed}")
+        (found,) = (tmp_path / "outputs").rglob(f"escape_room/*/s{seed}")
         assert comparable_metrics(found) == comparable_metrics(expected), f"seed {seed}"
         assert json.loads((found / "summary.json").read_text()) == json.loads((expected / "summary.json").read_text())
 

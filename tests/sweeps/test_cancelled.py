@@ -120,7 +120,7 @@ def test_what_slurm_says_of_jobs_that_left_the_queue(tmp_path: Path, cluster: Ca
     )
     jobs = ("11", "12", "13_0", "13_1", "14", "15", "16_2", "16_3", "16_4", "17")
     for i, job_id in enumerate(jobs):
-        in_slurm(tmp_path / "outputs" / "study" / "defaults-00000000" / f"seed={i}", job_id)
+        in_slurm(tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}", job_id)
     found = {record.job_id: record for record in records(tmp_path / "outputs")}
     states = {job_id: record.state for job_id, record in found.items()}
     assert states == {
@@ -133,7 +133,7 @@ def test_what_slurm_says_of_jobs_that_left_the_queue(tmp_path: Path, cluster: Ca
 
 def test_a_run_that_had_begun_is_not_called_cancelled(tmp_path: Path, cluster: Callable[[str, str], Path]) -> None:
     cluster("21|CANCELLED\n", "22|CANCELLED by 1000\n")
-    folders = [tmp_path / "outputs" / "study" / "defaults-00000000" / f"seed={i}" for i in range(2)]
+    folders = [tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}" for i in range(2)]
     for folder, job_id, state in zip(folders, ("21", "22"), ("preempted", "running"), strict=True):
         in_slurm(folder, job_id)
         Status(state, job_id=job_id, pid=1).write(folder)
@@ -148,7 +148,7 @@ def test_llmrl_sweep_cancel_writes_it_down(
 ) -> None:
     """Seen also where SLURM has forgotten the job, or cannot be asked."""
     bin_folder = cluster("31|PENDING\n32|RUNNING\n", "")
-    waiting, begun = (tmp_path / "outputs" / "study" / "defaults-00000000" / f"seed={i}" for i in range(2))
+    waiting, begun = (tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}" for i in range(2))
     in_slurm(waiting, "31")
     in_slurm(begun, "32", attempt=0)
     Status("preempted", job_id="32").write(begun)  # between two attempts
@@ -176,7 +176,7 @@ def test_the_launcher_says_what_became_of_its_jobs(tmp_path: Path, cluster: Call
 
 
 def test_taken_on_again_it_waits_again(tmp_path: Path) -> None:
-    folder = tmp_path / "study" / "defaults-00000000" / "seed=0"
+    folder = tmp_path / "study" / "defaults-00000000" / "s0"
     in_slurm(folder, "51", cancelled="job 51")
     queues = [Queue(SLURM, "atlas", frozenset(["ada"]), {"52": "PENDING"})]
     assert read_run(folder, queues).state == "cancelled"
@@ -186,7 +186,7 @@ def test_taken_on_again_it_waits_again(tmp_path: Path) -> None:
 
 
 def test_a_launcher_killed_outright_still_loses_its_queue(tmp_path: Path) -> None:
-    folder = tmp_path / "study" / "defaults-00000000" / "seed=0"
+    folder = tmp_path / "study" / "defaults-00000000" / "s0"
     in_slurm(folder, "", backend="llmrl.sweeps.backends.local.Local", machine="elsewhere")
     assert read_run(folder).state == "lost"
     assert {"cancelled", "lost"} <= set(UNFINISHED)

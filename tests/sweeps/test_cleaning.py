@@ -19,11 +19,11 @@ KINDS = ("--backups", "--checkpoints", "--launches", "--unfinished")
 def precious(tmp_path):
     """A folder that is somebody's, laid out so that whoever follows a link finds what it looks for."""
     folder = tmp_path / "precious"
-    for name in ("checkpoints", "backup_1", "launch", "seed=7/backup_1", "group/seed=8/backup_1"):
+    for name in ("checkpoints", "backup_1", "launch", "s7/backup_1", "group/s8/backup_1"):
         (folder / name).mkdir(parents=True)
         (folder / name / "file").write_text("years of work")
-    Status(state="failed", attempt=1, overrides=[]).write(folder / "seed=7")
-    Status(state="failed", attempt=1, overrides=[]).write(folder / "group" / "seed=8")
+    Status(state="failed", attempt=1, overrides=[]).write(folder / "s7")
+    Status(state="failed", attempt=1, overrides=[]).write(folder / "group" / "s8")
     return folder
 
 
@@ -32,7 +32,7 @@ def outputs(tmp_path):
     """An output root with a finished run and a failed one."""
     root = tmp_path / "outputs"
     for seed, state in ((0, "finished"), (1, "failed")):
-        folder = root / "name" / "run" / f"seed={seed}"
+        folder = root / "name" / "run" / f"s{seed}"
         for name in ("backup_1", "checkpoints"):
             (folder / name).mkdir(parents=True)
             (folder / name / "file").write_text("x")
@@ -55,7 +55,7 @@ def test_it_removes_what_is_there(outputs, capsys):
     assert "would remove 4 items" in capsys.readouterr().out and (outputs / ".sweeps" / "launch").is_dir()
     assert clean(outputs, *KINDS, "--yes") == 0
     assert contents(outputs) == [
-        *(".sweeps", "name", "name/run", "name/run/seed=0", "name/run/seed=0/status.json"),
+        *(".sweeps", "name", "name/run", "name/run/s0", "name/run/s0/status.json"),
     ]
 
 
@@ -68,11 +68,11 @@ def place(outputs, where):
 
 
 LINKS = {
-    "name/run/seed=0/checkpoints": "checkpoints",
-    "name/run/seed=0/backup_1": "backup_1",
-    "name/run/seed=0/backup_2": "",
-    "name/run/seed=1": "seed=7",
-    "name/run/seed=3": "seed=7",
+    "name/run/s0/checkpoints": "checkpoints",
+    "name/run/s0/backup_1": "backup_1",
+    "name/run/s0/backup_2": "",
+    "name/run/s1": "s7",
+    "name/run/s3": "s7",
     "name/other": "group",
     "elsewhere": "",
     ".sweeps": "",
@@ -91,7 +91,7 @@ def test_it_leaves_alone_what_is_behind_a_link(where, outputs, precious, capsys)
     assert where == "elsewhere" or "left alone" in said, said
 
 
-@pytest.mark.parametrize("where", ["name/run/seed=1/link", "name/run/seed=0/backup_1/a/link", ".sweeps/launch/link"])
+@pytest.mark.parametrize("where", ["name/run/s1/link", "name/run/s0/backup_1/a/link", ".sweeps/launch/link"])
 def test_links_inside_are_removed_themselves(where, outputs, precious):
     path = outputs / where
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,8 +103,8 @@ def test_links_inside_are_removed_themselves(where, outputs, precious):
 
 
 def test_a_run_folder_that_is_a_link_is_left_alone(outputs, precious, capsys):
-    link = place(outputs, "name/run/seed=1")
-    link.symlink_to(precious / "seed=7")
+    link = place(outputs, "name/run/s1")
+    link.symlink_to(precious / "s7")
     before = contents(precious)
     clean(link, "--unfinished", "--yes")
     assert contents(precious) == before and "left alone" in capsys.readouterr().out
@@ -113,17 +113,17 @@ def test_a_run_folder_that_is_a_link_is_left_alone(outputs, precious, capsys):
 def test_an_output_root_may_be_reached_by_a_link(outputs, tmp_path):
     (tmp_path / "link").symlink_to(outputs)
     assert clean(tmp_path / "link", "--unfinished", "--yes") == 0
-    assert not (outputs / "name" / "run" / "seed=1").exists()
+    assert not (outputs / "name" / "run" / "s1").exists()
 
 
 def test_what_is_swapped_for_a_link_meanwhile_leads_nowhere(outputs, precious):
     from llmrl.core.errors import RunFolderError
     from llmrl.sweeps.cleaning import remove
 
-    target = outputs / "name" / "run" / "seed=0" / "backup_1"
+    target = outputs / "name" / "run" / "s0" / "backup_1"
     place(outputs, "name/run").symlink_to(precious / "group")
     before = contents(precious)
-    for path in (target, outputs / "name" / "run" / "seed=8" / "backup_1", outputs / "name" / "run"):
+    for path in (target, outputs / "name" / "run" / "s8" / "backup_1", outputs / "name" / "run"):
         with pytest.raises(RunFolderError, match="left alone"):
             remove(outputs, path)
     assert contents(precious) == before
@@ -139,7 +139,7 @@ def test_what_a_link_leads_to_is_not_counted(outputs, precious, capsys):
 
 def test_the_folder_of_a_launch_that_has_runs_left_stays(tmp_path):
     """Whatever its backend writes there: a run that waits names the launch, and need not have a log yet."""
-    run, busy, over = (tmp_path / name for name in ("name/run/seed=0", ".sweeps/busy", ".sweeps/over"))
+    run, busy, over = (tmp_path / name for name in ("name/run/s0", ".sweeps/busy", ".sweeps/over"))
     for folder in (run, busy, over):
         folder.mkdir(parents=True)
     machine, pid = this_machine(), os.getpid()

@@ -68,7 +68,7 @@ class LlmrlLauncher(Launcher):
         from llmrl.display.sweeps import print_sweep
         from llmrl.experiment.applications import application_of
         from llmrl.experiment.job import compute, run_and_tell
-        from llmrl.experiment.sweep_jobs import job_of
+        from llmrl.experiment.sweep_jobs import job_of, with_needed
         from llmrl.run.ending import ending
         from llmrl.sweeps.jobs import differing_keys, named_by
         from llmrl.sweeps.launch import launch
@@ -89,9 +89,10 @@ class LlmrlLauncher(Launcher):
             swept = differing_keys(typed) if self.swept is None else self.swept
             jobs = [job_of(each, named_by(each.overrides, swept), environment) for each, environment in found]
             sweep_folder = Path(self.config.hydra.sweep.dir).expanduser().absolute()
-            outcomes, code = launch(jobs, compute, sweep_folder, self.wait)
+            outcomes, code = launch(with_needed(jobs), compute, sweep_folder, self.wait)
         print_sweep(outcomes)
-        return [_ended(list(o), outcome, code) for o, outcome in zip(job_overrides, outcomes, strict=True)]
+        own = outcomes[-len(jobs) :] if jobs else []
+        return [_ended(list(o), outcome, code) for o, outcome in zip(job_overrides, own, strict=True)]
 
     def _compose(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int

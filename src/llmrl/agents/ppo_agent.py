@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import PositiveInt
+from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.core.protocols import AgentLoop, Teacher
 from llmrl.core.records import MetaSettings, State
 from llmrl.core.rollouts import Rollout
@@ -52,6 +52,7 @@ class PPOAgent:
         freeze: what never changes: nothing, the core (its features are then computed once per rollout), or everything;
             auto is the core where a principal governs agents that see pixels (as published), else nothing.
         init_from: run folder whose newest checkpoint gives the first weights; null starts from random ones.
+        init_from_seed: which seed's run that is; `init_from` names it already, so nothing depends on it here.
         init_parts: take all weights from there, or only the core.
         keep_optimizer: keep Adam's moments when weights are reset (as one published study does); false forgets them.
         ppo: hyperparameters.
@@ -96,6 +97,7 @@ class PPOAgent:
         map_channels: list[PositiveInt] | None = None,
         planes: list[str] | None = None,
         join: Join = "heads",
+        init_from_seed: Literal["own", "shared"] | NonNegativeInt = "own",
     ) -> None:
         if freeze == "auto":
             freeze = "core" if governed and "pixels" in spec.observation else "none"

@@ -66,7 +66,7 @@ def summarize(
             raise ConfigError(f"--{option}={frames} must be a positive number of frames")
     runs = read_runs(folder) if runs is None else list(runs)
     if not runs:
-        raise RunFolderError(f"there are no runs in {folder} (folders seed=<n>); give outputs, or a folder inside it")
+        raise RunFolderError(f"there are no runs in {folder} (folders s<seed>); give outputs, or a folder inside it")
     _check_metrics([name for name in (settings.rule.metric, *settings.curves) if name], runs)
     left: list[Left] = []
     every: list[tuple[str, Group, RunRecord, float | None]] = []

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrl.analysis.runs import RunRecord
-from llmrl.run.folder import TREATMENT, spoken
+from llmrl.run.folder import TREATMENT
+from llmrl.run.names import title as title_of
 from llmrl.run.shared import PRETRAINING
 
 SCRIPTED = "scripted"
@@ -69,7 +70,7 @@ def tasks_of(records: Iterable[RunRecord], root: Path) -> list[Task]:
     """Sort runs into tasks and groups.
 
     Runs in one folder of seeds are a group, and so are those that differ beside their seed only in which seed of one
-    pre-training experiment they begin with (`agent.init_from=.../seed=<n>`). Groups of one `name` are a task; where a
+    pre-training experiment they begin with (`agent.init_from=.../s<n>`). Groups of one `name` are a task; where a
     name holds several environments, each is a task of its own, because scores of different games cannot be compared.
 
     Args:
@@ -110,7 +111,7 @@ def footnotes(groups: Iterable[Group]) -> list[str]:
     return list(dict.fromkeys(f"{DAGGER} {group.llm}" for group in groups if group.shown != group.label))
 
 
-_SEED_FOLDER = re.compile(r"/seed=[^/]*/?$")
+_SEED_FOLDER = re.compile(r"/s[0-9]+/?$")
 
 
 def _over_pretrainings(groups: Sequence[list[RunRecord]]) -> list[list[RunRecord]]:
@@ -133,7 +134,8 @@ def _task(title: str, groups: Sequence[list[RunRecord]]) -> Task:
     differing = [key for key in keys if len({each.get(key) for each in overrides}) > 1]
     alone = ALONE if len(groups) == 1 else _DEFAULT
     told = _told(differing, overrides)
-    labels = [", ".join(spoken({key: each[key] for key in told if key in each})) or alone for each in overrides]
+    own = [{key: each[key] for key in told if key in each} for each in overrides]
+    labels = [title_of(each, told) or alone for each in own]
     # Equal overrides in different folders: something else, such as a default, changed between them.
     repeated = Counter(labels)
     labels = [

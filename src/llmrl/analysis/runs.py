@@ -5,9 +5,10 @@ Reads files only, so it works on a folder copied from a cluster. What a schedule
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +17,16 @@ from typing import Any, Literal
 from llmrl.core.errors import RunFolderError
 from llmrl.core.fields import read_object
 from llmrl.run import owner
-from llmrl.run.content import SUMMARY_NAME
+from llmrl.run.content import CONFIG_NAME, SUMMARY_NAME
 from llmrl.run.folder import split_overrides
 from llmrl.run.heartbeat import is_fresh
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import KIND, X
+from llmrl.run.names import is_run_folder, old_layout, seed_of
 from llmrl.run.queued import Queued, read_queued
 from llmrl.run.status import Progress, RunState, Status, read_status
+
+log = logging.getLogger(__name__)
 
 State = RunState | Literal["queued", "cancelled", "lost", "unreadable"]
 """A run's state as a reader sees it. `queued`: a launcher has taken it on, it waits. `cancelled`: the user took it back
@@ -34,7 +38,8 @@ UNFINISHED: tuple[State, ...] = ("failed", "stopped", "preempted", "budget_exhau
 
 _NOT_RUNS = {"checkpoints", "evaluation", "videos", "llm_cache", "__pycache__"}
 _TAIL_BYTES = 16_384
-_SEED = re.compile(r"seed=(-?[0-9]{1,18})")
+_LISTED = 12
+"""Runs that an error names."""
 NOTHING_RECORDED = "no process has got far enough to record anything"
 
 
@@ -45,7 +50,7 @@ class RunRecord:
     Attributes:
         folder: the run folder.
         name: folder of the experiment or sweep under the output root.
-        group: `<readable>-<hash>`: runs of one group are the seeds of one experiment.
+        group: `<label>-<hash>`: runs of one group are the seeds of one experiment.
         seed: the seed.
         state: see `State`.
         attempt: attempts so far; 0 if none has started.
@@ -116,16 +121,54 @@ class RunRecord:
 def find_runs(folder: Path) -> list[Path]:
     """All run folders in and under `folder` (which may be one), sorted by name, seeds by number.
 
+    Those of versions that named folders otherwise are left out, with a warning.
+
     Raises:
-        RunFolderError: there is no such folder.
+        RunFolderError: there is no such folder, or it is, or only has, runs of a version that named folders otherwise.
     """
     if not folder.is_dir():
         raise RunFolderError(f"there is no folder {folder}; give one of runs, such as outputs or outputs/<name>")
-    return sorted(_walk(folder), key=lambda run: (str(run.parent), _seed(run)))
+    found = list(_walk(folder))
+    old = [said for each in found if (said := old_layout(each))]
+    runs = [each for each in found if not old_layout(each)]
+    if old and not runs:
+        raise RunFolderError(old[0] + (f" (there are {len(old) - 1:,} more)" if len(old) > 1 else ""))
+    if old:
+        _warn(f"{len(old):,} left out: {old[0]}")
+    return sorted(runs, key=lambda run: (str(run.parent), _seed(run)))
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Say it once, however often a folder is looked at."""
+    log.warning("%s", text)
+
+
+def only_run(folder: Path) -> Path:
+    """Return the one run in and under `folder`, which may be it.
+
+    Raises:
+        RunFolderError: there is none, or several, which are listed.
+    """
+    if (folder / CONFIG_NAME).is_file() and not old_layout(folder):
+        return folder
+    runs = find_runs(folder)
+    if len(runs) != 1:
+        raise RunFolderError(f"{folder} has {_several(runs)}")
+    return runs[0]
+
+
+def _several(runs: Sequence[Path]) -> str:
+    """Runs as an error lists them."""
+    listed = "".join(f"\n  {run}" for run in runs[:_LISTED])
+    more = f"\n  and {len(runs) - _LISTED:,} more" if len(runs) > _LISTED else ""
+    if not runs:
+        return "no run in it; give one like outputs/<name>/<run>/s0"
+    return f"{len(runs):,} runs:{listed}{more}\nGive one of them"
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    if _SEED.fullmatch(folder.name):
+    if is_run_folder(folder) or old_layout(folder):
         yield folder
         return
     with os.scandir(folder) as entries:
@@ -287,4 +330,4 @@ def _alive(holder: owner.Owner, path: Path) -> bool:
 
 
 def _seed(folder: Path) -> int:
-    return int(found[1]) if (found := _SEED.fullmatch(folder.name)) else 0
+    return seed_of(folder) or 0

@@ -12,7 +12,8 @@ import numpy as np
 from llmrl.analysis.runs import read_run
 from llmrl.analysis.statistics import describe
 from llmrl.core.errors import ConfigError
-from llmrl.run.folder import config_hash, spoken
+from llmrl.run.folder import config_hash
+from llmrl.run.names import title
 from llmrl.run.shared import PRETRAINING
 
 Results = Mapping[str, Any]
@@ -70,7 +71,7 @@ def _labels(runs: Sequence[Path]) -> list[str]:
 
 def _said(key: str, value: str) -> str:
     # A study is known by its name alone, as a treatment is.
-    return value.rpartition("/")[2] if key == "experiment" else spoken({key: value})[0]
+    return value.rpartition("/")[2] if key == "experiment" else title({key: value})
 
 
 def together(found: Sequence[Results], groups: Mapping[str, Sequence[int]]) -> dict[str, Any]:

@@ -49,12 +49,13 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
     from llmrl.core.privacy import keep_private
     from llmrl.core.secrets import refuse_arguments
     from llmrl.core.terminal import guard_terminal
+    from llmrl.experiment.again import repeated
 
     guard_terminal()
     keep_private()
     with ending(name):
         refuse_arguments(sys.argv[1:])
-        sys.argv[1:], said = translated(sys.argv[1:])
+        sys.argv[1:], said = translated(repeated(name, sys.argv[1:]))
     for line in said:
         say(name, line)
     if any(argument.startswith(("--config-name", "-cn")) for argument in sys.argv[1:]):

@@ -18,10 +18,17 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     from llmrl.config.trusting import add_trust
+    from llmrl.experiment.run_references import add_root
 
     p = argparse.ArgumentParser(prog="llmrl-evaluate", description=__doc__)
-    p.add_argument("run", type=Path, help="run folder: outputs/<name>/<overrides>-<hash>/seed=<n>")
+    p.add_argument(
+        "run",
+        type=Path,
+        help="a run: its folder, outputs/<name>/<label>-<hash>/s<seed>, a folder around a single one, "
+        "run:<hash>[/s<seed>] or latest:<name>; with a suite all runs in a folder",
+    )
     p.add_argument("others", type=Path, nargs="*", help="further runs, with a suite: other seeds, other agents")
+    add_root(p)
     p.add_argument(
         "--suite",
         default=None,
@@ -55,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
         help="'last' (the proposal the saved agents adapted to; of several tried at once the step's best), 'best' (the "
         "one that the run names so far), 'none' (all numbers 0), or numbers a,b,c (default last). Several are "
         "compared: words with commas (none,best), and --mechanism may be repeated; results go to "
-        "<run>/evaluation_mechanism=<those>",
+        "<run>/evaluation_mechanism_<those>",
     )
     p.add_argument(
         "--adapt",
@@ -244,9 +251,17 @@ def main(argv: list[str] | None = None) -> None:
     from llmrl.display.evaluations import print_evaluation
     from llmrl.run.ending import ending, ending_at_once
 
-    keep_private_like(args.run)
     kept = "tests of a suite that were over are written" if words or args.suite else "nothing of it is written"
     with ending("llmrl-evaluate"), ending_at_once("llmrl-evaluate", kept):
+        from llmrl.experiment.run_references import run_folder_of, runs_of
+
+        if words or args.suite:
+            args.run, *args.others = [
+                run for each in (args.run, *args.others) for run in runs_of(each, args.output_root)
+            ]
+        else:
+            args.run = run_folder_of(args.run, args.output_root)
+        keep_private_like(args.run)
         if words or args.suite:
             for results in evaluate_suite(args, words):
                 print_suite(results)

@@ -20,6 +20,8 @@ PROBE = "check"
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
+    from llmrl.experiment.run_references import add_root
+
     p = argparse.ArgumentParser(prog="llmrl-llm", description=__doc__)
     commands = p.add_subparsers(dest="command", required=True)
     check = commands.add_parser(
@@ -30,7 +32,8 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("overrides", nargs="+", help="as for llmrl-train: llm=<option>, and its fields llm.<field>=...")
     check.add_argument("--config-dir", type=Path, default=None, help="folder with options of your own")
     totals = commands.add_parser("totals", help="calls, tokens and money of all runs in a folder")
-    totals.add_argument("folder", type=Path, help="outputs, a sweep, or one run")
+    totals.add_argument("folder", type=Path, help="outputs, a sweep, or one run; or run:<hash>, latest:<name>")
+    add_root(totals)
     add_arguments(commands)
     return p
 
@@ -206,7 +209,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
             print_rows("A small model", make(args, composed(args.overrides, None, ("env", "seed", "trusted_modules"))))
         else:
-            print_table(str(args.folder), *totals(args.folder))
+            from llmrl.experiment.run_references import folder_of
+
+            folder = folder_of(args.folder, args.output_root)
+            print_table(str(folder), *totals(folder))
 
 
 if __name__ == "__main__":

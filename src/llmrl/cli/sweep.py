@@ -26,6 +26,7 @@ RETRIED = "failed,stopped,preempted,cancelled,lost"
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     from llmrl.config.trusting import add_trust
+    from llmrl.experiment.run_references import add_root
     from llmrl.sweeps.cleaning import KINDS
 
     p = argparse.ArgumentParser(prog="llmrl-sweep", description=__doc__)
@@ -33,7 +34,8 @@ def parser() -> argparse.ArgumentParser:
 
     def command(name: str, text: str, folder: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.add_argument("folder", type=Path, help=folder)
+        sub.add_argument("folder", type=Path, help=f"{folder}; or run:<hash>, latest:<name>")
+        add_root(sub)
         return sub
 
     any_folder = "outputs, outputs/<name>, or any folder of runs"
@@ -50,7 +52,11 @@ def parser() -> argparse.ArgumentParser:
         "--no-wait", action="store_true", help="return when they are submitted (backends with a scheduler)"
     )
     command("cancel", "stop runs that run or wait; those that run save first", any_folder)
-    logs = command("logs", "what a run and its job said last", "a run folder, outputs/<name>/<run>/seed=<n>")
+    logs = command(
+        "logs",
+        "what a run and its job said last",
+        "a run folder, outputs/<name>/<run>/s<seed>, or one around a single run",
+    )
     logs.add_argument("--lines", type=int, default=20, help="lines of each file (default 20)")
     clean = command(
         "clean", "remove what is no longer needed: say which kinds; shows it only, without --yes", any_folder
@@ -113,9 +119,10 @@ def _below(place: Path, folder: Path) -> str:
 def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     """One run's cells of the table; `prefix` says which experiment it belongs to, where there are several."""
     own = {key: value for key, value in record.overrides.items() if key not in common}
-    name = ", ".join(f"{key}={value}" for key, value in own.items()) or record.group.rpartition("-")[2]
     from llmrl.llms.validity import misgiving
+    from llmrl.run.names import title
 
+    name = title(own) or record.group.rpartition("-")[2]
     p, active = record.progress, record.state == "running"
     metrics = record.last_metrics()
     spent, lost = metrics.get("spent/llm_cost"), metrics.get("spent/llm_unsettled_cost")
@@ -159,7 +166,7 @@ def retry(args: argparse.Namespace) -> int:
     from llmrl.display.sweeps import print_sweep
     from llmrl.experiment.experiment import Experiment
     from llmrl.experiment.job import compute
-    from llmrl.experiment.sweep_jobs import job_of
+    from llmrl.experiment.sweep_jobs import job_of, with_needed
     from llmrl.run.content import CONFIG_NAME
     from llmrl.sweeps.launch import launch
     from llmrl.sweeps.records import records, to_retry
@@ -189,7 +196,7 @@ def retry(args: argparse.Namespace) -> int:
                 "this run by its command"
             )
     folder = Path(jobs[0].config["output_root"]) / ".sweeps" / time.strftime("retry_%Y-%m-%d_%H-%M-%S")
-    outcomes, code = launch(jobs, compute, folder, wait=not args.no_wait)
+    outcomes, code = launch(with_needed(jobs), compute, folder, wait=not args.no_wait)
     print_sweep(outcomes)
     return code
 
@@ -208,16 +215,15 @@ def cancel(args: argparse.Namespace) -> int:
 
 def logs(args: argparse.Namespace) -> int:
     """Print the ends of a run's log files."""
-    from llmrl.core.errors import RunFolderError
+    from llmrl.analysis.runs import only_run
     from llmrl.display.console import print_line
     from llmrl.sweeps.records import records
 
-    if not args.folder.is_dir() or not args.folder.name.startswith("seed="):
-        raise RunFolderError(f"{args.folder} is no run folder; give one like outputs/<name>/<run>/seed=0")
-    (record,) = records(args.folder)
+    folder = only_run(args.folder)
+    (record,) = records(folder)
     print_line(f"{record.state}{f': {record.error}' if record.error else ''}")
     files = [Path(record.log)] if record.log else []
-    for path in (*files, args.folder / "run.log", args.folder / "traceback.txt"):
+    for path in (*files, folder / "run.log", folder / "traceback.txt"):
         if path.is_file():
             print_line(f"\n==> {path}")
             with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
@@ -268,7 +274,10 @@ def main(argv: list[str] | None = None) -> None:
     from llmrl.core.privacy import keep_private_like
     from llmrl.run.ending import ending
 
-    keep_private_like(args.folder)
     commands = {"status": status, "retry": retry, "cancel": cancel, "logs": logs, "clean": clean}
     with ending("llmrl-sweep"):
+        from llmrl.experiment.run_references import folder_of
+
+        args.folder = folder_of(args.folder, args.output_root)
+        keep_private_like(args.folder)
         raise SystemExit(commands[args.command](args))

@@ -20,8 +20,15 @@ _IN_TERMINAL = ("group", "runs", "IQM", "mean", "remark")
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
+    from llmrl.experiment.run_references import add_root
+
     p = argparse.ArgumentParser(prog="llmrl-report", description=__doc__)
-    p.add_argument("folder", type=Path, help="outputs, a sweep in it, or any folder of runs")
+    p.add_argument(
+        "folder",
+        type=Path,
+        help="outputs, a sweep in it, any folder of runs, or an experiment: run:<hash>, latest:<name>",
+    )
+    add_root(p)
     p.add_argument("--metric", default="", help="score runs by this metric of metrics.jsonl (default: their result)")
     p.add_argument(
         "--last-fraction",
@@ -160,8 +167,11 @@ def main(argv: list[str] | None = None) -> None:
     from llmrl.core.privacy import keep_private_like
     from llmrl.run.ending import EXIT_FAILED, ending, say
 
-    keep_private_like(args.folder)
     with ending("llmrl-report"):
+        from llmrl.experiment.run_references import folder_of
+
+        args.folder = folder_of(args.folder, args.output_root)
+        keep_private_like(args.folder)
         numbers, page = report(args)
         print_numbers(numbers, page)
     if not numbers.counted:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrl.core.errors import ConfigError
+from llmrl.run.names import safe
 
 
 def parsed(changes: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,12 +34,17 @@ def parsed(changes: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]
 
 
 def folder_name(changes: Sequence[str]) -> str:
-    """Where results go, beside those of the run's own environment; of long changes, such as maps, the beginning and a
-    digest."""
-    name = "_".join(["evaluation", *(re.sub(r"[^\w.=,\[\]-]+", "-", change) for change in changes)])
-    if name == "_".join(["evaluation", *changes]) and len(name) <= 80:
+    """Where results go, beside those of the run's own environment; of changes that are long, or have signs that a
+    folder's name has not, the beginning and a digest.
+
+    >>> folder_name(["engine=meltingpot", "mechanism=none,best"])
+    'evaluation_engine_meltingpot_mechanism_none-best'
+    """
+    plain = "_".join(["evaluation", *changes])
+    name = plain.replace("=", "_").replace(",", "-")
+    if name == safe(name) and "-" not in plain and len(name) <= 80:
         return name
-    return f"{name[:72]}-{zlib.crc32(' '.join(changes).encode()):08x}"
+    return f"{safe(name)[:72]}-{zlib.crc32(' '.join(changes).encode()):08x}"
 
 
 def check_same_players(changes: Sequence[str], saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:

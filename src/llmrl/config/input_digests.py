@@ -17,11 +17,12 @@ _WITH_TABLE = "llmrl.teachers.options.offline_teacher"
 
 
 def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> dict[str, Any]:
-    """The resolved config with `prompts_digest` (own prompts), `adapter_digest` (of a local model), `table_digest` (a
-    plan table that is a file), `text_digest` (texts of games that are files) and `map_digest` (the map and the pictures
-    of a society's games, where they are files or what is installed), `pretraining_digest` (of a preset whose run gives
-    the first weights), each only where there is one; of these, `only`
-    some, if they are named.
+    """The resolved config with digests, each only where there is what it is of; of these, `only` some, if they are
+    named.
+
+    `prompts_digest` (own prompts), `adapter_digest` (of a local model), `table_digest` (a plan table that is a file),
+    `text_digest` (texts of games that are files), `map_digest` (the map and the pictures of a society's games, where
+    they are files or what is installed).
 
     Raises:
         ConfigError: there is no such file, or it does not say what it said when the run was submitted.
@@ -92,18 +93,6 @@ def _adapter(config: dict[str, Any]) -> list[str]:
     return _one(config.get("llm", {}).get("adapter"))
 
 
-def _preset(config: dict[str, Any]) -> list[str]:
-    from llmrl.experiment.pretraining import reference
-
-    return _one(reference(config))
-
-
-def _preset_digest(wanted: Path) -> str:
-    from llmrl.experiment.pretraining import digest
-
-    return digest(wanted)
-
-
 def _adapter_digest(path: Path) -> str:
     from llmrl.core.errors import LLMError
     from llmrl.llms.local.adapter import adapter_fingerprint
@@ -135,7 +124,6 @@ _OUTSIDE: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]], Callable[[
     "adapter_digest": ("the adapter in {} has", _adapter, _adapter_digest),
     "table_digest": ("the plan table {} has", _table, _file_digest("teacher.table")),
     "map_digest": ("the map or the pictures that env.map and env.tiles stand for, {}, have", _maps, _map_digest),
-    "pretraining_digest": ("the preset {} has", _preset, _preset_digest),
     "text_digest": ("the text {} has", _texts, _file_digest("env.text")),
 }
 """Key in the config -> what it is, the places where it is, and the digest of one, 12 hexadecimal digits."""

@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from llmrl.core.option_files import choosable, root
+from llmrl.run.names import seed_of
 
 _CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-path", "-cp", "--config-dir", "-cd")}
 _IN_FOLDERS = ("experiment", "treatment")
@@ -51,7 +52,7 @@ def saved_config(arguments: Sequence[str]) -> str | None:
     for name in given["name"]:
         folders = [Path(), *map(Path, given["folder"])]
         for path in (folder / (name if name.endswith(".yaml") else f"{name}.yaml") for folder in folders):
-            if path.is_file() and (path.name == "config.yaml" or path.parent.name.startswith("seed=")):
+            if path.is_file() and (path.name == "config.yaml" or seed_of(path.parent) is not None):
                 return _of_run(path)
         if "/" in name and name.rpartition("/")[2].removesuffix(".yaml") == "config":
             return _of_run(Path(name))

@@ -39,6 +39,10 @@ class ConfigError(LlmrlError):
     """An option, value or combination of parts that cannot work."""
 
 
+class NeededRunFailed(LlmrlError):  # noqa: N818  (it is not this run's)
+    """A run that another one needs has ended without a result."""
+
+
 class EngineError(LlmrlError):
     """A game engine could not be started, or died."""
 

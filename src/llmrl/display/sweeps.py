@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def print_sweep(outcomes: Sequence[Outcome]) -> None:
     """The closing table of a sweep, and what to do next."""
-    from llmrl.run.folder import split_overrides, spoken
+    from llmrl.run.folder import split_overrides
+    from llmrl.run.names import title
 
     outcomes = list({outcome.folder: outcome for outcome in outcomes}.values())
     counts = Counter(outcome.state for outcome in outcomes)
@@ -33,8 +34,7 @@ def print_sweep(outcomes: Sequence[Outcome]) -> None:
     for column in ("run", "seed", "state", "result", *([""] if any(notes) else [])):
         table.add_column(column, justify="right" if column in ("seed", "result") else "left", overflow="fold")
     for outcome, note in zip(outcomes, notes, strict=True):
-        named = split_overrides(outcome.job.naming)
-        name = ", ".join(spoken(named)) or outcome.folder.parent.name
+        name = title(split_overrides(outcome.job.naming)) or outcome.folder.parent.name
         result = "" if outcome.result is None else f"{outcome.result:.5g}"
         style = {"finished": None, "submitted": None, "elsewhere": "dim"}.get(outcome.state, "bold")
         cells = [name, str(outcome.job.config["seed"]), outcome.state, result, *([note] if any(notes) else [])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from llmrl.config.installed_options import offer_installed
 from llmrl.config.overrides import translated
@@ -32,7 +33,6 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
 
     from llmrl.config.hydra_versions import BASE
 
@@ -59,6 +59,21 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     finally:
         # Hydra puts another instance in its place when it is left.
         GlobalHydra.instance().hydra, own.cfg = before
+
+
+@functools.cache
+def plain(primary: str, *overrides: str, config_dir: str | None = None) -> dict[str, Any]:
+    """Return the config that overrides compose, as plain data without digests, not to be changed: it is kept, as Hydra
+    takes long and one command may ask several times. Nothing of what it names is trusted for that.
+
+    Raises:
+        ConfigError: they compose none.
+    """
+    try:
+        with composed(primary, overrides, [] if config_dir is None else [config_dir]) as config:
+            return plain_config(config)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error)) from error
 
 
 def plain_config(config: DictConfig) -> dict[str, Any]:

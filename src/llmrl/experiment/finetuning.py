@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrl.config.builder import Builder
-from llmrl.config.input_digests import with_digests as outside_digests
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.application import Application, Rows
@@ -23,6 +22,7 @@ from llmrl.experiment.loggers import check_loggers
 from llmrl.experiment.means import Means, Model
 from llmrl.experiment.models import POLICIES, build_model
 from llmrl.experiment.needed import Compute
+from llmrl.experiment.run_references import with_digests as outside_digests
 from llmrl.llms.client import ChatClient
 from llmrl.llms.local.chat import LocalChat
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.core.errors import RunInUse
+from llmrl.core.errors import LlmrlError, NeededRunFailed, NotAsked, RunInUse
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
@@ -38,15 +39,26 @@ class NeededRun:
     env_steps: int
 
     @classmethod
-    def of(cls, what: str, name: str, config: Mapping[str, Any], overrides: Sequence[str], env_steps: int) -> NeededRun:
-        """Make one of a config without digests.
+    def existing(cls, what: str, name: str, folder: Path, trusted: Sequence[str]) -> NeededRun:
+        """Make one of a run that has a folder.
 
         Raises:
-            ConfigError: a file that the config names is not there.
+            ConfigError: its config names code that is not `trusted`.
+            RunFolderError: it has no config that can be read.
         """
-        from llmrl.experiment.applications import application_of
+        from llmrl.config.trusting import check_known
+        from llmrl.run.content import CONFIG_NAME, read_config
+        from llmrl.run.names import seed_of
+        from llmrl.run.status import read_status
 
-        return cls(what, name, application_of(config).with_digests(dict(config)), list(overrides), env_steps)
+        config = read_config(folder, trusted)
+        check_known(config, str(folder / CONFIG_NAME))
+        # Where the folder is now, which may be a copy; and what was begun is to be gone on with.
+        config |= {"output_root": str(folder.parents[2]), "name": folder.parents[1].name, "seed": seed_of(folder) or 0}
+        config |= {"rerun": False, "resume": True}
+        status = read_status(folder)
+        overrides = [] if status is None else status.overrides
+        return cls(what, name, config, overrides, config.get("learn", {}).get("env_steps", 0))
 
     @property
     def folder(self) -> Path:
@@ -65,6 +77,11 @@ class NeededRun:
         return status is not None and status.state == "finished"
 
     @property
+    def told_of(self) -> str:
+        """What an error calls it."""
+        return f"{self.what}, {self.name}, which this run needs ({self.folder}),"
+
+    @property
     def told(self) -> str:
         """What a plan says of it."""
         if self.finished:
@@ -79,17 +96,20 @@ Compute = Callable[[Mapping[str, Any], Sequence[str]], object]
 
 def ensure(needed: Sequence[NeededRun], run: Run, compute: Compute) -> None:
     """Compute the runs that are not finished, one after the other, or wait for the process that does; `run` is the one
-    that needs them.
+    that needs them. One that has ended without a result since a launcher took `run` on is not tried again.
 
     Raises:
         Stopped: a signal asked to stop meanwhile.
-        LlmrlError: as that run.
+        NeededRunFailed: one of them ended without a result, with its reason.
     """
     from llmrl.run.run import Stopped
 
+    since, launch = _taken_on(run)
     for each in needed:
         waiting = False
         while not each.finished:
+            if (reason := _ended(each, since, launch)) is not None:
+                raise NeededRunFailed(f"{each.told_of} {reason}")
             try:
                 if not waiting:
                     log.info("%s first: %s", each.what, each.name)
@@ -97,7 +117,37 @@ def ensure(needed: Sequence[NeededRun], run: Run, compute: Compute) -> None:
             except RunInUse as error:
                 if not waiting:
                     log.info("waiting for the %s that another process computes: %s", each.what, error)
+                    since = min(since, time.time())
                 waiting = True
                 time.sleep(_POLL_S)
+            except NotAsked:
+                raise
+            except LlmrlError as error:
+                raise NeededRunFailed(f"{each.told_of} failed: {error}") from error
             if run.stop.signal is not None:
                 raise Stopped(run.folder, run.stop.signal)
+
+
+def _taken_on(run: Run) -> tuple[float, str]:
+    """When a launcher took `run` on for this attempt, Unix time, and the folder of the launch; infinite and empty where
+    it was started by itself."""
+    from llmrl.run.queued import read_queued
+
+    queued = read_queued(run.folder)
+    if queued is None or run.status.attempt != queued.attempt + 1:
+        return math.inf, ""
+    return queued.submitted, queued.sweep
+
+
+def _ended(needed: NeededRun, since: float, launch: str) -> str | None:
+    """How the run ended if it did so without a result, and after `since` or in the same launch; None if it did not."""
+    from llmrl.analysis.runs import UNFINISHED, read_run
+    from llmrl.run.queued import read_queued
+
+    if not needed.folder.is_dir():
+        return None
+    record, queued = read_run(needed.folder), read_queued(needed.folder)
+    together = queued is not None and queued.sweep == launch
+    if record.state not in UNFINISHED or not (together or record.updated >= since):
+        return None
+    return f"is {record.state}" + (f": {record.error}" if record.error else "")

@@ -20,10 +20,10 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.guard import guarded, raised
 from llmrl.experiment.distributed_checks import check_together, processes_here
+from llmrl.experiment.first_weights import located
 from llmrl.experiment.loggers import check_loggers
 from llmrl.experiment.means import Means
 from llmrl.experiment.models import POLICIES, asking
-from llmrl.experiment.pretraining import located
 from llmrl.llms.client import ChatClient
 
 Config = Mapping[str, Any]
@@ -85,7 +85,7 @@ def build_parts(
             one.
         means: what the run is computed with, if that is known already.
     """
-    config = located(config)
+    config = located(config, play_only)
     means = means or Means(config)
     seeds = Seeds(config["seed"])
     device = means.device

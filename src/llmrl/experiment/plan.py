@@ -10,7 +10,7 @@ from llmrl.core.protocols import Bandit, Estimating, Loop
 from llmrl.core.records import CallEstimate
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.experiment import pretraining, references
+from llmrl.experiment import references, run_references
 from llmrl.experiment.arms import shortage
 from llmrl.experiment.models import asking
 from llmrl.experiment.parts import Parts
@@ -40,7 +40,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
         rows += [(f"  {p.name}", f"[{p.low:g}, {p.high:g}] {p.unit}") for p in spec.mechanism.parameters]
     agent = parts.agents[0].describe()
     rows.append(("agent", ", ".join(f"{k}: {v:,}" if isinstance(v, int) else f"{k}: {v}" for k, v in agent.items())))
-    begun = pretraining.needed(config)
+    begun = run_references.needed(config)
     rows += [(run.what, run.told) for run in begun]
     rows += _principal(config, parts)
     rows += _teacher(parts, loop)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.analysis.references import LINES
-from llmrl.config.input_digests import without_digests
 from llmrl.core.errors import RunFolderError
 from llmrl.core.fields import read_object
 from llmrl.core.option_files import option
@@ -20,6 +19,7 @@ from llmrl.experiment import needed as needed_runs
 from llmrl.experiment.models import asking
 from llmrl.experiment.needed import Compute, NeededRun
 from llmrl.experiment.parts import Parts, games_of_a_society, loop_kind
+from llmrl.experiment.run_references import with_digests, without_digests
 from llmrl.loops.references import References, Situation, coarse_scan
 from llmrl.run.content import SUMMARY_NAME
 
@@ -168,4 +168,4 @@ def _run(label: str, name: str, config: dict[str, Any], horizon: int | None) -> 
     design, n_envs = config["design"], config["env"]["n_envs"]
     rounds = design["adapt_rounds"] - (-design["validate_episodes"] // (n_envs // design["candidates"]))
     steps = design["steps"] * rounds * (horizon or 0) * n_envs
-    return NeededRun.of("reference lines", name, config, [f"reference={label}"], steps)
+    return NeededRun("reference lines", name, with_digests(config), [f"reference={label}"], steps)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from llmrl.experiment import run_references
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.means import check_command_lines, game_processes
 from llmrl.sweeps.jobs import Job
@@ -28,3 +30,28 @@ def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[s
     hardware = experiment.means.hardware
     cores = hardware.cores_for(game_processes(config))
     return Job(absolute, experiment.overrides, hardware, cores, list(naming), dict(environment or {}))
+
+
+def with_needed(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs of a sweep, in their order, behind jobs of their own for the runs that they need by reference and
+    that are not finished: each of these once.
+
+    Raises:
+        ConfigError: as `run_references.needed`, and as `job_of`.
+    """
+    swept = {job.folder: job for job in jobs}
+    first: dict[Path, Job] = {}
+    found = []
+    for job in jobs:
+        after = []
+        for run in run_references.needed(job.config):
+            if run.finished:
+                continue
+            if run.folder in swept:
+                after.append(swept[run.folder])
+                continue
+            if run.folder not in first:
+                first[run.folder] = job_of(Experiment(run.config, run.overrides), run.overrides, job.environment)
+            after.append(first[run.folder])
+        found.append(replace(job, after=tuple(after)) if after else job)
+    return [*first.values(), *found]

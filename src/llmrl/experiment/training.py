@@ -6,8 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmrl.config.input_digests import with_digests
-from llmrl.experiment import pretraining, references
+from llmrl.experiment import references
 from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.arms import shortage
 from llmrl.experiment.distributed_checks import check_alike
@@ -16,6 +15,7 @@ from llmrl.experiment.models import asking, model_asked
 from llmrl.experiment.needed import Compute, ensure
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.experiment.plan import plan
+from llmrl.experiment.run_references import needed, with_digests
 from llmrl.experiment.used import only_read
 from llmrl.llms.transcript import Transcript
 from llmrl.llms.usage import llm_summary
@@ -60,7 +60,7 @@ class Training(Application):
         run.status.llm = "" if llm is None else llm.label
         run.status.shared = shared_of(config, asks=llm is not None)
         run.metrics.attach(Transcript.TAG, Transcript(run.folder))
-        ensure(pretraining.needed(config), run, compute_needed)
+        ensure(needed(config), run, compute_needed)
         parts = build_parts(config, llm, folder=run.folder, means=means)
         run.status.env = parts.env.spec.name
         try:

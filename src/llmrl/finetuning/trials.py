@@ -154,7 +154,7 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
     if not path.is_file() or not (folder / "config.yaml").is_file():
         raise ConfigError(
             f"dataset.runs: {folder} is no folder of a search run (it has no {FILE_NAME}); give one like "
-            "outputs/cartpole/<run>/seed=0, or a folder around such ones"
+            "outputs/cartpole/<run>/s0, or a folder around such ones"
         )
     config = read_config(folder, ())
     other = task_of(config, seeded="seed" in task)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from llmrl.core.errors import CheckpointError, ConfigError
-from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
+from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.processes import Processes
 from llmrl.core.protocols import AgentLoop, Scorer
 from llmrl.core.records import State
@@ -53,6 +53,7 @@ class LanguagePPOAgent:
             without effect in one process.
         init_from: run folder whose newest checkpoint gives the first weights of what is trained, read at every start;
             None: as the model is.
+        init_from_seed: which seed's run that is; `init_from` names it already, so nothing depends on it here.
         ppo: hyperparameters.
 
     Raises:
@@ -87,6 +88,7 @@ class LanguagePPOAgent:
         divided: bool,
         init_from: str | None,
         ppo: PPOSettings,
+        init_from_seed: Literal["own", "shared"] | NonNegativeInt = "own",
     ) -> None:
         if not isinstance(scorer, LocalScorer):
             raise ConfigError("agent=llm_ppo trains a model of this process: use llm=local_scorer_seq2seq or _causal")

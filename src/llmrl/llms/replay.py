@@ -24,7 +24,7 @@ class ReplayChat(Provider):
     it is the one the run went on from.
 
     Args:
-        calls: a run folder (`.../seed=0`), a folder of such folders, of which the one with this run's seed is taken,
+        calls: a run folder (`.../s0`), a folder of such folders, of which the one with this run's seed is taken,
             or a call log.
         seeds: of this run.
         temperature, max_tokens: nothing depends on them, as replies are what they were; an experiment that sets them
@@ -86,13 +86,13 @@ class ReplayChat(Provider):
 
 
 def _find(path: Path, seed: int) -> Path:
-    candidates = [path] if path.is_file() else [path / FILE_NAME, path / f"seed={seed}" / FILE_NAME]
+    candidates = [path] if path.is_file() else [path / FILE_NAME, path / f"s{seed}" / FILE_NAME]
     for candidate in candidates:
         if candidate.is_file():
             return candidate
     raise ConfigError(
         f"llm.calls={path} holds no {FILE_NAME}; give the folder of a run that asked a language model, like "
-        "'outputs/<name>/<run>/seed=0'"
+        "'outputs/<name>/<run>/s0'"
     )
 
 

@@ -77,9 +77,7 @@ def saved_state(folder: Path) -> tuple[int, State]:
         CheckpointError: `folder` is no run folder, or has no checkpoint that can be read.
     """
     if not (folder / CONFIG_NAME).is_file():
-        raise CheckpointError(
-            f"{folder} is not a run folder (no config.yaml); give one like outputs/<name>/<run>/seed=0"
-        )
+        raise CheckpointError(f"{folder} is not a run folder (no config.yaml); give one like outputs/<name>/<run>/s0")
     newest = CheckpointStore(folder / "checkpoints").load_newest()
     if newest is None:
         raise CheckpointError(f"{folder} has no checkpoint yet; let that run get to its first one")

@@ -1,7 +1,7 @@
-"""Where a run lives: `output_root/<name>/<readable overrides>-<hash>/seed=<n>/`.
+"""Where a run lives: `output_root/<name>/<label>-<hash>/s<seed>/`.
 
-The hash says *which experiment* this is; the readable part is for people and for TensorBoard's list of runs. Runs that
-differ only in what cannot change their numbers (see `EXCLUDED`) share a hash, and so a folder.
+The hash says *which experiment* this is; the label (`llmrl.run.names`) is for people and for TensorBoard's list of
+runs. Runs that differ only in what cannot change their numbers (see `EXCLUDED`) share a hash, and so a folder.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from llmrl.core.disk import FULL, why
 from llmrl.core.errors import RunFolderError
 from llmrl.core.privacy import make_folder
-from llmrl.core.secrets import redact
+from llmrl.run.names import is_safe, label, safe_path, seed_folder
 
 EXCLUDED: tuple[str, ...] = (
     "seed",  # has a folder level of its own
@@ -54,13 +54,16 @@ EXCLUDED: tuple[str, ...] = (
     "llm.max_invalid",
     "llm.timeout",
 )
-"""Config keys that are left out of the hash and of the readable part, with all that is in them."""
+"""Config keys that are left out of the hash and of the label, with all that is in them."""
+
+RESOLVED = "resolved_runs"
+"""Entry of a config: of each key that names another run, which one (`llmrl.experiment.run_references`). The hash has
+that in place of the key itself, so a run is the same however the other one was named."""
 
 TREATMENT = "treatment"
 """The config group of what is compared with others in a study."""
 
 HASH_LENGTH = 8
-MAX_READABLE = 100
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
@@ -72,17 +75,21 @@ def config_hash(config: Mapping[str, Any]) -> str:
     Raises:
         TypeError: a value is not plain data (mapping, list, string, number, boolean or None).
     """
-    text = json.dumps(_canonical(_kept(config), "config"), sort_keys=True, separators=(",", ":"))
+    resolved = {key: entry["run"] for key, entry in (config.get(RESOLVED) or {}).items()}
+    named = {name for key in resolved for name in (key, f"{key}_seed")}
+    kept = _kept({key: value for key, value in config.items() if key != RESOLVED}, leave_out=named)
+    kept |= {RESOLVED: resolved} if resolved else {}
+    text = json.dumps(_canonical(kept, "config"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
 
 
-def _kept(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`config` without the `EXCLUDED` keys."""
+def _kept(config: Mapping[str, Any], prefix: str = "", leave_out: Collection[str] = ()) -> dict[str, Any]:
+    """`config` without the `EXCLUDED` keys, and without those to `leave_out`."""
     kept = {}
     for key, value in config.items():
         path = f"{prefix}{key}"
-        if path not in EXCLUDED:
-            kept[str(key)] = _kept(value, f"{path}.") if isinstance(value, Mapping) else value
+        if path not in EXCLUDED and path not in leave_out:
+            kept[str(key)] = _kept(value, f"{path}.", leave_out) if isinstance(value, Mapping) else value
     return kept
 
 
@@ -123,40 +130,24 @@ def _is_excluded(key: str) -> bool:
     )
 
 
-def spoken(overrides: Mapping[str, str]) -> list[str]:
-    """Return how overrides read in names and labels: the treatment first, by its name alone.
-
-    >>> spoken({"env": "hopper", "treatment": "props"})
-    ['props', 'env=hopper']
-    """
-    treatment = [overrides[TREATMENT]] if TREATMENT in overrides else []
-    return [*treatment, *(f"{key}={value}" for key, value in overrides.items() if key != TREATMENT)]
-
-
-def readable(overrides: Iterable[str], name: str = "") -> str:
-    """A folder-name-safe summary of the overrides, at most `MAX_READABLE` characters of `[A-Za-z0-9._=+,-]`.
+def run_label(overrides: Iterable[str], name: str = "") -> str:
+    """The readable part of a run folder's name.
 
     `env=<name>` is left out where the folder above, `name`, already says it: TensorBoard cuts long names. A treatment
     comes first, and by its name alone.
 
-    >>> readable(["principal=ucb", "env=escape_room", "seed=1"])
-    'env=escape_room,principal=ucb'
-    >>> readable(["principal=ucb", "env=escape_room", "seed=1"], name="escape_room")
-    'principal=ucb'
-    >>> readable(["experiment=search/linear", "treatment=props", "llm=gpt4o"])
-    'props,experiment=search-linear,llm=gpt4o'
+    >>> run_label(["principal=ucb", "env=escape_room", "seed=1"])
+    'env_escape_room-principal_ucb'
+    >>> run_label(["principal=ucb", "env=escape_room", "seed=1"], name="escape_room")
+    'principal_ucb'
     """
-    chosen = {key: value for key, value in split_overrides(overrides).items() if (key, value) != ("env", name)}
-    text = redact(",".join(spoken(chosen)))
-    text = re.sub(r"[\s\[\]{}'\"]+", "", text)  # lists and quotes read well without their brackets
-    text = re.sub(r"[^A-Za-z0-9._=+,-]+", "-", text)[:MAX_READABLE].strip("-.,")
-    return text or "defaults"
+    return label({key: value for key, value in split_overrides(overrides).items() if (key, value) != ("env", name)})
 
 
 def find_folder(root: Path, name: str, digest: str, overrides: Iterable[str], seed: int) -> Path:
     """Where the folder of one run is, or would be, whose config has the hash `digest`.
 
-    A folder with the same hash is reused whatever its readable part: the same experiment may be spelt in several ways.
+    A folder with the same hash is reused whatever its label: the same experiment may be spelt in several ways.
 
     Raises:
         RunFolderError: `name` leaves `root`, or `root` cannot be read.
@@ -164,12 +155,14 @@ def find_folder(root: Path, name: str, digest: str, overrides: Iterable[str], se
     relative = Path(name)
     if not name or relative.is_absolute() or ".." in relative.parts:
         raise RunFolderError(f"name={name!r} must be a folder name inside {root}, such as name=my_sweep")
-    parent = root.expanduser().absolute() / relative
+    if not (cleaned := safe_path(name)).parts:
+        raise RunFolderError(f"name={name!r} has no letter or digit that a folder's name may have; try name=my_sweep")
+    parent = root.expanduser().absolute() / cleaned
     try:
-        siblings = sorted(path for path in parent.glob(f"*-{digest}") if path.is_dir())
+        siblings = sorted(path for path in parent.glob(f"*-{digest}") if path.is_dir() and is_safe(path.name))
     except OSError as error:
         raise unwritable(parent, error) from error
-    return (siblings[0] if siblings else parent / f"{readable(overrides, name)}-{digest}") / f"seed={seed}"
+    return (siblings[0] if siblings else parent / f"{run_label(overrides, name)}-{digest}") / seed_folder(seed)
 
 
 def run_folder(root: Path, name: str, digest: str, overrides: Iterable[str], seed: int, private: bool = True) -> Path:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.seeding import Seeds
+from llmrl.run.names import seed_of
 
 PRETRAINING = "pre-training"
 SOCIETY = "society"
 REPLIES = "replies"
-PRESET = "preset:"
-"""What a reference to the run of a preset begins with."""
 
 Shared = dict[str, list[str]]
 """Level -> what a run has there. Two runs that list the same thing at a level share it."""
@@ -26,7 +25,7 @@ _REPLAY = "llmrl.llms.replay.ReplayChat"
 def shared_of(config: Mapping[str, Any], asks: bool) -> Shared:
     """Return what the run of a resolved config shares with other runs of its experiment, by level.
 
-    `pre-training`: the earlier runs whose weights or episodes it begins with, each `<name>/<run>/seed=<n>`.
+    `pre-training`: the earlier runs whose weights or episodes it begins with, each `<name>/<run>/s<seed>`.
     `society`: the seed trees of its societies, where it has several. `replies`: where the replies of a language model
     come from, if runs of several seeds get the same ones. A level at which the run has nothing is left out.
 
@@ -40,10 +39,7 @@ def shared_of(config: Mapping[str, Any], asks: bool) -> Shared:
 
 
 def run_name(folder: str) -> str:
-    """Return the end of a run folder's path that tells it from others, wherever the folder is: `name/run/seed=n`. A
-    preset that stands for its run, `preset:study/seed=n`, is its own name."""
-    if folder.startswith(PRESET):
-        return folder if "/seed=" in folder else f"{folder.rstrip('/')}/seed=0"
+    """Return the end of a run folder's path that tells it from others, wherever the folder is: `name/run/s<seed>`."""
     return "/".join(Path(folder).expanduser().absolute().parts[-3:])
 
 
@@ -64,5 +60,5 @@ def _societies(config: Mapping[str, Any]) -> list[str]:
 def _replies(llm: Mapping[str, Any]) -> list[str]:
     if llm.get("_target_") == _REPLAY:
         # A folder of all seeds has replies of its own for each.
-        return [run_name(llm["calls"])] if Path(llm["calls"]).name.startswith("seed=") else []
+        return [run_name(llm["calls"])] if seed_of(Path(llm["calls"])) is not None else []
     return ["all seeds"] if llm.get("share_replies") else []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from llmrl.analysis.runs import UNFINISHED, RunRecord
 from llmrl.core.errors import RunFolderError
+from llmrl.run.names import seed_of
 from llmrl.run.queued import read_queued
 
 KINDS = {
@@ -90,7 +91,7 @@ def remove(folder: Path, path: Path) -> None:
                 shutil.rmtree(names[-1], dir_fd=above)
             else:
                 os.unlink(names[-1], dir_fd=above)
-            empty = names[-1].startswith("seed=") and len(names) > 1 and not os.listdir(above)  # noqa: PTH208
+            empty = seed_of(path) is not None and len(names) > 1 and not os.listdir(above)  # noqa: PTH208
         if empty:
             with _opened(root, names[:-2]) as above:
                 os.rmdir(names[-2], dir_fd=above)

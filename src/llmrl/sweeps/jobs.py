@@ -21,6 +21,7 @@ from llmrl.run.content import CONFIG_NAME, save_config
 from llmrl.run.ending import EXIT_IN_USE
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import config_hash, find_folder, run_folder, split_overrides
+from llmrl.run.names import named
 from llmrl.run.provenance import code_digest
 from llmrl.run.queued import Queued, cancelled_by
 from llmrl.run.status import read_status
@@ -46,6 +47,7 @@ class Job:
         cores: cores it should have for itself.
         naming: the overrides that make its folder readable: those that differ within the sweep.
         environment: variables to set in its process (`hydra.job.env_set`).
+        after: jobs of the same launch whose runs this one needs: it begins when they have ended.
     """
 
     config: dict[str, Any]
@@ -54,6 +56,7 @@ class Job:
     cores: int
     naming: list[str]
     environment: dict[str, str] = field(default_factory=dict)
+    after: tuple[Job, ...] = ()
 
     @cached_property
     def folder(self) -> Path:
@@ -118,11 +121,9 @@ def differing_keys(overrides: Sequence[Sequence[str]]) -> set[str]:
 def named_by(overrides: Sequence[str], differing: set[str]) -> list[str]:
     """The overrides that make a run's folder readable: those that differ within its sweep, all where none do.
 
-    Which language model is behind a result is always said.
+    Which study it is, how long it is, and which language model is behind it is always said (`llmrl.run.names.ALWAYS`).
     """
-    if not differing:
-        return list(overrides)
-    return [o for o in overrides if o.partition("=")[0].lstrip("+~") in differing | {"llm"}]
+    return named(overrides, differing) if differing else list(overrides)
 
 
 def check_distinct(jobs: Sequence[Job]) -> None:

@@ -16,6 +16,7 @@ from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import text_of
 from llmrl.sweeps.jobs import Job, Outcome, cancelled, check_distinct, describe, missing
 from llmrl.sweeps.scheduling import ask_schedulers, wait_for
+from llmrl.sweeps.waves import waves
 from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = Tru
     if outcomes:
         done = sum(outcome.state == "finished" for outcome in outcomes)
         log.info("skipped %d finished runs and %d that run or wait elsewhere", done, len(outcomes) - done)
-    groups = _by_backend(todo)
+    groups = _by_backend(waves(todo))
     for group in groups:
         group[0].hardware.backend.prepare(group)
     if groups:
@@ -89,18 +90,22 @@ def _check_detaching(jobs: Sequence[Job]) -> None:
             )
 
 
-def _by_backend(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Jobs of one backend with equal options together; first those whose runs go on while others are computed."""
+def _by_backend(in_order: Sequence[Sequence[Job]]) -> list[list[Job]]:
+    """Jobs of one wave and of one backend with equal options together; first those whose runs go on while others are
+    computed."""
     groups: list[list[Job]] = []
-    for job in jobs:
-        backend = job.hardware.backend
-        for group in groups:
-            other = group[0].hardware.backend
-            if type(other) is type(backend) and vars(other) == vars(backend):
-                group.append(job)
-                break
-        else:
-            groups.append([job])
+    for wave in in_order:
+        own: list[list[Job]] = []
+        for job in wave:
+            backend = job.hardware.backend
+            for group in own:
+                other = group[0].hardware.backend
+                if type(other) is type(backend) and vars(other) == vars(backend):
+                    group.append(job)
+                    break
+            else:
+                own.append([job])
+        groups += own
     return sorted(groups, key=lambda group: group[0].hardware.backend.scheduler is None)
 
 

@@ -155,18 +155,21 @@ class Slurm(Backend):
     def _submit_array(self, jobs: Sequence[Job], task: Task, folder: Path, before: str) -> list[str]:
         """Submit one array, or one job, of runs with the same needs; returns the job ids.
 
-        Where runs at once are limited, an array waits for the one `before` it: SLURM limits each array by itself.
+        It waits until the jobs that its runs need have ended, however that was: runs look at what came of them. Where
+        runs at once are limited, an array waits for the one `before` it, too: SLURM limits each array by itself.
         """
         import submitit
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         from llmrl.sweeps.backends.slurm_work import ClusterWork
+        from llmrl.sweeps.waves import ids_before
         from llmrl.sweeps.work import Work
 
         works = [ClusterWork(Work(task, j.config, j.overrides, j.folder, j.environment)) for j in jobs]
         parameters = self._parameters(jobs[0].hardware, jobs[0].cores)
-        if before and jobs[0].hardware.parallel is not None:
-            parameters["dependency"] = f"afterany:{before}"
+        first = ids_before(jobs, folder.parent) + ([before] if before and jobs[0].hardware.parallel is not None else [])
+        if first:
+            parameters["dependency"] = f"afterany:{':'.join(first)}"
         try:
             executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=self.max_timeouts, python=self.python)
             executor.update_parameters(**parameters)
@@ -219,16 +222,21 @@ class Slurm(Backend):
 
 
 def _alike(taken: Sequence[tuple[Job, Queued]]) -> list[list[tuple[Job, Queued]]]:
-    """Jobs grouped by what they ask of the cluster."""
+    """Jobs grouped by what they ask of the cluster, and by what they wait for."""
     groups: list[list[tuple[Job, Queued]]] = []
     for job, queued in taken:
         for group in groups:
-            if (group[0][0].hardware, group[0][0].cores) == (job.hardware, job.cores):
+            if _asks(group[0][0]) == _asks(job):
                 group.append((job, queued))
                 break
         else:
             groups.append([(job, queued)])
     return groups
+
+
+def _asks(job: Job) -> tuple[Hardware, int, frozenset[Path]]:
+    """What a job asks of the cluster, and the runs that it waits for."""
+    return job.hardware, job.cores, frozenset(each.folder for each in job.after)
 
 
 @contextmanager

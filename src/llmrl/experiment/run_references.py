@@ -1,0 +1,509 @@
+"""References to runs, wherever one is named: `run:<hash>`, `latest:<name>`, `preset:<study>`, or a folder.
+
+`resolved` finds out which run is meant when a run is composed, puts its folder in place of the reference, and writes
+down which one it is (`resolved_runs`). That belongs to the hash; how the run was spelt does not. So a run that begins
+with other weights is another run, and `latest:` means the same run whenever a command is repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from llmrl.config import input_digests
+from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.experiment.needed import NeededRun
+from llmrl.run.folder import RESOLVED, config_hash
+from llmrl.run.names import hash_of, safe_path, seed_folder, seed_of
+
+log = logging.getLogger(__name__)
+
+Config = Mapping[str, Any]
+Kind = Literal["run", "latest", "preset"]
+
+_REFERENCE = re.compile(r"(run|latest|preset):(.*?)(?:/s([0-9]{1,18}))?/?")
+_PREFIX = re.compile(r"[0-9a-f]{1,8}")
+_STORE = ".references"
+"""Folder beside the runs of a name in which is written down what `latest:` has been found to be."""
+_OWN, _SHARED = "own", "shared"
+_LISTED = 12
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference as it was typed.
+
+    Attributes:
+        kind: `run`, `latest` or `preset`.
+        what: a prefix of a hash, a name, or a study, with a treatment after a `+`.
+        seed: of the run that is meant; None where the reference names none.
+    """
+
+    kind: Kind
+    what: str
+    seed: int | None
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.what}" + ("" if self.seed is None else f"/{seed_folder(self.seed)}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A key of a config that names a run.
+
+    Attributes:
+        key: of the config.
+        inside: the file or folder in the run's folder that is meant; empty: the run's folder.
+        many: a list, of which each may be all runs of an experiment.
+        presets: the run may be that of a preset.
+        folders: a folder that is given is a run, or around one, and not anything else.
+    """
+
+    key: str
+    inside: str = ""
+    many: bool = False
+    presets: bool = False
+    folders: bool = False
+
+
+PLACES = (
+    Place("agent.init_from", presets=True, folders=True),
+    Place("agent.data", presets=True, folders=True),
+    Place("teacher.table", "plans.json", presets=True),
+    Place("llm.calls"),
+    Place("llm.adapter", "adapter"),
+    Place("dataset.runs", many=True),
+)
+"""Every key that names a run."""
+
+
+def parsed(text: str) -> Reference | None:
+    """Return the reference that a text is; None for anything else, such as a folder.
+
+    >>> parsed("preset:regimes/cleanup_pretrain/s3")
+    Reference(kind='preset', what='regimes/cleanup_pretrain', seed=3)
+    >>> parsed("outputs/demo") is None
+    True
+
+    Raises:
+        ConfigError: it begins like one, and names nothing.
+    """
+    found = _REFERENCE.fullmatch(text)
+    if found is None:
+        return None
+    kind, what, seed = found.groups()
+    if not what or (kind == "run" and not _PREFIX.fullmatch(what)):
+        raise ConfigError(
+            f"{text!r} names no run: run:<hash> takes hexadecimal digits, the end of a folder <label>-<hash>, or the "
+            "first few of them; latest:<name> and preset:<study> take a name; /s<seed> may follow each"
+        )
+    return Reference(kind, what, None if seed is None else int(seed))  # type: ignore[arg-type]
+
+
+def add_root(parser: argparse.ArgumentParser) -> None:
+    """Give a command the option `--output-root`, where references that it takes are looked up."""
+    parser.add_argument(
+        "--output-root",
+        type=Path,
+        default=Path("outputs"),
+        metavar="FOLDER",
+        help="where run:<hash> and latest:<name> are looked up (default outputs)",
+    )
+
+
+def run_folder_of(text: str | Path, root: Path) -> Path:
+    """Return the one run that a command is to work on: by reference, or the folder of a run, or one around it.
+
+    Args:
+        text: what was typed.
+        root: of all outputs, where references are looked up.
+
+    Raises:
+        ConfigError: a reference that names no run, or a preset, which only a run can need.
+        RunFolderError: there is no such run, or there are several, which are listed.
+    """
+    from llmrl.analysis.runs import only_run
+
+    reference = parsed(str(text))
+    if reference is None:
+        return only_run(Path(text))
+    runs = _runs_of(reference, root)
+    if reference.kind == "latest" and reference.seed is None:
+        return max(runs, key=_updated)
+    return _only(reference, runs)
+
+
+def folder_of(text: str | Path, root: Path) -> Path:
+    """Return the folder that a command about many runs is to look at: an experiment's or a run's, by reference, or any.
+
+    Raises:
+        ConfigError, RunFolderError: as `run_folder_of`.
+    """
+    reference = parsed(str(text))
+    if reference is None:
+        return Path(text)
+    if reference.seed is not None:
+        return run_folder_of(text, root)
+    return _runs_of(reference, root)[0].parent
+
+
+def runs_of(text: str | Path, root: Path) -> list[Path]:
+    """Return all runs that a folder or a reference names, seeds by number.
+
+    Raises:
+        ConfigError, RunFolderError: as `run_folder_of`.
+    """
+    from llmrl.analysis.runs import find_runs
+
+    folder = folder_of(text, root)
+    return find_runs(folder) or [folder]
+
+
+def resolved(config: Config) -> dict[str, Any]:
+    """Return a resolved config with the folders of the runs that it refers to, and `resolved_runs`, which says which
+    they are; as it is where that was done before, and where it refers to none.
+
+    Raises:
+        ConfigError: a reference names no run, a preset that cannot be begun with, or a key that takes none.
+        RunFolderError: there is no such run, or there are several, which are listed.
+    """
+    if RESOLVED in config:
+        return dict(config)
+    found: dict[str, dict[str, Any]] = {}
+    made: dict[str, Any] = dict(config)
+    for place in PLACES:
+        group, _, key = place.key.partition(".")
+        typed = (config.get(group) or {}).get(key)
+        values = list(typed or []) if place.many else [typed]
+        texts = [text for text in values if isinstance(text, str)]
+        entries = [entry for text in texts if (entry := _entry(place, text, config)) is not None]
+        if not entries or len(entries) < len(texts):
+            if entries:
+                raise ConfigError(f"{place.key}: name all runs by reference, or all by their folder")
+            continue
+        places = [entry.folder / place.inside if place.inside else entry.folder for entry in entries]
+        own = [str(each) for each in places] if place.many else str(places[0])
+        made[group] = {**made[group], key: own}
+        pinned = [entry.pinned for entry in entries] if place.many else entries[0].pinned
+        found[place.key] = {"run": ",".join(entry.identity for entry in entries), "as": pinned}
+    return {**made, RESOLVED: found} if found else made
+
+
+def unresolved(config: Config) -> dict[str, Any]:
+    """Return the config as it was before `resolved`, but for `latest:`, in place of which is the run that it is."""
+    made = {key: value for key, value in config.items() if key != RESOLVED}
+    for path, entry in (config.get(RESOLVED) or {}).items():
+        group, _, key = path.partition(".")
+        made[group] = {**made[group], key: entry["as"]}
+    return made
+
+
+def with_digests(config: Config) -> dict[str, Any]:
+    """Return a config with what decides results outside of it: runs, as `resolved`, and files, as `input_digests`.
+
+    Raises:
+        ConfigError: there is no such file or run, or a file has changed since the run was submitted.
+        RunFolderError: as `resolved`.
+    """
+    return input_digests.with_digests(resolved(config))
+
+
+def without_digests(config: Config) -> dict[str, Any]:
+    """Return the config as it was before `with_digests`, as `unresolved`."""
+    return unresolved(input_digests.without_digests(config))
+
+
+def needed(config: Config) -> list[NeededRun]:
+    """Return the runs that the run of a config refers to, by reference, and that have to be finished before it begins.
+
+    Args:
+        config: as `resolved` returns it, or before.
+
+    Raises:
+        ConfigError: a preset has changed since the config was resolved; else as `resolved`.
+    """
+    config = resolved(config)
+    found = []
+    for key, entry in (config.get(RESOLVED) or {}).items():
+        for text, identity in zip(_listed(entry["as"]), entry["run"].split(","), strict=True):
+            reference = parsed(text)
+            if reference is None:
+                continue
+            if reference.kind == "preset":
+                run = _of_preset(key, reference, config)
+                if config_hash(run.config) != identity.partition("/")[0]:
+                    raise ConfigError(
+                        f"the preset of {key}={reference} has changed since this run was submitted; repeat its "
+                        "command, which makes a new run"
+                    )
+                found.append(run)
+            else:
+                folder = _existing(key, config)
+                found += [
+                    NeededRun.existing(_what(key), str(reference), run, config["trusted_modules"]) for run in folder
+                ]
+    return found
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A run that was found: its folder (of `many`, its experiment's), what the hash says of it, and its name from now
+    on."""
+
+    folder: Path
+    identity: str
+    pinned: str
+
+
+def _entry(place: Place, text: str, config: Config) -> _Entry | None:
+    """The run that `text` names at `place`; None if it is no reference, and is left to who reads it."""
+    reference = parsed(text)
+    if reference is None:
+        return _given(place, text, config) if place.folders else None
+    try:
+        if reference.kind == "preset":
+            if not place.presets:
+                raise ConfigError("name a run: run:<hash>, latest:<name>, or its folder; a preset is not one")
+            run = _of_preset(place.key, reference, config)
+            return _Entry(run.folder, f"{config_hash(run.config)}/{_said_seed(reference.seed, config)}", text)
+        if reference.kind == "latest":
+            reference = _pinned(place, reference, config)
+        runs = _runs_of(reference, Path(config["output_root"]))
+        own = f"run:{hash_of(runs[0])}"
+        if place.many:
+            wanted = runs if reference.seed is None else [_only(reference, runs)]
+            folder = wanted[0].parent if reference.seed is None else wanted[0]
+            return _Entry(folder, f"{hash_of(runs[0])}/{'all' if reference.seed is None else folder.name}", own)
+        return _chosen(place, reference, runs, config)
+    except (ConfigError, RunFolderError) as error:
+        about_seed = str(error).startswith("seed=")
+        raise type(error)(str(error) if about_seed else f"{place.key}={text}: {error}") from error
+
+
+def _given(place: Place, text: str, config: Config) -> _Entry | None:
+    """The run that a folder is, or is around. One that is not there, or holds no run, is left to the part that reads
+    it, which says so."""
+    from llmrl.analysis.runs import find_runs
+    from llmrl.run.content import CONFIG_NAME
+    from llmrl.run.names import old_layout
+
+    folder = Path(text).expanduser()
+    if said := old_layout(folder):
+        raise RunFolderError(f"{place.key}={text}: {said}")
+    runs = [folder] if (folder / CONFIG_NAME).is_file() else find_runs(folder) if folder.is_dir() else []
+    if not runs:
+        return None
+    if len({run.parent for run in runs}) > 1:
+        raise RunFolderError(f"{place.key}={text} holds {_told(runs)}")
+    found = _chosen(place, None, runs, config)
+    progress = "" if _finished(found.folder) else f"@{_checkpoint(found.folder)}"
+    return _Entry(found.folder, found.identity + progress, text)
+
+
+def _chosen(place: Place, reference: Reference | None, runs: Sequence[Path], config: Config) -> _Entry:
+    """Of the runs of one experiment the one that is meant: the only one, that of the seed that the reference names, or
+    else of the seed that `<key>_seed` says, own if there is no such key."""
+    named = None if reference is None else reference.seed
+    digest = hash_of(runs[0]) or _own_hash(runs[0])
+    if len(runs) == 1 and named is None:
+        own = runs[0]
+        return _Entry(own, f"{digest}/{own.name}", f"run:{digest}/{own.name}")
+    seed = _seed(named, place.key, config)
+    for run in runs:
+        if seed_of(run) == seed:
+            said = _said_seed(named, config, place.key)
+            return _Entry(run, f"{digest}/{said}", f"run:{digest}" + ("" if said == _OWN else f"/{said}"))
+    how = "" if named is not None else f" ({place.key}_seed={_rule(place.key, config)})"
+    raise RunFolderError(f"there is no seed {seed}{how} among {_told(runs)}")
+
+
+def _runs_of(reference: Reference, root: Path) -> list[Path]:
+    """The runs of the one experiment that `run:` or `latest:` names, seeds by number; the same one under several names
+    counts once."""
+    from llmrl.analysis.runs import find_runs
+
+    if reference.kind == "preset":
+        raise ConfigError(f"{reference} stands for a run that another run needs; a command takes run: or latest:")
+    if reference.kind == "latest":
+        newest = _newest(reference.what, root)
+        return [run for run in find_runs(newest.parent) if _finished(run)]
+    runs = [run for run in find_runs(root) if (hash_of(run) or "").startswith(reference.what)]
+    if not runs:
+        raise RunFolderError(f"there is no run in {root} whose folder's hash begins with {reference.what}")
+    if len({hash_of(run) for run in runs}) > 1:
+        raise RunFolderError(f"{reference} may be any of {_told(runs)}")
+    seeds: dict[int | None, Path] = {}
+    for run in sorted(runs, key=_finished, reverse=True):
+        seeds.setdefault(seed_of(run), run)
+    return [seeds[seed] for seed in sorted(seeds, key=lambda seed: seed or 0)]
+
+
+def _only(reference: Reference, runs: Sequence[Path]) -> Path:
+    """The run of the seed that a reference names, or the only one there is."""
+    wanted = [run for run in runs if reference.seed in (None, seed_of(run))]
+    if len(wanted) == 1:
+        return wanted[0]
+    raise RunFolderError(f"{reference} is not one run, there are {_told(wanted or runs)}")
+
+
+def _newest(name: str, root: Path) -> Path:
+    """The run of a name that was finished last."""
+    from llmrl.analysis.runs import find_runs
+
+    below = root.expanduser() / safe_path(name)
+    runs = find_runs(below) if below.is_dir() else []
+    finished = [run for run in runs if _finished(run)]
+    if not finished:
+        raise RunFolderError(
+            f"latest:{name}: no run in {below} is finished" + (f"; there are {_told(runs)}" if runs else "")
+        )
+    return max(finished, key=_updated)
+
+
+def _pinned(place: Place, reference: Reference, config: Config) -> Reference:
+    """The experiment that `latest:` is for the run of `config`: as it was found when that was first composed."""
+    root = Path(config["output_root"]).expanduser()
+    folder = root / safe_path(str(config["name"])) / _STORE
+    path = folder / f"{config_hash({**config, 'key': place.key})}.json"
+    kept = _kept(path)
+    if kept is None:
+        digest = hash_of(_newest(reference.what, root))
+        kept = {
+            "key": place.key,
+            "reference": str(reference),
+            "run": digest,
+            "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
+        if not config["dry_run"]:
+            from llmrl.run.files import write_atomic
+
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, json.dumps(kept))
+        others = {entry["run"] for each in folder.glob("*.json") if (entry := _kept(each)) and _alike(entry, kept)}
+        if others - {digest}:
+            log.warning(
+                "%s=%s is run:%s, and runs of this name began with %s: to compare with those, name it run:<hash>",
+                *(place.key, reference, digest, ", ".join(f"run:{each}" for each in sorted(others - {digest}))),
+            )
+    else:
+        log.info("%s=%s is run:%s, as found on %s (%s)", place.key, reference, kept["run"], kept["time"], path)
+    return Reference("run", kept["run"], reference.seed)
+
+
+def _alike(one: Config, other: Config) -> bool:
+    return all(one[key] == other[key] for key in ("key", "reference"))
+
+
+def _kept(path: Path) -> dict[str, Any] | None:
+    """What was written down; None if nothing was."""
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        return {key: str(entry[key]) for key in ("key", "reference", "run", "time")}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{path} cannot be read ({error!r}); remove it, and the newest run is looked up"
+        ) from error
+
+
+def _of_preset(key: str, reference: Reference, config: Config) -> NeededRun:
+    """The run of a preset that the run of `config` names at `key`."""
+    from llmrl.experiment.pretraining import composed
+    from llmrl.experiment.used import only_read
+
+    seed = _seed_of(reference, config)
+    own, overrides = composed(reference.what, seed, config)
+    steps = own["learn"]["env_steps"]
+    return NeededRun(_what(key), f"{reference}, seed {seed}", with_digests(only_read(own)), overrides, steps)
+
+
+def _what(key: str) -> str:
+    """What the run that `key` names is for, in words."""
+    return "pre-training" if key == "agent.init_from" else f"the run of {key}"
+
+
+def _seed_of(reference: Reference, config: Config) -> int:
+    """The seed of the run of a preset that the run of `config` begins with."""
+    return _seed(reference.seed, "agent.init_from", config)
+
+
+def _seed(named: int | None, key: str, config: Config) -> int:
+    if named is not None:
+        return named
+    rule = _rule(key, config)
+    seed = config["seed"] if rule == _OWN else 0 if rule == _SHARED else rule
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"seed={seed!r}: a whole number >= 0 is needed")
+    return seed
+
+
+def _rule(key: str, config: Config) -> str | int:
+    """What `<key>_seed` of the config says, `own` where there is no such key."""
+    group, _, name = key.partition(".")
+    rule = (config.get(group) or {}).get(f"{name}_seed", _OWN)
+    if rule in (_OWN, _SHARED) or (isinstance(rule, int) and not isinstance(rule, bool) and rule >= 0):
+        return rule  # type: ignore[no-any-return]
+    raise ConfigError(f"{key}_seed={rule!r}: own, shared, or a seed, a whole number >= 0, is needed")
+
+
+def _said_seed(named: int | None, config: Config, key: str = "agent.init_from") -> str:
+    """What the hash says of the seed: `own` where every run has that of its own, so that seeds are one experiment."""
+    return _OWN if named is None and _rule(key, config) == _OWN else seed_folder(_seed(named, key, config))
+
+
+def _existing(key: str, config: Config) -> list[Path]:
+    """The runs whose folders a resolved config has at `key`."""
+    from llmrl.analysis.runs import find_runs
+
+    [place] = [place for place in PLACES if place.key == key]
+    group, _, name = key.partition(".")
+    value = config[group][name]
+    folders = [Path(each) for each in _listed(value)]
+    return [run for folder in folders for run in find_runs(folder.parent if place.inside else folder)]
+
+
+def _listed(value: str | Iterable[str]) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _own_hash(run: Path) -> str:
+    """The hash of a run that lies in a folder of another name, by its config."""
+    from llmrl.run.content import read_config
+
+    return config_hash(read_config(run, ()))
+
+
+def _checkpoint(run: Path) -> str:
+    """The newest checkpoint of a run that is not finished: with another one, another run begins."""
+    return max((path.stem.rpartition("_")[2] for path in (run / "checkpoints").glob("checkpoint_*.pt")), default="0")
+
+
+def _finished(run: Path) -> bool:
+    from llmrl.run.status import read_status
+
+    status = read_status(run)
+    return status is not None and status.state == "finished"
+
+
+def _updated(run: Path) -> float:
+    from llmrl.run.status import read_status
+
+    status = read_status(run)
+    return 0.0 if status is None else status.updated
+
+
+def _told(runs: Sequence[Path]) -> str:
+    """Runs as an error lists them, each with the reference that means it."""
+    from llmrl.analysis.runs import read_run
+
+    lines = [f"\n  run:{hash_of(run)}/{run.name}  {read_run(run).state}  {run}" for run in runs[:_LISTED]]
+    more = f"\n  and {len(runs) - _LISTED:,} more" if len(runs) > _LISTED else ""
+    return f"{len(runs):,} runs:{''.join(lines)}{more}"
