@@ -27,7 +27,7 @@ ALLOWED = {
     "sweeps": {"core", "run", "analysis"},
     "loops": {"core", "learners", "run", "analysis"},
 }
-TOP = {"config", "experiment", "evaluation", "cli"}
+TOP = {"config", "experiment", "evaluation", "api", "cli"}
 HEAVY = {
     "torch",
     "litellm",
@@ -48,6 +48,8 @@ HEAVY = {
     "scipy",
     "sklearn",
     "cmaes",
+    "pandas",
+    "pyarrow",
 }
 TORCH_LAYERS = {"networks", "learners", "agents", "teachers", "players", "language"}
 # Folders of other layers that are torch programs: they are imported when one of their environments is built.

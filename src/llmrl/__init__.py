@@ -1,6 +1,37 @@
 """llmrl: experiments that mix language models and reinforcement learning, composed with Hydra.
 
-Importing this package is cheap; torch, litellm and the game engines load only when a part that needs them is built.
+Importing this package is cheap: the functions of the Python API load what they need when they are first used.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from llmrl.api.results import Results, load
+
+_HOMES = {
+    "Results": "llmrl.api.results",
+    "load": "llmrl.api.results",
+}
+"""Public name -> module that defines it."""
+
+__all__ = ["Results", "__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'llmrl' has no attribute {name!r}")
+    from importlib import import_module
+
+    found = getattr(import_module(home), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
