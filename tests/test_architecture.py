@@ -57,7 +57,9 @@ TORCH_FOLDERS = {"envs/native"}
 # Nobody imports these at module level but who wants the libraries they are about.
 ABOUT_THEM = {
     "envs/babyai/text_wrapper.py",
-    "envs/pettingzoo_adapter.py",
+    "envs/adapters/gymnasium_env.py",
+    "envs/adapters/parallel.py",
+    "envs/adapters/spaces.py",
     "envs/gym/tasks/gymnasium_envs.py",
     "envs/rooms/room_env.py",
     "finetuning/keeper.py",

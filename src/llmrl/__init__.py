@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from llmrl.api.environments import make_env
     from llmrl.api.results import Results, load
 
 _HOMES = {
     "Results": "llmrl.api.results",
     "load": "llmrl.api.results",
+    "make_env": "llmrl.api.environments",
 }
 """Public name -> module that defines it."""
 
-__all__ = ["Results", "__version__", "load"]
+__all__ = ["Results", "__version__", "load", "make_env"]
 
 
 def __getattr__(name: str) -> Any:

@@ -104,8 +104,8 @@ class Results:
         """One row an episode that was written down.
 
         Columns: `source` (`training`; `final`, the episodes at the end of a run or of players that do not learn; the
-        folder of an evaluation, such as `evaluation`), who played (`policy`, `mode`) under which `mechanism`, where that
-        is known; `episode`, its number in the source; `start`, the step of its game with which it began, in training;
+        folder of an evaluation, such as `evaluation`), who played (`policy`, `mode`) under which `mechanism`, where
+        that is known; `episode`, its number in the source; `start`, the step of its game it began with, in training;
         `return` and `base_return` (mean over agents), `length`, `objective`, and what the environment measures.
         """
         return frames.episodes_frame(self._named)
@@ -139,7 +139,7 @@ class Results:
         return Results([each for each, yes in zip(self.records, chosen, strict=True) if yes], self.root)
 
     def save(self, folder: Place) -> list[Path]:
-        """Write every table as a Parquet file (Apache Arrow's types) into `folder`: `runs.parquet`, `metrics.parquet`, ...
+        """Write every table into `folder` as a Parquet file with Apache Arrow's types: `runs.parquet`, ...
 
         Returns:
             The files.

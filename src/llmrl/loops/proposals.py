@@ -78,8 +78,8 @@ class Proposed:
 
 
 def read_proposed(folder: Path) -> list[Proposed]:
-    """The proposals of the run in `folder`, in their order: of a search from `proposals.jsonl`, of mechanism design from
-    the summary or, while there is none, from the newest checkpoint.
+    """The proposals of the run in `folder`, in their order: of a search from `proposals.jsonl`, of mechanism design
+    from the summary or, while there is none, from the newest checkpoint.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
