@@ -76,6 +76,7 @@ def test_gymnasium_checks_environments_of_one_agent(name, options):
     env = llmrl.make_env(name, api="gymnasium", **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", ".*(minimum|maximum) value is.*")  # numbers without bounds are no mistake
         check_env(env, skip_render_check=True)
     first, _ = env.reset(seed=7)
     action = env.action_space.sample()

@@ -18,8 +18,8 @@ from llmrl.envs.adapters.spaces import action_space, actions_of, info_of, observ
 def _check_alone(env: VecEnv) -> None:
     if env.spec.n_agents != 1:
         raise ConfigError(
-            f"Gymnasium is for one agent, and {env.spec.name} has {env.spec.n_agents}: use PettingZoo (ParallelAdapter, "
-            "make_env(..., api='pettingzoo'))"
+            f"Gymnasium is for one agent, and {env.spec.name} has {env.spec.n_agents}: use PettingZoo "
+            "(make_env(..., api='pettingzoo'), ParallelAdapter)"
         )
 
 

@@ -51,7 +51,7 @@ def action_space(spec: EnvSpec) -> spaces.Space[Any]:
 
 
 def actions_of(spec: EnvSpec, actions: Any) -> np.ndarray:
-    """Actions of Gymnasium, one a game and agent, as a `VecEnv` takes them: [n_envs, n_agents] or with numbers behind."""
+    """Actions of Gymnasium, one a game and agent, as a `VecEnv` takes them: [n_envs, n_agents], or numbers behind."""
     shape = (spec.n_envs, spec.n_agents)
     if spec.numbers is None:
         return np.asarray(actions, dtype=np.int64).reshape(shape)

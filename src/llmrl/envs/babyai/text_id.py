@@ -1,4 +1,4 @@
-"""The id under which Gymnasium makes levels in words: `llmrl/BabyAIText-v0`, with `level=` any of MiniGrid or BabyAI."""
+"""The id under which Gymnasium makes levels in words: `llmrl/BabyAIText-v0`, `level=` any of MiniGrid or BabyAI."""
 
 from __future__ import annotations
 
