@@ -12,15 +12,18 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from llmrl.api.environments import make_env
     from llmrl.api.results import Results, load
+    from llmrl.api.trained_agents import TrainedAgent, load_agent
 
 _HOMES = {
     "Results": "llmrl.api.results",
+    "TrainedAgent": "llmrl.api.trained_agents",
     "load": "llmrl.api.results",
+    "load_agent": "llmrl.api.trained_agents",
     "make_env": "llmrl.api.environments",
 }
 """Public name -> module that defines it."""
 
-__all__ = ["Results", "__version__", "load", "make_env"]
+__all__ = ["Results", "TrainedAgent", "__version__", "load", "load_agent", "make_env"]
 
 
 def __getattr__(name: str) -> Any:

@@ -89,16 +89,22 @@ def make_env(
         >>> env.reset(seed=1)["grid"].shape  # doctest: +SKIP
         torch.Size([4, 7, 11, 11, 4])
     """
+    games = 1 if n_envs is None and api != "vec" else n_envs
+    own = options if games is None else {**options, "n_envs": games}
+    return build(with_options(_composed(env, trusted), own), api, render_mode, seed, device, trusted)
+
+
+def build(
+    node: Mapping[str, Any], api: Interface, render_mode: str | None, seed: int, device: str, trusted: Sequence[str]
+) -> VecEnv | GymnasiumAdapter | GymnasiumVectorAdapter | ParallelAdapter:
+    """Build an environment from the config's `env`; else as `make_env`."""
     from llmrl.core.seeding import Seeds
     from llmrl.experiment.parts import build_env
 
     if api not in get_args(Interface):
         raise ConfigError(f"api={api!r}: there is {', '.join(get_args(Interface))}")
-    node = _composed(env, trusted)
-    games = 1 if n_envs is None and api != "vec" else n_envs
-    node = _with(node, options if games is None else {**options, "n_envs": games})
-    if (render_mode is not None or api == "pettingzoo") and "render" in node and "render" not in options:
-        node["render"] = render_mode is not None
+    if render_mode is not None and "render" in node:
+        node = {**node, "render": True}
     built = build_env(node, {"seeds": Seeds(seed).child("env"), "device": device}, trusted)
     try:
         if api == "pettingzoo":
@@ -108,20 +114,20 @@ def make_env(
         if api == "gymnasium":
             from llmrl.envs.adapters.gymnasium_env import GymnasiumAdapter, GymnasiumVectorAdapter
 
-            return (GymnasiumAdapter if games == 1 else GymnasiumVectorAdapter)(built, render_mode)
+            return (GymnasiumAdapter if built.spec.n_envs == 1 else GymnasiumVectorAdapter)(built, render_mode)
     except ConfigError:
         built.close()
         raise
     return built
 
 
-def _with(node: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def with_options(node: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """`node` with some fields set; of a field that has fields itself, those that are given."""
     changed = dict(node)
     for name, value in options.items():
         inside = changed.get(name)
         part = isinstance(value, Mapping) and isinstance(inside, Mapping) and "_target_" not in value
-        changed[name] = _with(inside, value) if part and inside is not None else value
+        changed[name] = with_options(inside, value) if part and inside is not None else value
     return changed
 
 
