@@ -242,8 +242,8 @@ def test_experiments_are_named_by_what_tells_them_apart(tmp_path):
         (["suite={file}", "suite.metric=won"], "no such metric, but success"),
         (["suite={file}", "suite.kinds=[sleep]", "suite.only=[kinds]"], "no test could be played; env.kind=sleep"),
         (["suite={file}", "--policy", "teacher"], "a suite is played by student, random, bot"),
-        (["suite={file}", "--mode", "both"], "--mode=both cannot be used with a suite"),
-        (["suite={file}", "--video"], "--video cannot be used with a suite"),
+        (["suite={file}", "--mode", "both"], "mode=both cannot be used with a suite"),
+        (["suite={file}", "--video"], "video cannot be used with a suite"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path, suite_file, capsys, words, message):
