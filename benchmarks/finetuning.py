@@ -58,12 +58,14 @@ MEASURES = ("valid_rate", "return", "improvement_rate", "score")
 def made_up(env: str, low: float, high: float, rng: np.random.Generator) -> list[tuple[str, str]]:
     """Prompts about `env` whose histories are drawn at random, and replies whose numbers are."""
     from llmrl.experiment.finetuning import _build_task
-    from llmrl.experiment.parts import build_model
+    from llmrl.experiment.means import Means
+    from llmrl.experiment.models import build_model
     from llmrl.finetuning.examples import Example
     from llmrl.finetuning.trials import Trial
 
     config = compose(f"env={env}", *POLICY, "llm=scripted", "hardware.cores=1")
-    task = _build_task(config, config, config["principal"], build_model(config, None), [], "")
+    means = Means(config, build_model)
+    task = _build_task(config, means, config, config["principal"], means.checked_model, [], "")
     task.questions.proposer.expect(100, 20)
     space = task.space
 
@@ -80,17 +82,14 @@ def made_up(env: str, low: float, high: float, rng: np.random.Generator) -> list
 
 def finetune(base: Path, root: Path, method: str, steps: int, seed: int) -> tuple[dict[str, Any], float]:
     """The results of a run, and how long it took, seconds (next to nothing where it was finished before)."""
-    from llmrl.cli.finetune import run_experiment
-    from llmrl.experiment.finetuning import with_digests
-    from llmrl.run.folder import find_folder
+    from llmrl.experiment.experiment import Experiment
 
     typed = [*COMMON, *METHODS[method], f"method.optimiser.steps={steps}", f"seed={seed}", f"llm.model={base}"]
     start = time.monotonic()
     config = compose(*typed, f"output_root={root}", "transfer=[mountain_car_continuous]", primary="finetune")
     # The other task's policy is of the same kind.
     config["transfer"]["mountain_car_continuous"]["agent"] |= {"bias": False, "decimals": 0}
-    run_experiment(config, typed)
-    run = find_folder(root, config["name"], with_digests(config), typed, seed)
+    run = Experiment(config, typed).run().folder
     return json.loads((run / "evaluation.json").read_text()), time.monotonic() - start
 
 

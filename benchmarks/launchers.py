@@ -50,10 +50,8 @@ REFERENCE_RUNS = 20
 REFERENCE = """
 import json, os, resource, sys, time
 from pathlib import Path
-from hydra import compose, initialize_config_module
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import open_dict
-from llmrl.cli.train import resolve, run_experiment
+from llmrl.experiment.experiment import Experiment
+from llmrl.experiment.job import run_and_tell
 
 def cpu():
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -61,16 +59,11 @@ def cpu():
 
 report, runs, task = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 times = []
-with initialize_config_module("llmrl.conf", version_base="1.3"):
-    for seed in range(runs + 1):
-        config = compose("train", [*task, f"seed={seed}"], return_hydra_config=True)
-        HydraConfig.instance().set_config(config)
-        with open_dict(config):
-            del config["hydra"]
-        arguments = resolve(config)
-        before = time.perf_counter(), cpu()
-        run_experiment(*arguments)
-        times.append((time.perf_counter() - before[0], cpu() - before[1]))
+for seed in range(runs + 1):
+    experiment = Experiment.compose(*task, f"seed={seed}")
+    before = time.perf_counter(), cpu()
+    run_and_tell(experiment)
+    times.append((time.perf_counter() - before[0], cpu() - before[1]))
 Path(report).write_text(json.dumps(times[1:]))  # the first one imports
 """
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux's prctl

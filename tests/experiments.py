@@ -26,7 +26,7 @@ def compose(*overrides: str, primary: str = "train") -> dict:
 
 def run(*overrides: str) -> float | None:
     """Run an experiment here and now."""
-    from llmrl.cli.train import run_experiment
+    from llmrl.experiment.job import run_experiment
 
     return run_experiment(compose(*overrides), list(overrides))
 

@@ -27,7 +27,7 @@ ALLOWED = {
     "sweeps": {"core", "run", "analysis"},
     "loops": {"core", "learners", "run", "analysis"},
 }
-TOP = {"config", "experiment", "evaluation", "api", "cli"}
+TOP = {"config", "experiment", "evaluation", "display", "api", "cli"}
 HEAVY = {
     "torch",
     "litellm",

@@ -10,7 +10,8 @@ from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.cli.evaluate import evaluate, parser
 from llmrl.core.errors import ConfigError
-from llmrl.experiment.parts import build_llm, build_loop, build_parts
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.plan import plan
 from llmrl.run.content import saved_state
 from llmrl.run.run import Run, Stopped

@@ -8,7 +8,8 @@ import pytest
 
 import llmrl.conf
 from experiments import compose
-from llmrl.experiment.parts import build_llm, build_loop, build_parts, check_values, options
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts, check_values, options
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
 

@@ -238,7 +238,7 @@ def test_the_command_in_a_jobs_log_is_quoted(tmp_path):
 def test_the_command_that_uses_an_adapter_is_quoted_for_both(value):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    from llmrl.cli.finetune import use_of
+    from llmrl.display.finetuning import use_of
 
     config = {"llm": {"model": value}, "dataset": {"iterations": 7, "episodes": 3}}
     words = shlex.split(use_of(config, f"x/{value}", ["env=maze", "prompts=$(y)"]))

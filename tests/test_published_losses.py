@@ -15,7 +15,8 @@ from torch.func import functional_call
 from experiments import compose
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
-from llmrl.experiment.parts import build_llm, build_parts
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_parts
 from llmrl.learners.minibatches import Sequences
 from llmrl.learners.rollout import Collector
 from llmrl.llms.local.small import make_small_model

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments import comparable_metrics, compose, run
-from llmrl.cli.reached import sentences
 from llmrl.core.spaces import Parameter, ParameterSpace
-from llmrl.experiment.parts import build_llm, build_parts
+from llmrl.display.reached import sentences
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_parts
 from llmrl.experiment.references import known, left_out, needed
 from llmrl.loops.references import References, coarse_scan
 from llmrl.principals.listed import ListedPrincipal

@@ -8,9 +8,9 @@ import pytest
 from experiments import comparable_metrics, compose, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.cli import evaluate
-from llmrl.cli.train import run_experiment
 from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import ConfigError, LLMError
+from llmrl.experiment.job import run_experiment
 from llmrl.run.content import saved_state
 from llmrl.teachers.plans import PlanStep
 from llmrl.teachers.rooms.domains import SimpleDoorKey

@@ -12,7 +12,8 @@ import llmrl.conf
 from experiments import compose, only_run_folder, run
 from llmrl.agents.ppo_agent import PPOAgent
 from llmrl.agents.teacher_agent import TeacherAgent
-from llmrl.experiment.parts import build_llm, build_loop, build_parts, check_values
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.loops.learn import LearnLoop
 from llmrl.loops.play import PlayLoop
 from llmrl.teachers.debate import Debate

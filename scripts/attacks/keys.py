@@ -367,7 +367,7 @@ def _(folder: Path) -> tuple[bool, str]:
 
 @attack("what a job of the sweep is given (its pickle) when a key is in the environment", "no key in it")
 def _(folder: Path) -> tuple[bool, str]:
-    from llmrl.experiment.apps import compute
+    from llmrl.experiment.job import compute
     from llmrl.sweeps.work import Work
 
     os.environ["OPENAI_API_KEY"] = KEY

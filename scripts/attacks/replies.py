@@ -96,7 +96,7 @@ def compose(*overrides: str) -> dict[str, Any]:
 
 def tried(folder: Path, *overrides: str) -> tuple[str, str]:
     """How a run ended (finished, or the name of what it raised), and what it printed or said."""
-    from llmrl.cli.train import run_experiment
+    from llmrl.experiment.job import run_experiment
 
     shown = io.StringIO()
     all_ = [*overrides, f"output_root={folder}"]

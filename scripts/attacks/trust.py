@@ -556,7 +556,7 @@ def _(folder: Path) -> tuple[bool, str]:
 
 @attack("printed commands, pasted into a real shell", "nothing but the command runs")
 def _(folder: Path) -> tuple[bool, str]:
-    from llmrl.cli.report import print_sweep
+    from llmrl.display.sweeps import print_sweep
     from llmrl.sweeps.hardware import Hardware
     from llmrl.sweeps.jobs import Job, Outcome
 

@@ -21,8 +21,8 @@ from llmrl.analysis.runs import read_runs
 from llmrl.analysis.scores import ScoreRule, metric_names, series
 from llmrl.analysis.tables import efficiency
 from llmrl.analysis.training import Frames, Training, common_frames, curve, read_training
-from llmrl.cli.train import run_experiment
 from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.experiment.job import run_experiment
 from llmrl.run.metrics import MetricLog
 from llmrl.run.run import Run, Stopped
 from llmrl.run.training_episodes import FILE_NAME, Recorded, TrainingEpisodes, read_training_episodes

@@ -13,7 +13,8 @@ def with_memory(tmp_path_factory):
     """A run of an agent that remembers, alone in its game."""
     root = tmp_path_factory.mktemp("memory")
     run("env=maze", "env.n_envs=4", "agent=ppo", "agent.memory=8", "agent.features=8", "agent.core_hidden=[8]",
-        "learn.env_steps=400", "learn.rollout_steps=50", "learn.evaluate_episodes=4", f"output_root={root}")  # fmt: skip
+        "learn.env_steps=400", "learn.rollout_steps=50", "learn.evaluate_episodes=4",
+        f"output_root={root}")  # fmt: skip
     return only_run_folder(root)
 
 

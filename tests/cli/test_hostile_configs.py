@@ -57,7 +57,7 @@ TARGETS = (
     "llmrl.agents.ppo_agent.torch.hub.load",
     "llmrl.agents.sb3_agent.copy.deepcopy",
     "llmrl.agents.sb3_agent.contextmanager",
-    "llmrl.cli.report.json.loads",
+    "llmrl.display.runs.json.loads",
     "llmrl.cli.sweep.Path",
     "llmrl.run.files.write_atomic",
     "llmrl.run.content.set_aside",

@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 from experiments import compose, only_run_folder
 from llmrl.analysis.runs import read_run
 from llmrl.cli import command
-from llmrl.cli.ending import ending
-from llmrl.cli.train import run_experiment, run_reporting
 from llmrl.config.suggestions import hint, removed, saved_config, ungrammatical
 from llmrl.core import memory
 from llmrl.core.arguments import checked
 from llmrl.core.errors import BudgetExhausted, ConfigError, EngineError, RunInUse
 from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.envs.guard import guarded
+from llmrl.experiment.job import compute as run_reporting
+from llmrl.experiment.job import run_experiment
 from llmrl.experiment.parts import check_values
+from llmrl.run.ending import ending
 
 SMALL = (
     "env=escape_room", "env.n_envs=2", "agent=random", "principal=random", "design.steps=2", "design.adapt_rounds=0",

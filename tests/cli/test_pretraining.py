@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from experiments import compose, run
-from llmrl.cli.train import run_experiment
 from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import ConfigError
+from llmrl.experiment.job import run_experiment
 from llmrl.experiment.needed import ensure
 from llmrl.experiment.parts import build_parts
 from llmrl.experiment.pretraining import digest, located, needed, reference

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from experiments import compose
-from llmrl.cli import finetune, train
 from llmrl.cli.llm import main
 from llmrl.config.suggestions import missing_option
 from llmrl.core.errors import ConfigError, LlmrlError
+from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import build_parts
 
 ROOM = ("env=escape_room", "principal=llm")
@@ -31,14 +31,14 @@ def test_checked_before(tmp_path, monkeypatch, overrides, message):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     overrides = (*overrides, f"output_root={tmp_path / 'outputs'}")
     with pytest.raises(LlmrlError) as caught:
-        train.check(compose(*overrides), list(overrides))
+        Experiment(compose(*overrides), overrides).check()
     assert message in str(caught.value) and not list(tmp_path.rglob("seed=*"))
 
 
 def test_a_plan_needs_no_key(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     overrides = (*ROOM, "llm=gpt4o", f"output_root={tmp_path}", "dry_run=true")
-    train.check(compose(*overrides), list(overrides))
+    Experiment(compose(*overrides), overrides).check()
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_checked_before_training(tmp_path, overrides, message):
     pytest.importorskip("trl")
     overrides = (*overrides, f"output_root={tmp_path}")
     with pytest.raises(LlmrlError, match=message):
-        finetune.check(compose(*overrides, primary="finetune"), list(overrides))
+        Experiment(compose(*overrides, primary="finetune"), overrides).check()
 
 
 def test_the_command_leaves_no_folder(tmp_path):

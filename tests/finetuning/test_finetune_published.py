@@ -57,7 +57,7 @@ def test_the_published_setting_is_the_published_one():
     ],
 )
 def test_its_commands_on_the_page_can_be_planned(env, numbers, decimals, steps, optimum, half_way, model, tmp_path):
-    from llmrl.experiment.finetuning import build
+    from llmrl.experiment.finetuning import planned
 
     if env == "swimmer":
         pytest.importorskip("mujoco")
@@ -65,7 +65,7 @@ def test_its_commands_on_the_page_can_be_planned(env, numbers, decimals, steps, 
     here = {"llm.model": model, "hardware": "cpu"}
     typed = [f"{key}={here.get(key, value)}" for key, _, value in (word.partition("=") for word in typed)]
     config = compose(*typed, f"output_root={tmp_path}", "hardware.cores=1", "dry_run=true", primary="finetune")
-    with build(config, None) as parts:
+    with planned(config) as parts:
         plan, questions = dict(parts.plan()), parts.task.questions
         assert plan["policy"] == f"linear policy, {numbers} numbers from -6 to 6" and steps in plan["  steps"]
         assert {parameter.decimals for parameter in questions.space.parameters} == {decimals}
@@ -82,11 +82,11 @@ def test_its_commands_on_the_page_can_be_planned(env, numbers, decimals, steps, 
 
 
 def test_with_a_table_nothing_but_its_actions_is_played(model, tmp_path):
-    from llmrl.experiment.finetuning import build
+    from llmrl.experiment.finetuning import planned
 
     few = ["dataset.trials=64", "dataset.episodes=2", "dataset.prompts=32", "dataset.held_out=4"]
     typed = ["method=grpo_published", "env=nim", "agent=tabular", f"llm.model={model}", f"output_root={tmp_path}"]
-    with build(compose(*typed, *few, "hardware.cores=1", primary="finetune"), None) as parts:
+    with planned(compose(*typed, *few, "hardware.cores=1", primary="finetune")) as parts:
         questions, low, high = parts.task.questions, parts.task.space.low, parts.task.space.high
         data = parts.loop.dataset.prepare(parts.task, tmp_path, Seeds(0))
         shown = np.stack([trial.vector for question in data.train for trial in question.shown])

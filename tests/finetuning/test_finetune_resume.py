@@ -124,7 +124,7 @@ def test_killed_at_any_moment_it_goes_on_from_its_last_checkpoint(method, whole,
 
 
 def test_a_finished_run_is_not_run_again_and_trials_are_shared(grpo, proposer, tmp_path, capsys):
-    from llmrl.cli.finetune import run_experiment
+    from llmrl.experiment.job import run_experiment
 
     typed = [*QUICK["sft"], "method.optimiser.steps=1", "dataset.held_out=4"]
     config = configured(tmp_path, proposer, *typed, f"trials_dir={grpo.parents[2] / 'finetune_trials'}")

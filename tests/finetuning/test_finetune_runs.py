@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from experiments import compose, only_run_folder
-from llmrl.cli.finetune import use_of
 from llmrl.core.errors import ConfigError
+from llmrl.display.finetuning import use_of
 from llmrl.llms.ledger import read_calls
 from tuned import COMMON, QUICK, assert_same, configured, finetune, folder_of, lines
 
@@ -144,9 +144,9 @@ def test_the_adapter_plays_on_in_a_search(method, proposer, tmp_path, request):
 
 def test_tasks_where_random_trials_are_all_the_same_have_a_scale(proposer, tmp_path):
     from llmrl.core.seeding import Seeds
-    from llmrl.experiment.finetuning import build
+    from llmrl.experiment.finetuning import planned
 
-    with build(configured(tmp_path, proposer, "transfer=[maze,mountain_car]", "dataset.held_out=3"), None) as parts:
+    with planned(configured(tmp_path, proposer, "transfer=[maze,mountain_car]", "dataset.held_out=3")) as parts:
         for task in parts.loop.transfer:
             data = parts.loop.dataset.for_transfer(16).prepare(task, tmp_path, Seeds(0))
             asked = parts.loop._asked(task, data, parts.loop.rewards.scaled(task.limits))
@@ -169,7 +169,7 @@ def test_sweeps_and_searches_go_through_the_launcher(proposer, sft, tmp_path):
     """As a cluster's jobs are made: composed first, each computed in a process of its own, with the same numbers."""
     import yaml
 
-    from llmrl.experiment.apps import app_of
+    from llmrl.experiment.application import application_of
 
     typed = [*COMMON[1:], f"output_root={tmp_path}", f"llm.model={proposer}", *QUICK["sft"], "seed=0"]
     command = [sys.executable, "-m", "llmrl.cli.finetune", "--config-dir", str(Path(__file__).parent / "conf"), "-m"]
@@ -184,7 +184,7 @@ def test_sweeps_and_searches_go_through_the_launcher(proposer, sft, tmp_path):
     (log,) = (path.read_text() for path in (tmp_path / ".sweeps").rglob("*.log"))
     assert log.startswith("llmrl-finetune ")
     folder = folder_of(tmp_path)
-    assert app_of(yaml.safe_load((folder / "config.yaml").read_text())).name == "llmrl-finetune"
+    assert application_of(yaml.safe_load((folder / "config.yaml").read_text())).command == "llmrl-finetune"
     assert_same(sft, folder)
     # A search finds the run that is there, and names the command that it was typed with.
     search = ("hydra/sweeper=optuna", "method.lora.rank=choice(16)", "hydra.sweeper.trials=1")

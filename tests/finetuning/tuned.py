@@ -55,7 +55,7 @@ def configured(root: Path, model: Path, *overrides: str) -> dict:
 
 def finetune(root: Path, model: Path, method: str, *overrides: str) -> Path:
     """Run here and now; the run folder."""
-    from llmrl.cli.finetune import run_experiment
+    from llmrl.experiment.job import run_experiment
 
     typed = [*QUICK[method], *overrides]
     run_experiment(configured(root, model, *typed), typed)

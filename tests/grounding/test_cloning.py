@@ -16,7 +16,8 @@ from llmrl.core.errors import ConfigError, Diverged, RunFolderError
 from llmrl.core.records import Act
 from llmrl.core.seeding import Seeds
 from llmrl.core.texts import Texts
-from llmrl.experiment.parts import asking, check_values, loop_kind
+from llmrl.experiment.models import asking
+from llmrl.experiment.parts import check_values, loop_kind
 from llmrl.learners.cloning import Cloning, CloningSettings
 from llmrl.loops.clone import CloneLoop
 from llmrl.networks import categorical

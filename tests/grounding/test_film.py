@@ -12,7 +12,8 @@ from llmrl.agents.ppo_agent import PPOAgent
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
-from llmrl.experiment.parts import build_llm, build_loop, build_parts, check_values
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.learners.ppo import PPOSettings
 from llmrl.learners.rollout import Collector
 from llmrl.loops.learn import LearnLoop

@@ -132,7 +132,8 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path, model):
 @pytest.mark.parametrize("tune", ["lora", "nothing"])
 def test_a_checkpoint_is_used_with_the_model_that_it_was_made_with(tmp_path, model, tune):
     from llmrl.cli.llm import main
-    from llmrl.experiment.parts import build_llm, build_parts
+    from llmrl.experiment.models import build_llm
+    from llmrl.experiment.parts import build_parts
 
     def agent(folder):
         config = compose(*RUN, f"llm.model={folder}", f"agent.tune={tune}")

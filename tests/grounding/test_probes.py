@@ -8,9 +8,9 @@ import pytest
 from errands import Errands, Reader
 from experiments import compose, only_run_folder
 from llmrl.analysis.probes import draw_probes
-from llmrl.cli.train import run_experiment
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
+from llmrl.experiment.job import run_experiment
 from llmrl.loops.probing import Probes, shipped
 from llmrl.run.metrics import read_metrics
 

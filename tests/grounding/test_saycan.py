@@ -51,7 +51,8 @@ def test_no_action_is_ruled_out(saycan):
 
 
 def test_it_plays_through_the_command_line(saycan, tmp_path):
-    from llmrl.experiment.parts import build_llm, build_parts
+    from llmrl.experiment.models import build_llm
+    from llmrl.experiment.parts import build_parts
     from llmrl.learners.rollout import Collector
     from llmrl.llms.local.small import make_small_model
 

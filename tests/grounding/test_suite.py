@@ -15,13 +15,13 @@ from llmrl.analysis.statistics import Interval
 from llmrl.analysis.suite_groups import experiments
 from llmrl.cli.evaluate import main
 from llmrl.cli.suite import split_words
-from llmrl.cli.train import run_experiment
 from llmrl.config.builder import Builder
 from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.babyai.words import LANGUAGES, action_names
+from llmrl.experiment.job import run_experiment
 from llmrl.loops.suite import suite_of
 from llmrl.run.trajectories import read
 from run_folders import write_run

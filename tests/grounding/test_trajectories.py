@@ -6,9 +6,9 @@ import torch
 
 from errands import KINDS, THINGS, Errands, Reader
 from experiments import compose, only_run_folder
-from llmrl.cli.train import run_experiment
 from llmrl.core.errors import RunFolderError
 from llmrl.core.seeding import Seeds
+from llmrl.experiment.job import run_experiment
 from llmrl.learners.rollout import Collector
 from llmrl.loops.playing import play_episodes
 from llmrl.loops.recording import Recorded, Recorder, RolloutRecorder, kept_text

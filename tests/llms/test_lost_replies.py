@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from fake_openai_server import FakeOpenAIServer
 from llmrl.analysis.llm_calls import run_totals
-from llmrl.cli.report import llm_summary
 from llmrl.core.errors import BudgetExhausted, LLMError
 from llmrl.core.records import ChatReply
+from llmrl.experiment.usage import llm_summary
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient

@@ -9,7 +9,9 @@ from experiments import comparable_metrics, compose, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.analysis.llm_calls import run_totals
 from llmrl.core.errors import ConfigError, TooManyInvalid
-from llmrl.experiment.parts import build_model, check_values
+from llmrl.experiment.means import Means
+from llmrl.experiment.models import build_model
+from llmrl.experiment.parts import check_values
 from llmrl.llms.asking import Asker
 from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
@@ -97,7 +99,7 @@ class TestTheLimit:
         assert len({config_hash(config) for config in configs}) == 1
 
     def test_a_model_that_is_trained_has_none(self):
-        model = build_model(compose("llm=scripted", primary="train"), None, check=False)
+        model = build_model(Means(compose("llm=scripted", primary="train")))
         assert model.max_invalid == MaxInvalid(0.5, 10)
         assert "max_invalid" not in compose("env=cartpole", "agent=linear", primary="finetune")["llm"]
 
@@ -160,8 +162,8 @@ class TestTheClosingTable:
         assert "invalid" not in capsys.readouterr().out
 
     def test_a_sweep_and_its_status_tell(self, tmp_path, capsys):
-        from llmrl.cli.report import print_sweep
         from llmrl.cli.sweep import main
+        from llmrl.display.sweeps import print_sweep
         from llmrl.sweeps.jobs import Job, Outcome
 
         overrides = (*GAME, "principal=llm", "llm=scripted", "design.steps=2", RUBBISH, f"output_root={tmp_path}")
@@ -195,7 +197,7 @@ def test_verdicts_are_told_apart(tmp_path):
 
 def test_an_evaluation_only_counts(tmp_path, capsys):
     from llmrl.cli.evaluate import evaluate, parser
-    from llmrl.cli.report import print_evaluation
+    from llmrl.display.evaluations import print_evaluation
 
     game = ("env=taxi", "env.n_envs=3", "env.horizon=4", "agent=llm_player", "play.episodes=3", RUBBISH)
     with pytest.raises(TooManyInvalid):

@@ -15,7 +15,8 @@ from llmrl.cli.evaluate import main as evaluate
 from llmrl.envs.native import viewer
 from llmrl.envs.native.maps import SYMBOLS
 from llmrl.envs.native.vec_env import NativeEnv
-from llmrl.experiment.parts import build_llm, build_loop, build_parts, check_values
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts, check_values
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "native_engine.md").read_text()

@@ -11,7 +11,8 @@ from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.played import players_table
 from llmrl.analysis.report import Settings
 from llmrl.cli.evaluate import evaluate, main, parser
-from llmrl.experiment.parts import build_llm, build_parts
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_parts
 from llmrl.llms.ledger import read_calls
 from llmrl.run.files import read_lines
 

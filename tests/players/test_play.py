@@ -8,7 +8,8 @@ import pytest
 
 from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.core.errors import ConfigError
-from llmrl.experiment.parts import build_llm, build_loop, build_parts, options
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts, options
 from llmrl.llms.ledger import read_calls
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 from llmrl.loops.journal import Journal

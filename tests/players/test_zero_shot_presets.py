@@ -9,7 +9,8 @@ import pytest
 
 import llmrl.conf
 from experiments import compose, only_run_folder, run
-from llmrl.experiment.parts import build_llm, build_loop, build_parts, check_values
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.llms.ledger import read_calls
 from llmrl.loops.play import PlayLoop
 from llmrl.players.llm_player import LLMPlayer

@@ -10,7 +10,7 @@ from llmrl.config.builder import Builder
 from llmrl.config.option_catalog import options
 from llmrl.core.protocols import Proposer, Scorer
 from llmrl.core.seeding import Seeds
-from llmrl.experiment.parts import POLICIES
+from llmrl.experiment.models import POLICIES
 from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import FILE_NAME, Ledger
 from llmrl.llms.provider import Provider

@@ -78,24 +78,24 @@ def test_readable_examples() -> None:
 
 def test_run_folder_is_found_again_under_another_spelling(tmp_path: Path) -> None:
     config = {"env": {"n": 5}}
-    first = run_folder(tmp_path, "sweep", config, ["env.n=5"], seed=2)
+    first = run_folder(tmp_path, "sweep", config_hash(config), ["env.n=5"], seed=2)
     assert first == tmp_path / "sweep" / f"env.n=5-{config_hash(config)}" / "seed=2"
-    assert run_folder(tmp_path, "sweep", config, ["experiment=five"], seed=2) == first
-    assert run_folder(tmp_path, "sweep", config, [], seed=3) == first.with_name("seed=3")
-    assert run_folder(tmp_path, "sweep", {"env": {"n": 6}}, ["env.n=5"], seed=2) != first
+    assert run_folder(tmp_path, "sweep", config_hash(config), ["experiment=five"], seed=2) == first
+    assert run_folder(tmp_path, "sweep", config_hash(config), [], seed=3) == first.with_name("seed=3")
+    assert run_folder(tmp_path, "sweep", config_hash({"env": {"n": 6}}), ["env.n=5"], seed=2) != first
 
 
 @pytest.mark.parametrize("name", ["", "../elsewhere", "/elsewhere"])
 def test_name_stays_inside_the_root(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunFolderError, match="name="):
-        run_folder(tmp_path, name, {}, [], 0)
+        run_folder(tmp_path, name, "", [], 0)
 
 
 def test_unwritable_root_says_so(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(RunFolderError, match=r"cannot write .*output_root="):
-        run_folder(file / "outputs", "sweep", {}, [], 0)
+        run_folder(file / "outputs", "sweep", "", [], 0)
 
 
 def _hold(folder: Path, connection: Connection) -> None:

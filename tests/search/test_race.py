@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.pooling import Pool
-from llmrl.experiment.parts import build_llm, build_loop, build_parts
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.plan import plan
 from llmrl.loops.proposals import read_proposals
 from llmrl.loops.race import Race

@@ -12,7 +12,8 @@ from experiments import compose, only_run_folder, run
 from llmrl.cli.evaluate import evaluate, parser
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.experiment.parts import build_llm, build_loop, build_parts
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.run.content import saved_state
 from policies import ARM, LAKE, POLE
 

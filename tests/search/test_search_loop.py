@@ -13,7 +13,8 @@ from llmrl.agents.search_agent import LinearAgent
 from llmrl.cli.evaluate import evaluate, parser
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.experiment.parts import build_llm, build_loop, build_parts
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.plan import plan
 from llmrl.llms.ledger import FILE_NAME as LEDGER
 from llmrl.llms.ledger import read_calls

@@ -10,7 +10,8 @@ import yaml
 import llmrl.conf
 from experiments import compose, only_run_folder, run
 from llmrl.envs.gym import tasks
-from llmrl.experiment.parts import build_llm, build_loop, build_parts, check_values
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.loops.proposals import read_proposals
 from llmrl.loops.search import SearchLoop
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from experiments import compose
+from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
-from llmrl.experiment.parts import build_hardware, game_processes, options, worker_cores
+from llmrl.experiment.means import Means, build_hardware, game_processes
 from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine, Slurm
 
 CPU = Hardware("local", "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
@@ -41,10 +42,10 @@ def test_a_run_alone_plays_on_all_cores_and_runs_of_a_sweep_have_their_shares(mo
     monkeypatch.setattr("llmrl.sweeps.hardware._cores", lambda: 8)
     monkeypatch.delenv(RUNS_BESIDE, raising=False)
     chosen = f"hardware={hardware}"
-    assert worker_cores(compose(chosen)) == 8 and worker_cores(compose(chosen, "hardware.cores=3")) == 3
+    assert Means(compose(chosen)).cores == 8 and Means(compose(chosen, "hardware.cores=3")).cores == 3
     for beside, cores in ((2, 4), (3, 2), (16, 1)):
         monkeypatch.setenv(RUNS_BESIDE, str(beside))
-        assert worker_cores(compose(chosen)) == cores
+        assert Means(compose(chosen)).cores == cores
 
 
 def test_gpus_that_are_not_there_are_missed_before_anything_starts():

@@ -16,7 +16,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 if TYPE_CHECKING:
-    from llmrl.sweeps.jobs import Job, Outcome
+    from llmrl.experiment.experiment import Experiment
+    from llmrl.sweeps.jobs import Outcome
 
 log = logging.getLogger(__name__)
 
@@ -65,44 +66,48 @@ class LlmrlLauncher(Launcher):
         keep_private(bool(config.get("private", True)))
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from llmrl.cli.ending import ending
-        from llmrl.cli.report import print_sweep
         from llmrl.core.errors import ConfigError
-        from llmrl.experiment.apps import app_of, compute
+        from llmrl.display.sweeps import print_sweep
+        from llmrl.experiment.application import application_of
+        from llmrl.experiment.job import compute, run_and_tell
+        from llmrl.experiment.sweep_jobs import job_of
+        from llmrl.run.ending import ending
+        from llmrl.sweeps.jobs import differing_keys, named_by
         from llmrl.sweeps.launch import launch
 
         assert self.config is not None
-        app = app_of(self.config)
         setup_globals()
         configure_log(self.config.hydra.job_logging, self.config.hydra.verbose)
         logging.getLogger("llmrl").setLevel(logging.INFO)
-        with ending(app.name):
-            jobs = self._compose(job_overrides, initial_job_idx)
-            if len(dry := {job.config["dry_run"] for job in jobs}) > 1:
+        with ending(application_of(self.config).command):
+            found = self._compose(job_overrides, initial_job_idx)
+            if len(dry := {experiment.config["dry_run"] for experiment, _ in found}) > 1:
                 raise ConfigError("dry_run is for all runs of a sweep or for none")
             if dry == {True}:
-                for job in jobs:
-                    app.run_experiment(job.config, job.overrides)
+                for experiment, _ in found:
+                    run_and_tell(experiment)
                 return [_ended(list(overrides), None, 0) for overrides in job_overrides]
+            typed = [experiment.overrides for experiment, _ in found]
+            swept = differing_keys(typed) if self.swept is None else self.swept
+            jobs = [job_of(each, named_by(each.overrides, swept), environment) for each, environment in found]
             sweep_folder = Path(self.config.hydra.sweep.dir).expanduser().absolute()
             outcomes, code = launch(jobs, compute, sweep_folder, self.wait)
         print_sweep(outcomes)
         return [_ended(list(o), outcome, code) for o, outcome in zip(job_overrides, outcomes, strict=True)]
 
-    def _compose(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Job]:
-        """The runs as jobs.
+    def _compose(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> list[tuple[Experiment, dict[str, str]]]:
+        """Compose every run, with the variables to set in its process.
 
         Raises:
             ConfigError: a composed config makes no sense.
         """
         from llmrl.core.secrets import refuse
-        from llmrl.experiment.apps import app_of
-        from llmrl.experiment.parts import build_hardware
-        from llmrl.sweeps.jobs import Job, differing_keys, named_by
+        from llmrl.experiment.experiment import Experiment
 
         assert self.config is not None and self.hydra_context is not None
-        app = app_of(self.config)
-        resolved = []
+        found = []
         own = HydraConfig.instance().cfg
         try:
             for i, overrides in enumerate(job_overrides):
@@ -115,18 +120,10 @@ class LlmrlLauncher(Launcher):
                 environment = {str(name): str(value) for name, value in composed.hydra.job.env_set.items()}
                 with read_write(composed), open_dict(composed):
                     del composed["hydra"]
-                resolved.append((*app.resolve(composed), environment))
+                found.append((Experiment.of_hydra(composed), environment))
         finally:
             HydraConfig.instance().cfg = own
-        swept = differing_keys([overrides for _, overrides, _ in resolved]) if self.swept is None else self.swept
-        jobs = []
-        for config, overrides, environment in resolved:
-            app.check_values(config)
-            config["output_root"] = str(Path(config["output_root"]).expanduser().absolute())
-            hardware = build_hardware(config, submits=True)
-            cores = hardware.cores_for(app.game_processes(config))
-            jobs.append(Job(config, overrides, hardware, cores, named_by(overrides, swept), environment))
-        return jobs
+        return found
 
 
 class LlmrlSweeper(BasicSweeper):

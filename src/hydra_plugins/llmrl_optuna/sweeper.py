@@ -53,17 +53,17 @@ class OptunaSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        from llmrl.cli.ending import ending
+        from llmrl.run.ending import ending
 
         with ending(self._app()):
             self._search([*(f"{key}={value}" for key, value in self.params.items()), *arguments])
 
     def _app(self) -> str:
         """The command that was typed."""
-        from llmrl.experiment.apps import app_of
+        from llmrl.experiment.application import application_of
 
         assert self.config is not None
-        return app_of(self.config).name
+        return application_of(self.config).command
 
     def _search(self, arguments: list[str]) -> None:
         from hydra_plugins.llmrl_optuna._grammar import read
@@ -157,7 +157,7 @@ class OptunaSweeper(Sweeper):
         return shlex.join([*words, *sought.fixed, *ranking[0].overrides, f"{SEED}={','.join(study.seeds)}"])
 
     def _report(self, sought: Sought, study: Study) -> None:
-        from llmrl.cli.report import print_rows
+        from llmrl.display.console import print_rows
         from llmrl.tuning.study import BEST_NAME, TRIALS_NAME
 
         ranking = study.ranking()
@@ -204,8 +204,8 @@ def _result(job: JobReturn) -> Result:
     """
     from hydra.core.utils import JobStatus
 
-    from llmrl.cli.ending import EXIT_FAILED
     from llmrl.core.errors import BudgetExhausted, ConfigError
+    from llmrl.run.ending import EXIT_FAILED
     from llmrl.run.run import Stopped
 
     if job.status is JobStatus.COMPLETED and job.return_value is not None:
@@ -230,7 +230,7 @@ def _error(trial: Trial) -> str:
 
 
 def _show(title: str, study: Study, trials: Sequence[Trial]) -> None:
-    from llmrl.cli.report import print_table
+    from llmrl.display.console import print_table
 
     columns = ["trial", "settings", study.settings.aggregate, *(f"seed {seed}" for seed in study.seeds)]
     rows = []

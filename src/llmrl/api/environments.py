@@ -133,8 +133,8 @@ def with_options(node: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
 
 def _composed(env: str, trusted: Sequence[str]) -> dict[str, Any]:
     """The option of the group `env`, resolved."""
-    from llmrl.api.composing import compose
+    from llmrl.experiment.experiment import Experiment
 
     typed = [f"trusted_modules=[{','.join(trusted)}]"] if trusted else []
-    node: dict[str, Any] = compose([f"env={env}", *typed])["env"]
+    node: dict[str, Any] = Experiment.compose(f"env={env}", *typed).config["env"]
     return node

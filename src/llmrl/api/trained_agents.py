@@ -49,7 +49,8 @@ def load_agent(
     from llmrl.evaluation.evaluation_budget import with_budget
     from llmrl.evaluation.players import without_teacher
     from llmrl.evaluation.saved_runs import alone, open_saved
-    from llmrl.experiment.parts import build_llm, build_parts
+    from llmrl.experiment.models import build_llm
+    from llmrl.experiment.parts import build_parts
 
     saved = open_saved(Path(run).expanduser(), trusted)
     config = without_teacher(saved.config)
@@ -188,7 +189,7 @@ class TrainedAgent:
         for name, array in arrays.items():
             if array.shape[:2] != shape:
                 raise ConfigError(
-                    f"{name} is of {array.shape[0]} games of {array.shape[1]} agents, and the agent plays {shape[0]} of "
+                    f"{name} is of {array.shape[0]} games of {array.shape[1]} agents, the agent plays {shape[0]} of "
                     f"{shape[1]}: load_agent(..., n_envs={array.shape[0]})"
                 )
         return form, arrays

@@ -126,7 +126,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
 def show(text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
     """Print what an evaluation says while it goes on: tables where results go, lines beside them."""
-    from llmrl.cli.report import print_rows
+    from llmrl.display.console import print_rows
 
     if rows:
         print_rows(text, rows)
@@ -143,9 +143,9 @@ def main(argv: list[str] | None = None) -> None:
 
     words, rest = split_words(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(rest)
-    from llmrl.cli.ending import ending, ending_at_once
-    from llmrl.cli.report import print_evaluation
     from llmrl.core.privacy import keep_private_like
+    from llmrl.display.evaluations import print_evaluation
+    from llmrl.run.ending import ending, ending_at_once
 
     keep_private_like(args.run)
     kept = "tests of a suite that were over are written" if words or args.suite else "nothing of it is written"

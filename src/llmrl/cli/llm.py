@@ -42,11 +42,12 @@ def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tupl
         LlmrlError: it did not answer, and why.
     """
     from llmrl.core.errors import ConfigError
-    from llmrl.experiment.parts import build_model
+    from llmrl.experiment.means import Means
+    from llmrl.experiment.models import build_model
     from llmrl.llms.client import ChatClient
 
     config = composed(overrides, config_dir, ("llm", "hardware", "seed", "trusted_modules", "dry_run"))
-    model = build_model(config, None)
+    model = Means(config, build_model).checked_model
     if model is None:
         raise ConfigError("llm=none is no model; choose one with llm=<option>")
     return _check_chat(model) if isinstance(model, ChatClient) else _check_scorer(model)
@@ -193,8 +194,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     guard_terminal()
     args = parser().parse_args(argv)
-    from llmrl.cli.ending import ending
-    from llmrl.cli.report import print_rows, print_table
+    from llmrl.display.console import print_rows, print_table
+    from llmrl.run.ending import ending
 
     with ending("llmrl-llm"):
         if args.command == "check":

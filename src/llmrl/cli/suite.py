@@ -31,7 +31,7 @@ def which_suite(option: str | None, words: Sequence[str]) -> tuple[str, list[str
 def print_suite(results: Mapping[str, Any]) -> None:
     """The table of a suite, and where the rest is."""
     from llmrl.analysis.suite import suite_table
-    from llmrl.cli.report import print_line, print_table, terminal
+    from llmrl.display.console import print_line, print_table, terminal
 
     table = suite_table(results)
     print_table(table.caption, table.columns, table.rows, table.sides)

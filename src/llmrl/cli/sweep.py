@@ -66,7 +66,7 @@ def status(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([as_json(record) for record in records(args.folder)], indent=2))
         return 0
-    from llmrl.cli.report import terminal
+    from llmrl.display.console import terminal
 
     if not args.watch:
         found = records(args.folder)
@@ -151,13 +151,14 @@ def as_json(record: RunRecord) -> dict[str, Any]:
 def retry(args: argparse.Namespace) -> int:
     """Launch unfinished runs again, each as its folder's config says."""
     from llmrl.analysis.runs import UNFINISHED
-    from llmrl.cli.report import print_line, print_sweep
     from llmrl.config.trusting import check_known
     from llmrl.core.errors import ConfigError
-    from llmrl.experiment.apps import app_of, compute
-    from llmrl.experiment.parts import build_hardware
+    from llmrl.display.console import print_line
+    from llmrl.display.sweeps import print_sweep
+    from llmrl.experiment.experiment import Experiment
+    from llmrl.experiment.job import compute
+    from llmrl.experiment.sweep_jobs import job_of
     from llmrl.run.content import CONFIG_NAME
-    from llmrl.sweeps.jobs import Job
     from llmrl.sweeps.launch import launch
     from llmrl.sweeps.records import records, to_retry
 
@@ -179,9 +180,7 @@ def retry(args: argparse.Namespace) -> int:
         # Where the folder is now, which may be a copy; and what was begun is to be gone on with.
         config |= {"output_root": str(run.folder.parents[2]), "name": run.name, "rerun": False, "resume": True}
         check_known(config, str(run.folder / CONFIG_NAME))
-        hardware = build_hardware(config, submits=True)
-        cores = hardware.cores_for(app_of(config).game_processes(config))
-        jobs.append(Job(config, overrides, hardware, cores, overrides))
+        jobs.append(job_of(Experiment(config, overrides), overrides))
         if jobs[-1].folder != run.folder:
             raise ConfigError(
                 f"{run.folder} was made by another version of llmrl, to which its config meant something else; start "
@@ -195,7 +194,7 @@ def retry(args: argparse.Namespace) -> int:
 
 def cancel(args: argparse.Namespace) -> int:
     """Cancel, and say what was reached."""
-    from llmrl.cli.report import print_line
+    from llmrl.display.console import print_line
     from llmrl.sweeps.records import cancel, records
 
     jobs, processes, unreachable = cancel(records(args.folder))
@@ -207,8 +206,8 @@ def cancel(args: argparse.Namespace) -> int:
 
 def logs(args: argparse.Namespace) -> int:
     """Print the ends of a run's log files."""
-    from llmrl.cli.report import print_line
     from llmrl.core.errors import RunFolderError
+    from llmrl.display.console import print_line
     from llmrl.sweeps.records import records
 
     if not args.folder.is_dir() or not args.folder.name.startswith("seed="):
@@ -227,8 +226,8 @@ def logs(args: argparse.Namespace) -> int:
 
 def clean(args: argparse.Namespace) -> int:
     """Show, or remove, what is no longer needed."""
-    from llmrl.cli.report import print_line
     from llmrl.core.errors import ConfigError
+    from llmrl.display.console import print_line
     from llmrl.sweeps.cleaning import KINDS, link_to, removable, remove, size
     from llmrl.sweeps.records import records
 
@@ -264,8 +263,8 @@ def main(argv: list[str] | None = None) -> None:
 
     guard_terminal()
     args = parser().parse_args(argv)
-    from llmrl.cli.ending import ending
     from llmrl.core.privacy import keep_private_like
+    from llmrl.run.ending import ending
 
     keep_private_like(args.folder)
     commands = {"status": status, "retry": retry, "cancel": cancel, "logs": logs, "clean": clean}

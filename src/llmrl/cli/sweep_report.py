@@ -124,7 +124,7 @@ def print_numbers(numbers: Report, page: Path) -> None:
     from llmrl.analysis.played import players_table
     from llmrl.analysis.tables import beside, efficiency, not_counted, scores
     from llmrl.analysis.write import counted
-    from llmrl.cli.report import print_line, print_table
+    from llmrl.display.console import print_line, print_table
 
     if numbers.players:
         table = players_table(numbers.players)
@@ -157,8 +157,8 @@ def main(argv: list[str] | None = None) -> None:
 
     guard_terminal()
     args = parser().parse_args(argv)
-    from llmrl.cli.ending import EXIT_FAILED, ending, say
     from llmrl.core.privacy import keep_private_like
+    from llmrl.run.ending import EXIT_FAILED, ending, say
 
     keep_private_like(args.folder)
     with ending("llmrl-report"):

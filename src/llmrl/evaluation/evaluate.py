@@ -20,7 +20,9 @@ from llmrl.evaluation.results import write_results
 from llmrl.evaluation.saved_runs import SavedRun, alone, open_saved
 from llmrl.evaluation.settings import EvaluationSettings, Teller
 from llmrl.evaluation.stage import NO_FILMS, Stage
-from llmrl.experiment.parts import Config, Parts, build_llm, build_parts, judged_on
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import Config, Parts, build_parts
+from llmrl.experiment.usage import UNDERSTOOD, llm_summary
 from llmrl.llms.client import ChatClient
 from llmrl.run.content import RUN_KEY
 from llmrl.run.files import inside
@@ -80,8 +82,8 @@ def evaluate_run(run: Path, settings: EvaluationSettings, tell: Teller) -> dict[
             _announce(tell, plan, whole, parts, mechanisms)
             vectors = [each.vector for each in mechanisms if each.vector is not None]
             states = adapted(plan, saved.config, llm, vectors, context, seeds, saved.agent)
-        judged, cost = judged_on(config, spec), config["design"]["spending_cost"]
-        stage = Stage(settings, parts, players, modes, mechanisms, context, judged, cost, seeds, out, tell)
+        judged = parts.objective, parts.spending_cost
+        stage = Stage(settings, parts, players, modes, mechanisms, context, *judged, seeds, out, tell)
         films = stage.film(states) if settings.video else NO_FILMS
         found = stage.play(states, wanted, bool(asking))
     except BudgetExhausted as error:
@@ -97,8 +99,6 @@ def _about(
     saved: SavedRun, settings: EvaluationSettings, context: int | None, plan: Plan | None, stage: Stage
 ) -> dict[str, Any]:
     """What is said of an evaluation as a whole."""
-    from llmrl.cli.report import UNDERSTOOD, llm_summary
-
     llm = stage.parts.llm
     return {
         "run": str(saved.folder),

@@ -46,7 +46,8 @@ def play_suite(
     from llmrl.evaluation.evaluation_budget import announced, askers, refused, with_budget
     from llmrl.evaluation.players import without_teacher
     from llmrl.evaluation.saved_runs import alone
-    from llmrl.experiment.parts import build_llm, build_parts
+    from llmrl.experiment.models import build_llm
+    from llmrl.experiment.parts import build_parts
     from llmrl.loops.suite import suite_of
 
     config = without_teacher(saved.config)

@@ -17,8 +17,10 @@ from llmrl.config.builder import Builder
 from llmrl.config.input_digests import with_digests as outside_digests
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
+from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.distributed_checks import check_together
-from llmrl.experiment.parts import POLICIES, build_model, worker_cores
+from llmrl.experiment.means import Means, Model
+from llmrl.experiment.models import POLICIES, build_model
 from llmrl.llms.client import ChatClient
 from llmrl.llms.local.chat import LocalChat
 
@@ -35,6 +37,41 @@ _VERSIONS = ("gymnasium", "mujoco", "numpy")
 """Packages whose version may change what a game returns."""
 _PROPOSER = "llmrl.principals.llm.LLMPrincipal"
 _LOCAL_CHAT = "llmrl.llms.local.chat.LocalChat"
+
+
+class FineTuning(Application):
+    """A language model that proposes policy parameters, trained on its own proposals or on good ones."""
+
+    command = "llmrl-finetune"
+    primary = "finetune"
+
+    def named(self, config: Config) -> list[str]:
+        return ["method"]  # which method made a model belongs into the run's name, chosen or not
+
+    def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
+        return with_digests(config)
+
+    def check_values(self, config: Config) -> None:
+        check_installed()
+        check_values(config)
+
+    def make_model(self, means: Means) -> Model:
+        return build_model(means)
+
+    def plan(self, config: Config, means: Means) -> Rows:
+        with planned(config, means) as parts:
+            return parts.plan()
+
+    def compute(self, config: Config, means: Means, run: Run) -> None:
+        self.check_values(config)
+        with build(config, means, run) as parts:
+            run.status.env, run.status.llm = parts.task.name, parts.client.label
+            run.result = parts.loop.run(run)
+
+    def print_end(self, run: Run) -> None:
+        from llmrl.display.finetuning import print_finished
+
+        print_finished(run)
 
 
 @dataclass
@@ -130,13 +167,15 @@ def check_values(config: Config) -> None:
         _limits(nodes, name)
 
 
-def game_processes(config: Config) -> int:
-    """Processes beside the run's own that it keeps busy: those in which games are played take turns with training."""
-    return 0
+def planned(config: Config, means: Means | None = None) -> FinetuneParts:
+    """Return the parts of a run that is not to be computed; else as `build`."""
+    check_installed()
+    check_values(config)
+    return build(config, means or Means(config, build_model), None)
 
 
-def build(config: Config, run: Run | None) -> FinetuneParts:
-    """All parts; nothing is played and no weight is loaded.
+def build(config: Config, means: Means, run: Run | None) -> FinetuneParts:
+    """All parts; nothing is played and no weight is loaded. `run` is None where there is only a plan to make.
 
     Raises:
         ConfigError: parts that cannot work together, data that is not there.
@@ -144,16 +183,18 @@ def build(config: Config, run: Run | None) -> FinetuneParts:
     """
     from llmrl.finetuning.loop import FinetuneLoop
 
-    check_values(config)
     trusted = config["trusted_modules"]
-    folder = None if run is None else run.folder
-    stopping = (lambda: False) if run is None else (lambda: run.stop.requested)
     clients: dict[str | None, ChatClient] = {}
 
     def models(adapter: str | None) -> ChatClient:
         if adapter not in clients:
-            node = {**config["llm"], "adapter": adapter}
-            made = build_model({**config, "llm": node}, folder, check=run is not None, stopping=stopping)
+            # The model before training is the run's; others are made of it.
+            own = (
+                means
+                if adapter is None
+                else Means(config, lambda own: build_model(own, {**config["llm"], "adapter": adapter}))
+            )
+            made = own.model if run is None else own.join_run(run.folder, lambda: run.stop.requested)
             assert isinstance(made, ChatClient) and isinstance(made.provider, LocalChat)
             clients[adapter] = made
         return clients[adapter]
@@ -167,11 +208,11 @@ def build(config: Config, run: Run | None) -> FinetuneParts:
     client = models(None)
     evaluators: list[Plays] = []
     try:
-        task = _build_task(config, config, config["principal"], client, evaluators, "")
+        task = _build_task(config, means, config, config["principal"], client, evaluators, "")
         # What prompts say of the best there can be is about the task that is trained on.
         elsewhere = {**config["principal"], "optimum": None}
         transfer = [
-            _build_task(config, nodes, elsewhere, client, evaluators, name)
+            _build_task(config, means, nodes, elsewhere, client, evaluators, name)
             for name, nodes in config["transfer"].items()
         ]
         settings["dataset"].check(task)
@@ -191,7 +232,13 @@ def build(config: Config, run: Run | None) -> FinetuneParts:
 
 
 def _build_task(
-    config: Config, chosen: Config, principal: Config, client: ChatClient, evaluators: list[Plays], name: str
+    config: Config,
+    means: Means,
+    chosen: Config,
+    principal: Config,
+    client: ChatClient,
+    evaluators: list[Plays],
+    name: str,
 ) -> Task:
     """The task of the nodes `env` and `agent` of `chosen`; `name` is that of another task, "" of the one trained on."""
     from llmrl.finetuning.questions import Questions
@@ -217,7 +264,7 @@ def _build_task(
             f"{where}agent={nodes['agent']['_target_']} has no parameters that could be proposed; use agent=linear, "
             "tabular, mlp_policy or projection"
         )
-    evaluator = env.evaluator(bool(getattr(controller, "clip_actions", True)), worker_cores(config))
+    evaluator = env.evaluator(bool(getattr(controller, "clip_actions", True)), means.cores)
     evaluators.append(evaluator)
     prompt_folder = None if config["prompts"] is None else Path(config["prompts"]).expanduser()
     offered = {"spec": env.spec, "llm": client, "controller": controller, "prompt_folder": prompt_folder}

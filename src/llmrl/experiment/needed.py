@@ -51,10 +51,11 @@ class NeededRun:
     @property
     def folder(self) -> Path:
         """Where the run is, or would be."""
-        from llmrl.run.folder import find_folder
+        from llmrl.run.folder import config_hash, find_folder
 
         root = Path(self.config["output_root"])
-        return find_folder(root, self.config["name"], self.config, self.overrides, self.config["seed"])
+        digest = config_hash(self.config)
+        return find_folder(root, self.config["name"], digest, self.overrides, self.config["seed"])
 
     @property
     def finished(self) -> bool:
@@ -80,7 +81,7 @@ def ensure(needed: Sequence[NeededRun], run: Run) -> None:
         Stopped: a signal asked to stop meanwhile.
         LlmrlError: as that run.
     """
-    from llmrl.cli.train import run_experiment
+    from llmrl.experiment.experiment import Experiment
     from llmrl.run.run import Stopped
 
     for each in needed:
@@ -89,7 +90,7 @@ def ensure(needed: Sequence[NeededRun], run: Run) -> None:
             try:
                 if not waiting:
                     log.info("%s first: %s", each.what, each.name)
-                run_experiment(each.config, each.overrides, quiet=True)
+                Experiment(each.config, each.overrides).run()
             except RunInUse as error:
                 if not waiting:
                     log.info("waiting for the %s that another process computes: %s", each.what, error)

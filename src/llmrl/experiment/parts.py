@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.config.builder import Builder
-from llmrl.config.option_catalog import can_search, needs_mechanism, no_mechanism, options
-from llmrl.config.trusting import shell_keys
+from llmrl.config.option_catalog import can_search, needs_mechanism, no_mechanism
 from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.core.limits import NonNegativeFloat
 from llmrl.core.memory import check_games
 from llmrl.core.objectives import Objective
-from llmrl.core.processes import local_device
 from llmrl.core.protocols import Agent, ChatModel, Controller, Loop, Meter, Proposer, Scorer, Teacher, VecEnv
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.core.trust import Trust
 from llmrl.envs.guard import guarded, raised
 from llmrl.experiment.distributed_checks import check_together, processes_here
+from llmrl.experiment.means import Means
+from llmrl.experiment.models import POLICIES, asking
 from llmrl.experiment.pretraining import located
 from llmrl.llms.client import ChatClient
-from llmrl.llms.provider import Provider
-from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine
 
 Config = Mapping[str, Any]
-
-POLICIES = ("cache", "cache_dir", "share_replies", "failures", "retry", "limits", "budget", "max_invalid")
-"""Keys of the config's `llm` that say how a model is asked; the others say which it is."""
-_ASKING = ("principal", "agent", "teacher")
-"""Groups whose parts may ask a model."""
 
 LoopKind = Literal["design", "search", "baseline", "clone", "learn", "play"]
 
@@ -50,57 +41,28 @@ LOOPS: Mapping[LoopKind, str] = {
 @dataclass
 class Parts:
     """What one experiment is made of: one agent, with a teacher of its own, for each society of the proposals that are
-    tried at once (else one); `teacher` is the last agent's, `llm` is None when no part asks for a model."""
+    tried at once (else one); `teacher` is the last agent's, `llm` is None when no part asks for a model, and agents
+    alone, too, are judged on `objective` less `spending_cost` for each unit that the mechanism spends."""
 
     env: VecEnv
     agents: Sequence[Agent]
     principal: Proposer | None
     teacher: Teacher | None
     llm: ChatModel | Scorer | None
-    device: str
+    means: Means
+    kind: LoopKind
+    objective: Objective
+    spending_cost: float
+
+    @property
+    def device(self) -> str:
+        """The torch device of networks."""
+        return self.means.device
 
     def close(self) -> None:
         self.env.close()
         if isinstance(self.llm, ChatClient):
             self.llm.close()
-
-
-def build_llm(
-    config: Config, folder: Path | None, check: bool = True, stopping: Callable[[], bool] = lambda: False
-) -> ChatClient | Scorer | None:
-    """The language model, if a part asks for one; its calls are logged into `folder`.
-
-    A part asks for a chat model with a parameter `llm`, and for one that scores texts with a parameter `scorer`.
-
-    Args:
-        config: resolved, plain containers.
-        folder: of the run; None: calls are logged nowhere.
-        check: find out at once whether the model could ever answer.
-        stopping: whether the run is to stop, so that no outage is waited for.
-
-    Raises:
-        ConfigError: a part needs a model and none was chosen, or one of the other kind.
-        LLMError: the model could never answer (missing key, server down).
-    """
-    builder = Builder(trusted=config["trusted_modules"])
-    users = {kind: _users(config, kind, builder) for kind in ("llm", "scorer")}
-    if users["llm"] and users["scorer"]:
-        raise ConfigError(
-            f"{users['llm'][0]} asks for a chat model and {users['scorer'][0]} for one that scores texts, and llm= "
-            "chooses one model; change one of the two parts"
-        )
-    kind = "llm" if users["llm"] else "scorer"
-    if not users[kind]:
-        return None
-    _check_kind(config["llm"], kind, users[kind][0], builder)
-    return build_model(config, folder, check, stopping)
-
-
-def asking(config: Config, groups: Sequence[str] = _ASKING) -> list[str]:
-    """Those of `groups` whose chosen part uses the model that `llm=` chooses."""
-    builder = Builder(trusted=config["trusted_modules"])
-    found = {group for kind in ("llm", "scorer") for group in _users(config, kind, builder)}
-    return [group for group in groups if group in found]
 
 
 def games_of_a_society(config: Config) -> int:
@@ -110,53 +72,6 @@ def games_of_a_society(config: Config) -> int:
     return games
 
 
-def build_model(
-    config: Config, folder: Path | None, check: bool = True, stopping: Callable[[], bool] = lambda: False
-) -> ChatClient | Scorer | None:
-    """The model that the config's `llm` describes, whoever may ask it; else as `build_llm`."""
-    trusted = config["trusted_modules"]
-    node = {name: value for name, value in config["llm"].items() if name not in POLICIES}
-    injected: dict[str, Any] = {"seeds": Seeds(config["seed"]).child("llm")}
-    if Builder(trusted=trusted).needs(node, "device", "llm"):
-        injected["device"] = _device(config)
-    model: Provider | Scorer | None = Builder(injected, trusted).build(node, "llm")
-    if isinstance(model, Provider):
-        # A model that is trained has no `max_invalid`: what it cannot do yet is what it is to learn.
-        policies = {name: config["llm"][name] for name in POLICIES if name in config["llm"]}
-        connect = {"_target_": "llmrl.llms.client.connect", **policies}
-        injected = {"provider": model, "folder": folder, "seed": config["seed"], "stopping": stopping}
-        model = Builder(injected, trusted).build(connect, "llm")
-    assert model is None or isinstance(model, ChatClient | Scorer)
-    if model is not None and check:
-        model.check()
-    return model
-
-
-def _users(config: Config, kind: str, builder: Builder) -> list[str]:
-    """The groups whose chosen part has a parameter `kind`."""
-    return [group for group in _ASKING if builder.needs(config[group], kind, group)]
-
-
-def _check_kind(node: Config, kind: str, user: str, builder: Builder) -> None:
-    """Raise ConfigError unless the option `node` of llm= is of the kind a part asks for; nothing is built."""
-
-    def fits(option: Config, builder: Builder) -> bool:
-        if option.get("_target_") is None:
-            return False
-        target = builder.locate(option["_target_"], "llm")
-        return issubclass(target, Provider) if kind == "llm" else hasattr(target, "score")
-
-    if fits(node, builder):
-        return
-    works = ", ".join(name for name, option in options("llm").items() if fits(option, Builder()))
-    chosen = node.get("_target_")
-    if chosen is None:
-        raise ConfigError(f"the chosen {user} needs a language model; choose one of llm={works}")
-    wanted = "chats" if kind == "llm" else "scores texts with weights of its own"
-    why = "only scores texts" if kind == "llm" else "gives replies and no log-probabilities"
-    raise ConfigError(f"the chosen {user} needs a language model that {wanted}, and {chosen} {why}; use llm={works}")
-
-
 def build_parts(
     config: Config,
     llm: ChatClient | Scorer | None,
@@ -164,6 +79,7 @@ def build_parts(
     play_only: bool = False,
     folder: Path | None = None,
     proposals: int | None = None,
+    means: Means | None = None,
 ) -> Parts:
     """All parts of a resolved config; refuses combinations that cannot work before any game starts.
 
@@ -175,10 +91,12 @@ def build_parts(
         folder: of the run, for parts that keep something readable there; None: nothing is kept.
         proposals: that are tried at once, with one society each; None: as many as the config says, or with `play_only`
             one.
+        means: what the run is computed with, if that is known already.
     """
     config = located(config)
+    means = means or Means(config)
     seeds = Seeds(config["seed"])
-    device = _device(config)
+    device = means.device
     trusted = config["trusted_modules"]
     env_node = dict(config["env"])
     if render is None and config["play"]["videos"]:
@@ -203,7 +121,7 @@ def build_parts(
         }
         if governed and env.spec.mechanism is None:
             raise ConfigError(no_mechanism(env, config["principal"]))
-        offered["cores"] = worker_cores(config)
+        offered["cores"] = means.cores
         design = config["design"]
         shared = governed and not play_only
         candidates, societies = (design["candidates"], design["societies"]) if shared else (proposals or 1, 1)
@@ -233,7 +151,7 @@ def build_parts(
     except BaseException:
         env.close()
         raise
-    return Parts(env, agents, principal, teacher, llm, device)
+    return Parts(env, agents, principal, teacher, llm, means, kind, judged, cost)
 
 
 def build_env(node: Mapping[str, Any], injected: Mapping[str, Any], trusted: Sequence[str]) -> VecEnv:
@@ -284,7 +202,7 @@ def proposals_of(config: Config, kind: Literal["design", "search"]) -> int:
 def build_loop(config: Config, parts: Parts, known: Callable[[], Any] | None = None) -> Loop:
     """The loop that follows from the parts (`loop_kind`); agents that do not learn only `play`. `known` tells the
     reference lines of a principal's run when it begins."""
-    kind = loop_kind(config)
+    kind = parts.kind
     if kind == "learn" and not parts.agents[0].learns:
         kind = "play"
     injected: dict[str, Any] = {
@@ -294,14 +212,14 @@ def build_loop(config: Config, parts: Parts, known: Callable[[], Any] | None = N
         "device": parts.device,
         "meter": parts.llm if isinstance(parts.llm, Meter) else None,
         "teacher": parts.teacher,
-        "cores": worker_cores(config),
+        "cores": parts.means.cores,
     }
     if known is not None:
         injected["known"] = known
     if parts.principal is not None:
         injected["principal"] = parts.principal
     else:
-        injected |= {"objective": judged_on(config, parts.env.spec), "spending_cost": spending_cost(config)}
+        injected |= {"objective": parts.objective, "spending_cost": parts.spending_cost}
     builder = Builder(injected, config["trusted_modules"])
     built: Loop = builder.build({"_target_": LOOPS[kind], **config[section(kind)]}, section(kind))
     return built
@@ -335,22 +253,6 @@ def _searched(controller: Controller, env: VecEnv) -> dict[str, Any]:
     return {"space": controller.space, "controller": controller}
 
 
-def build_hardware(config: Config, submits: bool = False) -> Hardware:
-    """What the run is computed on.
-
-    Args:
-        config: resolved, plain containers.
-        submits: whether jobs are to be made of it, whose command lines must then be trusted.
-
-    Raises:
-        ConfigError: a field makes no sense, or holds a command line that is not trusted.
-    """
-    if submits:
-        Trust(tuple(config["trusted_modules"])).check_shell(shell_keys(config["hardware"]))
-    hardware: Hardware = Builder(trusted=config["trusted_modules"]).build(config["hardware"], "hardware")
-    return hardware
-
-
 def check_values(config: Config) -> None:
     """Raise ConfigError for values that no run could be built with, as far as can be told without building one."""
     builder = Builder(trusted=config["trusted_modules"])
@@ -370,41 +272,3 @@ def check_values(config: Config) -> None:
     # Whether an agent learns is known when it is built.
     for each in ("learn", "play") if kind == "learn" else (kind,):
         builder.check({"_target_": LOOPS[each], **config[section(each)]}, section(each))
-
-
-def check_means(config: Config, model: Callable[[Config, None], ChatClient | Scorer | None] = build_llm) -> None:
-    """Raise ConfigError or LLMError for a run that could not be computed here: there is no such device, or its language
-    model, which `model` makes, could never answer."""
-    _device(config)
-    made = model(config, None)
-    if isinstance(made, ChatClient):
-        made.close()
-
-
-def game_processes(config: Config) -> int:
-    """Processes beside the run's own that its games keep busy; a model that is asked alone has no games."""
-    if "env" not in config:
-        return 0
-    env = Builder(trusted=config["trusted_modules"]).locate(config["env"]["_target_"], "env")
-    counted = getattr(env, "game_processes", None)
-    return 0 if counted is None else int(counted(config["env"]))
-
-
-def worker_cores(config: Config) -> int:
-    """Cores for worker processes that play whole episodes: the run's, or else all that this process may use, of which a
-    run of a sweep has its share."""
-    hardware = build_hardware(config)
-    if hardware.cores is not None:
-        return hardware.cores
-    return max(1, Machine.this().cores // int(os.environ.get(RUNS_BESIDE, "1")))
-
-
-def _device(config: Config) -> str:
-    """The torch device, with torch set up on the way.
-
-    Raises:
-        ConfigError: hardware=gpu on a machine where torch sees none.
-    """
-    hardware = build_hardware(config)
-    device = replace(hardware, cores=hardware.cores_for(game_processes(config))).apply(dry=bool(config["dry_run"]))
-    return local_device(device)

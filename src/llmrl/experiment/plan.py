@@ -12,7 +12,8 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.experiment import pretraining, references
 from llmrl.experiment.arms import shortage
-from llmrl.experiment.parts import Parts, asking
+from llmrl.experiment.models import asking
+from llmrl.experiment.parts import Parts
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.rehearsal import steps_per_second

@@ -50,25 +50,15 @@ def composed(wanted: str, config: Config) -> tuple[dict[str, Any], list[str]]:
 @functools.cache
 def _plain(wanted: str, *overrides: str) -> dict[str, Any]:
     """The config that `overrides` compose, as plain containers; Hydra takes long, and one run asks several times."""
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
-    shared, hydra_config = GlobalHydra.instance(), HydraConfig.instance()
-    before, shared.hydra = (shared.hydra, hydra_config.cfg), None
+    from llmrl.experiment.composition import composed as composed_by_hydra
+
     try:
-        with initialize_config_module("llmrl.conf", version_base="1.3"):
-            found = compose("train", overrides=list(overrides), return_hydra_config=True)
-            hydra_config.set_config(found)
-            OmegaConf.set_struct(found, False)
-            found.pop("hydra")
+        with composed_by_hydra("train", overrides) as found:
             plain = OmegaConf.to_container(found, resolve=True, throw_on_missing=True)
-    except HydraException as error:
+    except ConfigError as error:
         raise ConfigError(f"agent.init_from={wanted}: {error}") from error
-    finally:
-        shared.hydra, hydra_config.cfg = before
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 

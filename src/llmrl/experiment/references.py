@@ -17,8 +17,9 @@ from llmrl.config.option_catalog import options
 from llmrl.core.errors import RunFolderError
 from llmrl.core.fields import read_object
 from llmrl.experiment import needed as needed_runs
+from llmrl.experiment.models import POLICIES, asking
 from llmrl.experiment.needed import NeededRun
-from llmrl.experiment.parts import POLICIES, Parts, asking, games_of_a_society, loop_kind
+from llmrl.experiment.parts import Parts, games_of_a_society, loop_kind
 from llmrl.loops.references import References, Situation, coarse_scan
 from llmrl.run.content import SUMMARY_NAME
 

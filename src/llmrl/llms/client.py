@@ -39,7 +39,6 @@ _TOTALS = ("prompt_tokens", "completion_tokens", "cost")
 
 def connect(
     provider: Provider,
-    folder: Path | None,
     seed: int,
     cache: Mode,
     cache_dir: str,
@@ -48,21 +47,19 @@ def connect(
     retry: Retry,
     limits: Limits,
     budget: Budget,
-    stopping: Callable[[], bool],
     max_invalid: MaxInvalid | None = None,
 ) -> ChatClient:
-    """The client that a config's `llm` describes, for the run in `folder` (None: of no run, and logged nowhere)."""
+    """Return the client that a config's `llm` describes, of no run yet (`ChatClient.join_run`)."""
     return ChatClient(
         provider,
         Cache(Path(cache_dir).expanduser(), cache),
-        None if folder is None else Ledger(folder / FILE_NAME),
+        None,
         retry,
         limits,
         budget,
         failures,
         None if share_replies else seed,
-        stopping,
-        max_invalid,
+        max_invalid=max_invalid,
     )
 
 
@@ -107,10 +104,9 @@ class ChatClient:
         max_invalid: MaxInvalid | None = None,
     ) -> None:
         self.provider, self.label, self.failures, self.stream = provider, provider.label, failures, stream
-        self.cache, self.ledger = cache, ledger
+        self.cache = cache
         self.retry, self.limits, self.budget = retry or Retry(), limits or Limits(), budget or Budget()
-        if ledger is not None:
-            self.budget.spent = ledger.spent_before
+        self._log_into(ledger)
         self.max_invalid, self.validity = max_invalid, Validity()
         self._repeats = Repeats()
         self._lock = threading.Lock()
@@ -118,6 +114,17 @@ class ChatClient:
         self._used = {"calls": 0.0, **dict.fromkeys(_TOTALS, 0.0)}
         # Totals that miss a number are not zero but unknown, and stay so.
         self._unknown = dict.fromkeys(_TOTALS, False)
+
+    def join_run(self, folder: Path, stopping: Callable[[], bool]) -> None:
+        """Log calls into the folder of a run, whose earlier attempts have spent some of the budget; `stopping` tells
+        whether it is to stop."""
+        self._log_into(Ledger(folder / FILE_NAME))
+        self._stopping = stopping
+
+    def _log_into(self, ledger: Ledger | None) -> None:
+        self.ledger = ledger
+        if ledger is not None:
+            self.budget.spent = ledger.spent_before
 
     def check(self) -> None:
         """Raises LLMError or ConfigError if the model could never answer, or its budget could not be held."""

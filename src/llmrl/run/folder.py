@@ -135,8 +135,8 @@ def readable(overrides: Iterable[str], name: str = "") -> str:
     return text or "defaults"
 
 
-def find_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Iterable[str], seed: int) -> Path:
-    """Where the folder of one run is, or would be.
+def find_folder(root: Path, name: str, digest: str, overrides: Iterable[str], seed: int) -> Path:
+    """Where the folder of one run is, or would be, whose config has the hash `digest`.
 
     A folder with the same hash is reused whatever its readable part: the same experiment may be spelt in several ways.
 
@@ -147,7 +147,6 @@ def find_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Ite
     if not name or relative.is_absolute() or ".." in relative.parts:
         raise RunFolderError(f"name={name!r} must be a folder name inside {root}, such as name=my_sweep")
     parent = root.expanduser().absolute() / relative
-    digest = config_hash(config)
     try:
         siblings = sorted(path for path in parent.glob(f"*-{digest}") if path.is_dir())
     except OSError as error:
@@ -155,15 +154,15 @@ def find_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Ite
     return (siblings[0] if siblings else parent / f"{readable(overrides, name)}-{digest}") / f"seed={seed}"
 
 
-def run_folder(root: Path, name: str, config: Mapping[str, Any], overrides: Iterable[str], seed: int) -> Path:
-    """`find_folder`, created if it is not there; for its owner alone unless `private` is false in the config.
+def run_folder(root: Path, name: str, digest: str, overrides: Iterable[str], seed: int, private: bool = True) -> Path:
+    """`find_folder`, created if it is not there; for its owner alone if it is to be `private`.
 
     Raises:
         RunFolderError: also if the folder cannot be created.
     """
-    folder = find_folder(root, name, config, overrides, seed)
+    folder = find_folder(root, name, digest, overrides, seed)
     try:
-        make_folder(folder, bool(config.get("private", True)))
+        make_folder(folder, private)
     except OSError as error:
         raise unwritable(folder, error) from error
     return folder

@@ -39,6 +39,7 @@ def open_run(
     rerun: bool,
     checkpoint_every_s: float,
     processes: Processes,
+    digest: str | None = None,
 ) -> Run:
     """`Run.open` by the first of the `processes`; the others get a `Follower` of that run.
 
@@ -50,15 +51,24 @@ def open_run(
     run: Run
     if not processes.leads:
         run = Follower(processes)
+        run.digest = digest or config_hash(config)
     else:
         run = Run.open(
-            root, name, config, overrides, seed, resume=resume, rerun=rerun, checkpoint_every_s=checkpoint_every_s
+            root,
+            name,
+            config,
+            overrides,
+            seed,
+            resume=resume,
+            rerun=rerun,
+            checkpoint_every_s=checkpoint_every_s,
+            digest=digest,
         )
         run.processes = processes
     if processes.world_size == 1:
         return run
     try:
-        opened = processes.everyone((str(run.folder), run.state, run.iteration, run.result, config_hash(config)))
+        opened = processes.everyone((str(run.folder), run.state, run.iteration, run.result, run.digest))
         if len({digest for *_, digest in opened}) > 1:
             raise ConfigError(f"the {processes.world_size} processes of this run were started with different configs")
         if isinstance(run, Follower):
@@ -97,7 +107,7 @@ class Follower(Run):
         self.folder = Path(self._temporary.name)
         lines = 0
         if self.state == "resumed":
-            store = CheckpointStore(folder / _CHECKPOINTS, config_hash=config_hash(self.config))
+            store = CheckpointStore(folder / _CHECKPOINTS, config_hash=self.digest)
             _, self.restored = store.load(store.path(self.iteration))
             lines = self.restored.pop(RUN_KEY)["metrics_lines"]
             _mirror(folder, self.folder)

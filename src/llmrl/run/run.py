@@ -100,6 +100,7 @@ class Run:
     Attributes:
         folder: the run folder.
         seed, config: what the run is a function of; `config` is a resolved, plain mapping.
+        digest: hash of the config.
         state: `new`, `resumed`, or `finished` (nothing is left to do, and nothing may be written).
         restored: the state of the checkpoint to resume from; None if there is none.
         iteration: the iteration of that checkpoint, 0 for a new run.
@@ -127,6 +128,7 @@ class Run:
         resume: bool = True,
         rerun: bool = False,
         checkpoint_every_s: float = 60.0,
+        digest: str | None = None,
     ) -> Run:
         """Find or create the run's folder and take hold of it.
 
@@ -139,6 +141,7 @@ class Run:
             resume: go on from the newest checkpoint of an unfinished run; False: start it anew.
             rerun: start anew even if the run is finished or cannot be resumed. Old content is moved aside.
             checkpoint_every_s: how often `safe_point` saves, in seconds; 0: every time.
+            digest: the hash of the config, where it is known already.
 
         Raises:
             ConfigError: the config or an override holds a secret.
@@ -149,8 +152,9 @@ class Run:
         overrides = list(overrides)
         refuse(config)
         refuse_arguments(overrides)
-        run.folder = run_folder(root, name, config, overrides, seed)
-        run.seed, run.config = seed, dict(config)
+        run.seed, run.config, run.digest = seed, dict(config), digest or config_hash(config)
+        private = bool(config.get("private", True))
+        run.folder = run_folder(root, name, run.digest, overrides, seed, private)
         run.checkpoint_every_s = checkpoint_every_s
         before = _before(run.folder, rerun)
         interrupted = (run.folder / PARTIAL_BACKUP).exists()  # somebody began a rerun and did not get far
@@ -170,6 +174,7 @@ class Run:
         self.folder = Path()
         self.seed = 0
         self.config: dict[str, Any] = {}
+        self.digest = ""
         self.state: Literal["new", "resumed", "finished"] = "new"
         self.restored: State | None = None
         self.iteration = 0
@@ -198,8 +203,7 @@ class Run:
             set_aside(self.folder)
         self.status = status.Status(attempt=self._ownership.owner.attempt, overrides=overrides)
         self._log_file = LogFile(self.folder)
-        digest = config_hash(self.config)
-        self.checkpoints = CheckpointStore(self.folder / "checkpoints", config_hash=digest)
+        self.checkpoints = CheckpointStore(self.folder / "checkpoints", config_hash=self.digest)
         self.checkpoints.clean()
         remove_leftovers(self.folder)
         newest = self.checkpoints.load_newest()
@@ -215,7 +219,7 @@ class Run:
         self.metrics = MetricLog(self.folder, hyperparameters, lines)
         self.status.write(self.folder)
         where = f"resumed from iteration {self.iteration}" if self.state == "resumed" else "new"
-        log.info("run %s (%s, attempt %d, config hash %s)", self.folder, where, self.status.attempt, digest)
+        log.info("run %s (%s, attempt %d, config hash %s)", self.folder, where, self.status.attempt, self.digest)
 
     def __enter__(self) -> Run:
         if not self.finished:

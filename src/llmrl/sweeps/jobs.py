@@ -18,7 +18,7 @@ from llmrl.core.printable import printable
 from llmrl.run import owner
 from llmrl.run.content import CONFIG_NAME, save_config
 from llmrl.run.files import write_atomic
-from llmrl.run.folder import find_folder, run_folder, split_overrides
+from llmrl.run.folder import config_hash, find_folder, run_folder, split_overrides
 from llmrl.run.provenance import code_digest
 from llmrl.run.queued import Queued, cancelled_by
 from llmrl.run.status import read_status
@@ -56,7 +56,12 @@ class Job:
     def folder(self) -> Path:
         """Its run folder, which need not exist yet."""
         c = self.config
-        return find_folder(Path(c["output_root"]), c["name"], c, self.naming, c["seed"])
+        return find_folder(Path(c["output_root"]), c["name"], self.digest, self.naming, c["seed"])
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of its config."""
+        return config_hash(self.config)
 
     @property
     def command(self) -> str:
@@ -165,7 +170,9 @@ def take_on(
         RunFolderError: the folder cannot be written.
     """
     c = job.config
-    folder = run_folder(Path(c["output_root"]), c["name"], c, job.naming, c["seed"])
+    folder = run_folder(
+        Path(c["output_root"]), c["name"], job.digest, job.naming, c["seed"], bool(c.get("private", True))
+    )
     if folder != job.folder:
         raise RunFolderError(f"another process has just made {folder} for this run; repeat the command")
     status = read_status(folder)

@@ -15,9 +15,9 @@ from llmrl.run.signals import SIGNALS
 
 # What every run imports in the course of its life, whatever it is made of. By name, because most is above this layer.
 for name in (
-    "llmrl.cli.train",
-    "llmrl.experiment.parts",
-    "llmrl.cli.report",
+    "llmrl.display.runs",
+    "llmrl.experiment.job",
+    "llmrl.experiment.training",
     "llmrl.llms.transcript",
     "llmrl.loops.design",
     "llmrl.loops.learn",

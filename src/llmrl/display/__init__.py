@@ -1,0 +1,1 @@
+"""What commands and jobs print: plans, tables of runs, sweeps and evaluations."""

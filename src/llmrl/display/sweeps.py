@@ -1,0 +1,56 @@
+"""The closing table of a sweep."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from llmrl.display.console import near, terminal
+from llmrl.display.runs import misgiving_of, record
+from llmrl.run.content import SUMMARY_NAME
+
+if TYPE_CHECKING:
+    from llmrl.sweeps.jobs import Outcome
+
+
+def print_sweep(outcomes: Sequence[Outcome]) -> None:
+    """The closing table of a sweep, and what to do next."""
+    from llmrl.run.folder import split_overrides
+
+    outcomes = list({outcome.folder: outcome for outcome in outcomes}.values())
+    counts = Counter(outcome.state for outcome in outcomes)
+    notes = ["nothing to do" if o.skipped and o.state == "finished" else o.error for o in outcomes]
+    for i, outcome in enumerate(outcomes):
+        if outcome.state == "finished" and (said := misgiving_of(record(outcome.folder / SUMMARY_NAME))):
+            notes[i] = said
+    table = Table(title=", ".join(f"{n} {state}" for state, n in counts.most_common()))
+    for column in ("run", "seed", "state", "result", *([""] if any(notes) else [])):
+        table.add_column(column, justify="right" if column in ("seed", "result") else "left", overflow="fold")
+    for outcome, note in zip(outcomes, notes, strict=True):
+        named = split_overrides(outcome.job.naming)
+        name = ", ".join(f"{key}={value}" for key, value in named.items()) or outcome.folder.parent.name
+        result = "" if outcome.result is None else f"{outcome.result:.5g}"
+        style = {"finished": None, "submitted": None, "elsewhere": "dim"}.get(outcome.state, "bold")
+        cells = [name, str(outcome.job.config["seed"]), outcome.state, result, *([note] if any(notes) else [])]
+        table.add_row(*cells, style=style)
+    console = terminal()
+    console.print(table)
+    unfinished = [o for o in outcomes if o.state not in ("finished", "elsewhere", "submitted")]
+    if unfinished:
+        console.print(f"Why: {shlex.join(['llmrl-sweep', 'logs', str(near(unfinished[0].folder))])}", soft_wrap=True)
+        console.print("The same command again runs what is missing.")
+    root = shlex.quote(str(near(common_folder([outcome.folder for outcome in outcomes]))))
+    for command in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
+        console.print(f"{command} {root}", soft_wrap=True)
+
+
+def common_folder(folders: Sequence[Path]) -> Path:
+    """The folder that all run folders of a sweep are in, one above their groups where there are several."""
+    parents = [str(folder.parent.parent) for folder in folders]
+    return Path(os.path.commonpath(parents))

@@ -1,0 +1,96 @@
+"""From overrides to a resolved config, by Hydra, with or without its command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
+
+from llmrl.config.overrides import opened
+from llmrl.config.suggestions import hint, removed
+from llmrl.config.trusting import guard_hydra, only_typed
+from llmrl.core.errors import ConfigError
+from llmrl.core.secrets import refuse, refuse_arguments
+
+
+@contextmanager
+def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -> Iterator[DictConfig]:
+    """Compose a primary config in this process, also inside a Hydra app; Hydra's own config is set meanwhile.
+
+    Raises:
+        ConfigError: there is no such option, key or value, or one is a secret.
+    """
+    from hydra import compose, initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    refuse_arguments(overrides)
+    guard_hydra()
+    typed = [opened(override) for override in overrides]
+    folders = [f"file://{Path(folder).expanduser().absolute()}" for folder in config_dirs]
+    search = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
+    shared, own = GlobalHydra.instance(), HydraConfig.instance()
+    before = shared.hydra, own.cfg
+    shared.hydra = None
+    try:
+        try:
+            with initialize_config_module("llmrl.conf", version_base="1.3"):
+                config = compose(primary, [*search, *typed], return_hydra_config=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            where = [word for folder in config_dirs for word in ("--config-dir", str(folder))]
+            meant = hint([*where, *typed], primary)
+            raise ConfigError(f"{error}\n{meant}" if meant else str(error)) from error
+        finally:
+            shared.clear()
+        own.set_config(config)
+        yield OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    finally:
+        shared.hydra, own.cfg = before
+
+
+def resolved(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
+    """Return a composed config as plain data, and what was typed for it; Hydra's own config must be set.
+
+    Raises:
+        ConfigError: a value is missing, a part cannot be found, or a file says which code is to be trusted.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    from llmrl.experiment.application import application_of
+
+    hydra_config = HydraConfig.get()
+    overrides = list(hydra_config.overrides.task)
+    plain = only_typed(plain_config(config), overrides)
+    typed = {override.lstrip("+~").partition("=")[0] for override in overrides}
+    choices = hydra_config.runtime.choices
+    named = [f"{group}={choices[group]}" for group in application_of(plain).named(plain) if group not in typed]
+    return plain, [*overrides, *named]
+
+
+def plain_config(config: DictConfig) -> dict[str, Any]:
+    """Return a composed config as plain data; Hydra's own config must be set.
+
+    Raises:
+        ConfigError: a value is missing, or an option has been taken out, or is a secret, or is to be read from where
+            secrets are.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    if out := removed(HydraConfig.get().overrides.task):
+        raise ConfigError(out)
+    unresolved = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(unresolved, dict)
+    refuse(unresolved)
+    try:
+        container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
+    assert isinstance(container, dict)
+    refuse(container)
+    return {str(key): value for key, value in container.items()}

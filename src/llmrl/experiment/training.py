@@ -1,0 +1,80 @@
+"""Experiments in environments: what `llmrl-train` computes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from llmrl.config.input_digests import with_digests
+from llmrl.experiment import pretraining, references
+from llmrl.experiment.application import Application, Rows
+from llmrl.experiment.arms import shortage
+from llmrl.experiment.distributed_checks import check_alike
+from llmrl.experiment.means import Means, Model
+from llmrl.experiment.models import asking, model_asked
+from llmrl.experiment.needed import ensure
+from llmrl.experiment.parts import build_loop, build_parts, check_values
+from llmrl.experiment.plan import plan
+from llmrl.experiment.usage import llm_summary
+from llmrl.llms.transcript import Transcript
+from llmrl.run.shared import shared_of
+
+if TYPE_CHECKING:
+    from llmrl.run.run import Run
+
+log = logging.getLogger(__name__)
+
+Config = Mapping[str, Any]
+
+
+class Training(Application):
+    """Agents, and who governs, teaches or proposes them, in an environment."""
+
+    command = "llmrl-train"
+    primary = "train"
+
+    def named(self, config: Config) -> list[str]:
+        # Which model is behind results belongs into the run's name, chosen or not: it may be none at all.
+        return ["llm"] if asking(config) else []
+
+    def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
+        return with_digests(config)
+
+    def check_values(self, config: Config) -> None:
+        check_values(config)
+
+    def make_model(self, means: Means) -> Model:
+        return model_asked(means)
+
+    def plan(self, config: Config, means: Means) -> Rows:
+        parts = build_parts(config, means.model, means=means)
+        try:
+            return plan(config, parts, build_loop(config, parts))
+        finally:
+            parts.close()
+
+    def compute(self, config: Config, means: Means, run: Run) -> None:
+        llm = means.join_run(run.folder, lambda: run.stop.requested)
+        run.status.llm = "" if llm is None else llm.label
+        run.status.shared = shared_of(config, asks=llm is not None)
+        run.metrics.attach(Transcript.TAG, Transcript(run.folder))
+        ensure(pretraining.needed(config), run)
+        parts = build_parts(config, llm, folder=run.folder, means=means)
+        run.status.env = parts.env.spec.name
+        try:
+            check_alike(parts.env.spec, run.processes)
+            if run.processes.leads and (short := shortage(config, parts.principal)) is not None:
+                log.warning("%s", short)
+            behind = references.needed(config, parts)
+            loop = build_loop(config, parts, lambda: references.known(behind))  # before hours are spent on references
+            references.ensure(config, parts, behind, run)
+            run.result = loop.run(run)
+            run.summary |= llm_summary(llm)
+        finally:
+            parts.close()
+
+    def print_end(self, run: Run) -> None:
+        from llmrl.display.runs import print_summary
+
+        print_summary(run)
