@@ -11,19 +11,42 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from llmrl.api.environments import make_env
+    from llmrl.api.evaluations import evaluate
+    from llmrl.api.experiments import Plan, RunResult, SweepResult, plan, sweep, train
     from llmrl.api.results import Results, load
     from llmrl.api.trained_agents import TrainedAgent, load_agent
 
 _HOMES = {
-    "Results": "llmrl.api.results",
-    "TrainedAgent": "llmrl.api.trained_agents",
-    "load": "llmrl.api.results",
-    "load_agent": "llmrl.api.trained_agents",
-    "make_env": "llmrl.api.environments",
+    "Plan": "experiments",
+    "Results": "results",
+    "RunResult": "experiments",
+    "SweepResult": "experiments",
+    "TrainedAgent": "trained_agents",
+    "evaluate": "evaluations",
+    "load": "results",
+    "load_agent": "trained_agents",
+    "make_env": "environments",
+    "plan": "experiments",
+    "sweep": "experiments",
+    "train": "experiments",
 }
-"""Public name -> module that defines it."""
+"""Public name -> module of `llmrl.api` that defines it."""
 
-__all__ = ["Results", "TrainedAgent", "__version__", "load", "load_agent", "make_env"]
+__all__ = [
+    "Plan",
+    "Results",
+    "RunResult",
+    "SweepResult",
+    "TrainedAgent",
+    "__version__",
+    "evaluate",
+    "load",
+    "load_agent",
+    "make_env",
+    "plan",
+    "sweep",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -33,7 +56,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'llmrl' has no attribute {name!r}")
     from importlib import import_module
 
-    found = getattr(import_module(home), name)
+    found = getattr(import_module(f"llmrl.api.{home}"), name)
     globals()[name] = found
     return found
 

@@ -6,6 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from llmrl.config.overrides import quoted
 from llmrl.display.console import print_rows, print_table, terminal
 from llmrl.display.runs import print_misgiving
 from llmrl.finetuning.loop import read_results
@@ -44,12 +45,7 @@ def use_of(config: dict[str, Any], adapter: str, overrides: list[str]) -> str:
 
 def _for_hydra(value: str) -> str:
     """A text as the value of an override: names of run folders have equals signs."""
-    if _PLAIN.fullmatch(value):
-        return value
-    # A backslash counts only where it stands before a quote.
-    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", value)
-    ended = re.sub(r"(\\+)$", lambda found: found[1] * 2, escaped)
-    return f"'{ended}'"
+    return value if _PLAIN.fullmatch(value) else quoted(value)
 
 
 _PLAIN = re.compile(r"[\w./-]+", re.ASCII)

@@ -37,7 +37,7 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     search = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
     shared, own = GlobalHydra.instance(), HydraConfig.instance()
     before = shared.hydra, own.cfg
-    shared.hydra = None
+    shared.hydra = None  # what is initialized now comes back as a copy: it is put back by the new instance
     try:
         try:
             with initialize_config_module("llmrl.conf", version_base="1.3"):
@@ -51,7 +51,7 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
         own.set_config(config)
         yield OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     finally:
-        shared.hydra, own.cfg = before
+        GlobalHydra.instance().hydra, own.cfg = before
 
 
 def resolved(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
