@@ -5,10 +5,9 @@ Importing this package is cheap: the functions of the Python API load what they 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # as type checkers know it; `typing` costs more than all else here
 if TYPE_CHECKING:
     from llmrl.api.environments import make_env
     from llmrl.api.evaluations import evaluate
@@ -49,17 +48,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'llmrl' has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # who checks types is to miss a name that is not there
 
-    found = getattr(import_module(f"llmrl.api.{home}"), name)
-    globals()[name] = found
-    return found
+    def __getattr__(name):
+        """Import a public name when it is first asked for."""
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'llmrl' has no attribute {name!r}")
+        from importlib import import_module
 
+        found = getattr(import_module(f"llmrl.api.{home}"), name)
+        globals()[name] = found
+        return found
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    def __dir__():
+        return sorted(__all__)
