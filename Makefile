@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS ?=
 EXTRAS := llm,local-llm,four-bit,finetune,mujoco,box2d,sb3,plots,analysis,search,slurm,tuning,dev
 
-.PHONY: install demo test test-fast lint format bench docs clean
+.PHONY: install demo test test-fast test-hydra-next lint format bench docs clean
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt Makefile
@@ -24,6 +24,9 @@ test: install  ## the whole suite
 
 test-fast: install  ## without the slow tests
 	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-hydra-next: install  ## what stands on Hydra, against its next version
+	scripts/hydra_next.sh
 
 lint: install
 	$(BIN)/ruff check .

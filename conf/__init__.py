@@ -2,7 +2,11 @@
 
 import math
 
+import omegaconf
 from omegaconf import OmegaConf
 
+# From 2.4 on the name without `new_` is the one that stays; in 2.3 it is that of an older function.
+_old = omegaconf.__version__.startswith("2.3.")
+_register = OmegaConf.register_new_resolver if _old else OmegaConf.register_resolver
 # `${product:2,${design.candidates}}`: a count that follows others.
-OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)
+_register("product", lambda *factors: math.prod(factors), replace=True)

@@ -19,7 +19,7 @@ from hypothesis import given
 
 import llmrl
 from experiments import comparable_metrics
-from llmrl.config.overrides import typed, typed_choices
+from llmrl.config.python_values import typed, typed_choices
 from llmrl.core.errors import CheckpointError, ConfigError, LlmrlError
 from llmrl.experiment.job import run_experiment
 

@@ -4,7 +4,7 @@ lists their names."""
 import pytest
 
 from experiments import compose
-from llmrl.cli.command import opened
+from llmrl.config.overrides import opened
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from experiments import only_run_folder
-from llmrl.experiment.parts import options
+from llmrl.config.option_catalog import options
 from llmrl.llms.ledger import read_calls
 from tiny_models import make_tiny_causal
 

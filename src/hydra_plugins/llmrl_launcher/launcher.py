@@ -1,4 +1,4 @@
-"""The launcher and the sweeper of `--multirun`. Hydra imports this at every start: nothing heavy here."""
+"""The launcher of `--multirun`. Hydra imports this at every start: nothing heavy here."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
@@ -124,41 +122,6 @@ class LlmrlLauncher(Launcher):
         finally:
             HydraConfig.instance().cfg = own
         return found
-
-
-class LlmrlSweeper(BasicSweeper):
-    """Every combination of the values given, as Hydra's own sweeper makes them, with two differences: runs are not
-    composed just to see whether they can be, because the launcher composes all before it starts any; and a run that
-    failed does not keep the batches after its own from being launched."""
-
-    def sweep(self, arguments: list[str]) -> Any:
-        assert self.config is not None and self.launcher is not None and self.hydra_context is not None
-        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
-        batches = self.split_arguments(overrides, self.max_batch_size)
-        if isinstance(self.launcher, LlmrlLauncher):
-            from llmrl.sweeps.jobs import differing_keys
-
-            self.launcher.swept = differing_keys([run for batch in batches for run in batch])
-        returns: list[Sequence[JobReturn]] = []
-        codes: list[int] = []
-        for batch in batches:
-            returns.append(self.launcher.launch(batch, initial_job_idx=sum(len(r) for r in returns)))
-            codes += [_code(ended) for ended in returns[-1]]
-            if any(code > 128 for code in codes):
-                break  # told to stop
-        if any(codes):
-            # A failure first, then a used-up budget, then a stop.
-            raise SystemExit(min(code for code in codes if code))
-        return returns
-
-
-def _code(ended: JobReturn) -> int:
-    """The exit code a run asks for."""
-    if ended.status == JobStatus.COMPLETED:
-        return 0
-    code = getattr(ended._return_value, "code", 1)
-    return code if isinstance(code, int) else 1
 
 
 def _ended(overrides: list[str], outcome: Outcome | None, code: int) -> JobReturn:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from llmrl.config.overrides import typed, typed_choices
+from llmrl.config.python_values import typed, typed_choices
 from llmrl.core.errors import ConfigError
 
 if TYPE_CHECKING:

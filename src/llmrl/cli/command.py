@@ -39,7 +39,7 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
 
     What is created before the config is known is private, and a secret that is typed gets no further than this.
     """
-    from llmrl.config.overrides import opened
+    from llmrl.config.overrides import translated
     from llmrl.config.trusting import guard_hydra
     from llmrl.core.privacy import keep_private
     from llmrl.core.secrets import refuse_arguments
@@ -49,7 +49,9 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
     keep_private()
     with ending(name):
         refuse_arguments(sys.argv[1:])
-    sys.argv[1:] = [opened(argument) for argument in sys.argv[1:]]
+        sys.argv[1:], said = translated(sys.argv[1:])
+    for line in said:
+        say(name, line)
     if any(argument.startswith(("--config-name", "-cn")) for argument in sys.argv[1:]):
         from llmrl.config.suggestions import saved_config
 

@@ -9,9 +9,10 @@ import hydra
 from omegaconf import DictConfig
 
 from llmrl.cli import command
+from llmrl.config.hydra_versions import BASE
 
 
-@hydra.main(config_path="pkg://llmrl.conf", config_name="finetune", version_base="1.3")
+@hydra.main(config_path="pkg://llmrl.conf", config_name="finetune", **BASE)
 def finetune(config: DictConfig) -> float | None:
     """The task Hydra calls for every job; returns what a sweeper optimises."""
     return command.task("llmrl-finetune", config)

@@ -167,6 +167,7 @@ def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[s
     from omegaconf import OmegaConf
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+    from llmrl.config.hydra_versions import BASE
     from llmrl.config.trusting import only_typed
     from llmrl.core.errors import ConfigError
     from llmrl.core.secrets import refuse, refuse_arguments
@@ -174,7 +175,7 @@ def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[s
     refuse_arguments(overrides)
     extra = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.absolute()}]"]
     try:
-        with initialize_config_module("llmrl.conf", version_base="1.3"):
+        with initialize_config_module("llmrl.conf", **BASE):
             config = compose("train", overrides=[*overrides, *extra])
         refuse(cast(dict[str, Any], OmegaConf.to_container(config, resolve=False)))
         plain = {

@@ -1,20 +1,38 @@
-"""What is typed, before Hydra sees it; and values of Python as they would be typed."""
+"""What is typed, before Hydra sees it: words of Hydra's users that are written otherwise here."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from importlib import resources
 
 from llmrl.core.errors import ConfigError
 
 _OPEN = re.compile(r"\w+(\.\w+)*\.(kwargs|arguments|replace)(\.\w+)*=")
 """Overrides of fields whose keys are not in the option's file: arguments of other people's classes, and texts to put in
 place of others."""
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*(/[A-Za-z_][A-Za-z0-9_.-]*)*")
-"""Texts that Hydra reads as texts without quotes, unless they are one of `_WORDS`."""
-_WORDS = ("null", "true", "false", "inf", "nan")
+_LAUNCHERS = ("submitit_slurm", "submitit_local")
+"""Launchers of Hydra's submitit plugin, in whose place ours submits with submitit, or computes here."""
+_ON_SLURM = {"cpu": "slurm_cpu", "gpu": "slurm_gpu"}
+"""Hardware of this machine, and what is like it on a cluster."""
+_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
+_SUBMITIT = {
+    "timeout_min": "hardware.backend.time_min",
+    "partition": "hardware.backend.partition",
+    "account": "hardware.backend.account",
+    "qos": "hardware.backend.qos",
+    "constraint": "hardware.backend.constraint",
+    "setup": "hardware.backend.setup",
+    "srun_args": "hardware.backend.srun_args",
+    "additional_parameters": "hardware.backend.extra",
+    "nodes": "hardware.backend.nodes",
+    "tasks_per_node": "hardware.backend.processes_per_node",
+    "cpus_per_task": "hardware.cores",
+    "gpus_per_node": "hardware.gpus",
+    "mem_gb": "hardware.memory_gb",
+    "array_parallelism": "hardware.parallel",
+}
+"""Options of Hydra's submitit launchers, and what they are called here."""
 
 
 def opened(argument: str) -> str:
@@ -26,52 +44,48 @@ def opened(argument: str) -> str:
     return f"++{argument}" if _OPEN.match(argument) else argument
 
 
-def typed(key: str, value: Any) -> str:
-    """Return the override that sets `key` to a value of Python.
+def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return command-line arguments in the words of this package, and sentences that say what was changed.
 
-    >>> typed("seed", 1), typed("env.mechanism", None), typed("env.observe", ["grid"]), typed("env.text", "it's")
-    ('seed=1', 'env.mechanism=null', 'env.observe=[grid]', "env.text='it\\\\'s'")
+    `+experiment=<option>` chooses as `experiment=<option>` does; `hydra/launcher=submitit_slurm` and `submitit_local`
+    choose the hardware whose runs are computed so.
 
-    Raises:
-        ConfigError: the value is no plain data.
-    """
-    return f"{key}={_written(value, key)}"
-
-
-def typed_choices(key: str, values: Sequence[Any]) -> str:
-    """Return the override that sweeps `key` over values of Python.
-
-    >>> typed_choices("principal", ["ucb", "llm"])
-    'principal=ucb,llm'
+    >>> translated(["+experiment=search/maze", "seed=1"])
+    (['experiment=search/maze', 'seed=1'], [])
 
     Raises:
-        ConfigError: a value is no plain data.
+        ConfigError: a word has no counterpart; which, and what to write.
     """
-    return f"{key}={','.join(_written(value, key) for value in values)}"
+    typed = {argument.lstrip("+~").partition("=")[0]: argument.partition("=")[2] for argument in arguments}
+    for key in (each for each in _FOLDERS if each in typed):
+        raise ConfigError(
+            f"{key}: a run's folder is named after what it computes, so that the same command finds it again; write "
+            f"output_root={typed[key] or '<folder>'} for where folders are, and name=<name> for what is compared"
+        )
+    found = [opened(argument.removeprefix("+") if _adds_an_option(argument) else argument) for argument in arguments]
+    chosen = typed.get("hydra/launcher")
+    if chosen not in _LAUNCHERS:
+        return found, []
+    for key in typed:
+        if key.startswith("hydra.launcher.") and key != "hydra.launcher.wait":
+            name = key.removeprefix("hydra.launcher.")
+            there = _SUBMITIT.get(name)
+            if there is None:
+                raise ConfigError(f"{key} is no option here; those of jobs: {', '.join(sorted(_SUBMITIT.values()))}")
+            raise ConfigError(f"{key} is written {there}={typed[key]}")
+    found = [argument for argument in found if argument.partition("=")[0] != "hydra/launcher"]
+    hardware = typed.get("hardware", "cpu")
+    if chosen == "submitit_local":
+        return found, [f"hydra/launcher={chosen}: llmrl's own launcher computes runs here, with hardware={hardware}"]
+    there = _ON_SLURM.get(hardware, hardware)
+    found = [*(argument for argument in found if argument.partition("=")[0] != "hardware"), f"hardware={there}"]
+    other = f"; hardware={_ON_SLURM['gpu']} asks for GPUs" if there == _ON_SLURM["cpu"] else ""
+    return found, [f"hydra/launcher={chosen}: llmrl's own launcher submits with submitit, with hardware={there}{other}"]
 
 
-def _written(value: Any, key: str) -> str:
-    if value is None:
-        return "null"
-    if hasattr(value, "tolist"):  # NumPy's numbers and arrays
-        value = value.tolist()
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else quoted(value)
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_written(str(k), key)}:{_written(item, key)}" for k, item in value.items()) + "}"
-    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes):
-        return "[" + ",".join(_written(item, key) for item in value) + "]"
-    raise ConfigError(f"{key}: a {type(value).__name__} cannot be typed; give text, numbers, lists or dicts")
-
-
-def quoted(text: str) -> str:
-    """Return a text in the quotes that Hydra takes off again."""
-    # A backslash counts only where it stands before a quote.
-    inside = re.sub(r"(\\*)'", lambda found: f"{found[1] * 2}\\'", text)
-    return "'" + re.sub(r"(\\+)$", lambda found: found[1] * 2, inside) + "'"
+def _adds_an_option(argument: str) -> bool:
+    """Whether an argument adds an option of a group that every experiment has already."""
+    group = argument.removeprefix("+").partition("=")[0]
+    if not argument.startswith("+") or argument.startswith("++") or not group.isidentifier():
+        return False
+    return (resources.files("llmrl.conf") / group).is_dir()

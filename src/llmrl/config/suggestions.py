@@ -138,6 +138,8 @@ def missing_field(arguments: Sequence[str], primary: str = "train") -> str | Non
     from hydra.errors import HydraException
     from omegaconf import DictConfig, OmegaConf
 
+    from llmrl.config.hydra_versions import BASE
+
     overrides = [a for a in arguments if "=" in a and not a.startswith(("-", "+", "~", "hydra"))]
     pairs = [a.partition("=")[::2] for a in overrides]
     groups = {entry.name for entry in resources.files("llmrl.conf").iterdir() if entry.is_dir()}
@@ -145,7 +147,7 @@ def missing_field(arguments: Sequence[str], primary: str = "train") -> str | Non
     searchpath = [str(folder) for folder in _folders(arguments)]
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_module("llmrl.conf", version_base="1.3"):
+        with initialize_config_module("llmrl.conf", **BASE):
             config = compose(primary, [*choices, f"hydra.searchpath=[{','.join(f'file://{p}' for p in searchpath)}]"])
     except HydraException:
         return None

@@ -133,24 +133,24 @@ def guard_hydra() -> None:
     """Have Hydra refuse configs in which a file says what Hydra itself would run; done once a process."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
-    load = ConfigLoaderImpl.load_configuration
+    # What every way to a composed config goes through: the second since Hydra 1.4.
+    name = "_load_configuration" if hasattr(ConfigLoaderImpl, "_load_configuration") else "load_configuration"
+    load = getattr(ConfigLoaderImpl, name)
     if hasattr(load, "__wrapped__"):
         return
 
     @functools.wraps(load)
-    def guarded(
-        self: ConfigLoaderImpl, config_name: str | None, overrides: list[str], *args: Any, **kwargs: Any
-    ) -> DictConfig:
+    def guarded(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> DictConfig:
         from hydra.errors import ConfigCompositionException
 
-        config = load(self, config_name, overrides, *args, **kwargs)
+        config: DictConfig = load(self, *args, **kwargs)
         try:
-            check_hydra(config, overrides)
+            check_hydra(config, kwargs["overrides"] if "overrides" in kwargs else args[1])
         except ConfigError as error:
             raise ConfigCompositionException(str(error)) from error
         return config
 
-    ConfigLoaderImpl.load_configuration = guarded  # type: ignore[method-assign]
+    setattr(ConfigLoaderImpl, name, guarded)
 
 
 def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:

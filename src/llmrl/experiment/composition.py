@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from llmrl.config.overrides import opened
+from llmrl.config.overrides import translated
 from llmrl.config.suggestions import hint, removed
 from llmrl.config.trusting import guard_hydra, only_typed
 from llmrl.core.errors import ConfigError
@@ -30,27 +30,28 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    from llmrl.config.hydra_versions import BASE
+
     refuse_arguments(overrides)
     guard_hydra()
-    typed = [opened(override) for override in overrides]
+    typed, _ = translated(overrides)
     folders = [f"file://{Path(folder).expanduser().absolute()}" for folder in config_dirs]
     search = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
-    shared, own = GlobalHydra.instance(), HydraConfig.instance()
-    before = shared.hydra, own.cfg
-    shared.hydra = None  # what is initialized now comes back as a copy: it is put back by the new instance
+    own = HydraConfig.instance()
+    before = GlobalHydra.instance().hydra, own.cfg
+    GlobalHydra.instance().hydra = None
     try:
         try:
-            with initialize_config_module("llmrl.conf", version_base="1.3"):
+            with initialize_config_module("llmrl.conf", **BASE):
                 config = compose(primary, [*search, *typed], return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as error:
             where = [word for folder in config_dirs for word in ("--config-dir", str(folder))]
             meant = hint([*where, *typed], primary)
             raise ConfigError(f"{error}\n{meant}" if meant else str(error)) from error
-        finally:
-            shared.clear()
         own.set_config(config)
         yield OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     finally:
+        # Hydra puts another instance in its place when it is left.
         GlobalHydra.instance().hydra, own.cfg = before
 
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+EXIT_IN_USE = 4
+"""Another live process holds the run's folder."""
 EXIT_BUDGET = 3
 """The run's budget for language models is used up; with a larger one the same command goes on."""
 WHOLE = "HYDRA_FULL_ERROR"
@@ -35,7 +37,6 @@ def ending(name: str, tell: Callable[[str, object], None] = say) -> Iterator[Non
         SystemExit: something went wrong.
     """
     from llmrl.core.errors import BudgetExhausted, LlmrlError, RunInUse
-    from llmrl.sweeps.work import EXIT_IN_USE
 
     try:
         yield

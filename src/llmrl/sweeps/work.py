@@ -17,6 +17,7 @@ from llmrl.core.errors import RunFolderError, short_error
 from llmrl.core.privacy import keep_private
 from llmrl.core.processes import placed
 from llmrl.core.terminal import guard_terminal
+from llmrl.run.ending import EXIT_IN_USE
 from llmrl.run.files import write_atomic
 from llmrl.run.queued import read_queued
 from llmrl.run.status import Status, read_status
@@ -29,8 +30,6 @@ other processes can import it."""
 
 ALONE_S = 60
 """Seconds after the end of one of a run's processes at which a job ends the others; the first has recorded it then."""
-EXIT_IN_USE = 4
-"""Exit code of a run whose folder another live process holds."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,97 @@
+"""The sweeper of `--multirun`. Hydra imports this at every start: nothing heavy here."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import HydraException
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+from hydra_plugins.llmrl_launcher.launcher import LlmrlLauncher
+
+if TYPE_CHECKING:
+    from hydra.plugins.launcher import Launcher
+
+
+class LlmrlSweeper(Sweeper):
+    """Every combination of the values given, the last swept key first, as Hydra's own sweeper makes them. Runs are not
+    composed just to see whether they can be, because the launcher composes all before it starts any; and a run that
+    failed does not keep the batches after its own from being launched.
+
+    Args:
+        max_batch_size: runs handed to the launcher at once, >= 1; None: all.
+        params: further overrides, `{key: values}`.
+    """
+
+    def __init__(self, max_batch_size: int | None, params: Mapping[str, Any] | None = None) -> None:
+        self.max_batch_size, self.params = max_batch_size, params or {}
+        self.config: DictConfig | None = None
+        self.hydra_context: HydraContext | None = None
+        self.launcher: Launcher | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from hydra.core.plugins import Plugins
+
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> Any:
+        assert self.config is not None and self.launcher is not None and self.hydra_context is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        typed = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
+        runs = combinations(parser.parse_overrides(typed))
+        size = len(runs) if self.max_batch_size is None else self.max_batch_size
+        batches = [runs[i : i + size] for i in range(0, len(runs), size)] or [runs]
+        if isinstance(self.launcher, LlmrlLauncher):
+            from llmrl.sweeps.jobs import differing_keys
+
+            self.launcher.swept = differing_keys(runs)
+        returns: list[Sequence[JobReturn]] = []
+        codes: list[int] = []
+        for batch in batches:
+            returns.append(self.launcher.launch(batch, initial_job_idx=sum(len(r) for r in returns)))
+            codes += [_code(ended) for ended in returns[-1]]
+            if any(code > 128 for code in codes):
+                break  # told to stop
+        if any(codes):
+            # A failure first, then a used-up budget, then a stop.
+            raise SystemExit(min(code for code in codes if code))
+        return returns
+
+
+def combinations(overrides: Sequence[Override]) -> list[list[str]]:
+    """Return the overrides of every run of a sweep; of several for one key the last counts.
+
+    Raises:
+        HydraException: a key is swept over an interval, which has no values to count.
+    """
+    values: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            values[key] = [f"{key}={override.get_value_element_as_str()}"]
+        elif override.is_discrete_sweep():
+            values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            raise HydraException(
+                f"{key} is swept over an interval, which has no values to try one by one: name them "
+                f"({key}=a,b,c), or search it with hydra/sweeper=optuna"
+            )
+    return [list(run) for run in itertools.product(*values.values())]
+
+
+def _code(ended: JobReturn) -> int:
+    """The exit code a run asks for."""
+    if ended.status == JobStatus.COMPLETED:
+        return 0
+    code = getattr(ended._return_value, "code", 1)
+    return code if isinstance(code, int) else 1
