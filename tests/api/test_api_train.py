@@ -109,7 +109,7 @@ def test_an_interrupt_leaves_a_run_that_goes_on(here):
     arguments = {**TINY, "design.steps": 400, "name": "long"}
 
     def interrupt():
-        while not list(here.rglob("metrics.jsonl")) or not list(here.rglob("metrics.jsonl"))[0].stat().st_size:
+        while not any(path.stat().st_size for path in here.rglob("metrics.jsonl")):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -189,28 +189,33 @@ def test_a_sweep_that_makes_no_sense_starts_nothing(here, overrides, options, sa
     assert not list(here.rglob("status.json"))
 
 
-def test_an_evaluation_is_that_of_the_command_line(here):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run to be evaluated."""
+    return llmrl.train("env=escape_room", "principal=ucb", output_root=tmp_path_factory.mktemp("trained"), **TINY)
+
+
+def test_an_evaluation_is_that_of_the_command_line(here, trained):
     from llmrl.cli.evaluate import evaluate, parser
 
-    run = llmrl.train("env=escape_room", "principal=ucb", **TINY)
-    found = llmrl.evaluate(run, episodes=4, mechanism=[0, 1, 0, 0, 0], context=1, seed=7, policy=["student", "random"])
-    assert found["out"] == str(run.folder / "evaluation") and found["context"] == "lever_1_works"
+    found = llmrl.evaluate(
+        trained, episodes=4, mechanism=[0, 1, 0, 0, 0], context=1, seed=7, policy=["student", "random"]
+    )
+    assert found["out"] == str(trained.folder / "evaluation") and found["context"] == "lever_1_works"
     words = ["--episodes", "4", "--mechanism", "0,1,0,0,0", "--context", "1", "--seed", "7"]
     words += ["--policy", "student,random", "--out", str(here / "other")]
-    other = evaluate(parser().parse_args([str(run.folder), *words]))
+    other = evaluate(parser().parse_args([str(trained.folder), *words]))
     assert [player["per_episode"] for player in found["players"]] == [p["per_episode"] for p in other["players"]]
-    assert set(run.load().episodes.policy) == {"student", "random"}
+    assert set(trained.load().episodes.policy) == {"student", "random"}
 
 
-def test_several_mechanisms_are_compared(here):
-    run = llmrl.train("env=escape_room", "principal=ucb", **TINY)
-    found = llmrl.evaluate(run, episodes=2, mechanism=["none", [0, 1, 0, 0, 0]], adapt=False)
+def test_several_mechanisms_are_compared(here, trained):
+    found = llmrl.evaluate(trained, episodes=2, mechanism=["none", [0, 1, 0, 0, 0]], adapt=False)
     assert [each["name"] for each in found["mechanisms"]] == ["none", "0,1,0,0,0"]
 
 
-def test_an_evaluation_in_another_environment(here):
-    run = llmrl.train("env=escape_room", "principal=ucb", **TINY)
-    found = llmrl.evaluate(run, episodes=2, env={"horizon": 3})
+def test_an_evaluation_in_another_environment(here, trained):
+    found = llmrl.evaluate(trained, episodes=2, env={"horizon": 3})
     assert set(found["per_episode"]["length"]) <= {1, 2, 3} and "evaluation_horizon=3" in found["out"]
 
 
@@ -225,10 +230,9 @@ def test_an_evaluation_in_another_environment(here):
         ({"suite": "nothing"}, ConfigError, "babyai_text"),
     ],
 )
-def test_an_evaluation_that_cannot_be_is_refused(here, options, error, said):
-    run = llmrl.train("env=escape_room", "principal=ucb", **TINY)
+def test_an_evaluation_that_cannot_be_is_refused(trained, options, error, said):
     with pytest.raises(error, match=said):
-        llmrl.evaluate(run, **options)
+        llmrl.evaluate(trained, **options)
 
 
 def test_a_folder_without_a_run_is_refused(here):

@@ -295,7 +295,7 @@ def _final(folder: Path) -> list[Columns]:
 
 
 def _evaluations(folder: Path) -> list[Columns]:
-    chunks = []
+    chunks: list[Columns] = []
     for path in sorted(folder.glob(f"evaluation*/{RESULTS_NAME}")):
         content = read_object(path)
         for mechanism in content.get("mechanisms", [content]):

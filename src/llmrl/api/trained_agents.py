@@ -133,7 +133,7 @@ class TrainedAgent:
         import torch
 
         form, arrays = self._arrays(observation)
-        read = {
+        read: dict[str, Any] = {
             name: x if x.dtype == object else torch.as_tensor(x).to(self._parts.device) for name, x in arrays.items()
         }
         act = self._agent.policy.act(read, self._state, self._generator, deterministic)
