@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import only_run_folder, run
-from llmrl.experiment.parts import options
+from llmrl.config.option_catalog import options
 from llmrl.run.content import saved_state
 from llmrl.run.metrics import MetricLog, read_metrics
 from llmrl.run.run import Stopped

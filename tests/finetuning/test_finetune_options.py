@@ -6,9 +6,9 @@ import pytest
 
 from experiments import compose
 from llmrl.config.builder import Builder
+from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.finetuning import check_values
-from llmrl.experiment.parts import options
 
 METHODS, DATASETS, TASKS = (sorted(options(group)) for group in ("method", "dataset", "transfer"))
 

@@ -7,13 +7,13 @@ import gymnasium
 import pytest
 import yaml
 
+from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.gym.games import GameMaker
 from llmrl.envs.gym.success import Criterion
 from llmrl.envs.gym.vec_env import GymnasiumEnv
 from llmrl.envs.texts import describer, describer_of
-from llmrl.experiment.parts import options
 
 
 class TestCircumstances:

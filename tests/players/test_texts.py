@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
 from llmrl.envs.babyai.sentences import sentences
 from llmrl.envs.gym.games import GameMaker
 from llmrl.envs.texts import describer
 from llmrl.envs.texts.find import FILES, shipped
-from llmrl.experiment.parts import options
 
 MUJOCO = ("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Swimmer", "Hopper", "Walker2d")
 GAMES = {
