@@ -3,11 +3,13 @@
 import contextlib
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
+import llmrl
 from errands import Errands, Reader
 from experiments import compose, only_run_folder
 from llmrl.analysis.proportions import mean_proportion, proportion
@@ -142,6 +144,19 @@ def runs_of(root, *configs):
         run_experiment({**config(root, seed, skill=skill), "name": f"run{i}"}, typed)
         found.append(only_run_folder(root / f"run{i}"))
     return found
+
+
+def test_a_suite_from_python(tmp_path, suite_file):
+    for seed in (0, 1):
+        run_experiment(config(tmp_path / "runs", seed), [f"seed={seed}"])
+    runs = sorted((tmp_path / "runs").rglob("seed=*"))
+    results = llmrl.evaluate(
+        runs, suite=str(suite_file), suite_options={"only": ["same"], "episodes": 4}, trusted=["errands"]
+    )
+    assert [test["name"] for test in results["tests"]] == ["same"] and results["episodes"] == 4
+    assert results["runs"] == [str(run) for run in runs] and (Path(results["out"]) / "table.csv").exists()
+    with pytest.raises(ConfigError, match="video cannot be used"):
+        llmrl.evaluate(runs, suite=str(suite_file), video=True, trusted=["errands"])
 
 
 def test_several_runs_are_put_together(tmp_path, suite_file, capsys):
