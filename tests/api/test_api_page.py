@@ -3,10 +3,12 @@
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 
 import llmrl
@@ -53,6 +55,32 @@ def test_a_bar_shows_how_far_a_run_is(notebook):
     assert re.search(r"\d+/\d+ steps", bars[0]["data"]["text/plain"])
     texts = "".join(output.get("text", "") for output in cell.outputs if output.output_type == "stream")
     assert texts.count("WARNING") == 1 and "INFO" not in texts
+
+
+@pytest.mark.slow
+def test_the_stop_button_leaves_a_run_that_goes_on(tmp_path):
+    """A kernel is interrupted in the middle of a run, and is there for the next cell."""
+    kernel, client = start_new_kernel(cwd=str(tmp_path))
+    try:
+        small = {"env.n_envs": 2, "design.steps": 4000, "design.adapt_rounds": 1, "design.validate_episodes": 2}
+        options = small | {"design.references": 0, "design.race": 0}
+        running = client.execute(f"import llmrl\nllmrl.train('env=escape_room', 'principal=ucb', **{options})")
+        while not any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")):
+            time.sleep(0.05)
+        kernel.interrupt_kernel()
+        ended = reply_to(client, running)
+        assert ended["ename"] == "KeyboardInterrupt" and "everything is saved" in ended["evalue"]
+        assert reply_to(client, client.execute("1 + 1"))["status"] == "ok"
+    finally:
+        kernel.shutdown_kernel(now=True)
+    assert llmrl.load(tmp_path / "outputs").runs.state.tolist() == ["stopped"]
+
+
+def reply_to(client, message: str) -> dict:
+    while True:
+        reply = client.get_shell_msg(timeout=300)
+        if reply["parent_header"].get("msg_id") == message:
+            return reply["content"]
 
 
 def test_every_function_is_on_the_page():
