@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
-EXTRAS := llm,local-llm,four-bit,finetune,mujoco,box2d,sb3,plots,analysis,search,slurm,tuning,dev
+EXTRAS := llm,local-llm,four-bit,finetune,mujoco,box2d,sb3,plots,loggers,analysis,search,slurm,tuning,dev
 
 .PHONY: install demo test test-fast test-hydra-next lint format bench docs clean
 install: $(VENV)/.installed
@@ -12,6 +12,9 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --upgrade pip
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[$(EXTRAS)]'
+	@# What Trackio needs, and then itself: it refuses pillow 13 and works with it (tests/run/test_sink_libraries.py).
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt brotli gradio-client orjson python-multipart
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt --no-deps trackio
 	$(BIN)/llmrl-install-meltingpot --optional --constraint constraints.txt
 	touch $@
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import torch
 
+from llmrl.core.observers import Transition
 from llmrl.core.records import ChatReply, Step
 from llmrl.core.spaces import Channel, EnvSpec, GameText
 from llmrl.llms.client import ChatClient
@@ -56,7 +57,7 @@ class Table:
 
     def start(self, *games):
         wanted = np.isin(np.arange(self.spec.n_envs), games or np.arange(self.spec.n_envs))
-        self.policy.started(wanted)
+        self.policy.on_reset(wanted, {})
         return self
 
     def step(self, ended=(), reward=1.0, text=None, mask=None, terminated=True):
@@ -71,7 +72,8 @@ class Table:
         act = self.policy.act(observation)
         over = np.isin(np.arange(shape[0]), ended)
         rewards = np.full(shape, reward, dtype=np.float32)
-        self.policy.happened(Step({}, rewards, rewards, over & terminated, over & (not terminated)), over)
+        step = Step({}, rewards, rewards, over & terminated, over & (not terminated))
+        self.policy.on_step(Transition(observation, act, step, over))
         self.t += 1
         return act
 

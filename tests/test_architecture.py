@@ -1,6 +1,7 @@
 """The import graph is the one docs/architecture.md draws."""
 
 import ast
+import graphlib
 from pathlib import Path
 
 import hypothesis
@@ -8,8 +9,8 @@ import hypothesis
 import llmrl
 
 ROOT = Path(llmrl.__file__).parent
-# Layer -> layers it may import at module level or inside functions. `core` may name others for type checking only.
-ALLOWED = {
+# Package -> packages it may import, be it at module level, inside functions, or for type checking only.
+ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "networks": {"core"},
     "envs": {"core"},
@@ -26,8 +27,20 @@ ALLOWED = {
     "finetuning": {"core", "llms", "run", "analysis", "principals", "loops"},
     "sweeps": {"core", "run", "analysis"},
     "loops": {"core", "learners", "run", "analysis"},
+    "config": {"core", "envs", "llms", "run", "teachers"},
+    "gym": {"envs"},
 }
-TOP = {"config", "experiment", "evaluation", "display", "api", "cli"}
+ALLOWED["display"] = {"core", "llms", "run", "analysis", "sweeps", "finetuning"}
+ALLOWED["experiment"] = set(ALLOWED)
+ALLOWED["evaluation"] = set(ALLOWED)
+ALLOWED["hydra_plugins"] = set(ALLOWED) - {"evaluation"}
+ALLOWED["api"] = set(ALLOWED) - {"hydra_plugins"}
+ALLOWED["cli"] = set(ALLOWED) - {"hydra_plugins"}
+EXCEPTIONS = {
+    # What a preset stands for is known by composing its run, and that is an experiment.
+    ("llmrl.config.input_digests", "llmrl.experiment.pretraining"),
+}
+"""Imports that go upwards, or round in a circle: (module, what it imports)."""
 HEAVY = {
     "torch",
     "litellm",
@@ -53,7 +66,7 @@ HEAVY = {
 }
 TORCH_LAYERS = {"networks", "learners", "agents", "teachers", "players", "language"}
 # Folders of other layers that are torch programs: they are imported when one of their environments is built.
-TORCH_FOLDERS = {"envs/native"}
+TORCH_FOLDERS = ("llmrl.envs.native",)
 # Nobody imports these at module level but who wants the libraries they are about.
 ABOUT_THEM = {
     "envs/babyai/text_wrapper.py",
@@ -75,52 +88,96 @@ def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
-def imports(tree: ast.AST, top_only: bool):
-    """Imported module names; `top_only` leaves out those inside functions. Type-checking imports never count."""
+def imports(tree: ast.AST, top_only: bool = False):
+    """Imported module names; `top_only` leaves out those inside functions and those for type checking."""
     for node in ast.iter_child_nodes(tree):
-        if is_type_checking(node):
-            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-        elif not (top_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+            # What is imported from a package may be one of its modules.
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif not (top_only and (is_type_checking(node) or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))):
             yield from imports(node, top_only)
 
 
-def layer_files():
-    for path in sorted(ROOT.rglob("*.py")):
-        parts = path.relative_to(ROOT).parts
-        if len(parts) > 1:
-            yield parts[0], path
+def module_files():
+    """Of every module its name, its package, and its file."""
+    for path in sorted([*ROOT.rglob("*.py"), *(ROOT.parent / "hydra_plugins").rglob("*.py")]):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        yield name, _package(name), path
 
 
-def test_every_folder_is_a_known_layer():
-    assert {layer for layer, _ in layer_files()} == {*ALLOWED, *TOP}
+def _package(name: str) -> str:
+    first, _, rest = name.partition(".")
+    return rest.partition(".")[0] if first == "llmrl" else first
 
 
-def test_layers_import_only_downwards():
-    wrong = []
-    for layer, path in layer_files():
-        if layer in TOP:
-            continue
-        for name in imports(ast.parse(path.read_text()), top_only=False):
-            parts = name.split(".")
-            if parts[0] == "llmrl" and len(parts) > 1 and parts[1] != layer and parts[1] not in ALLOWED[layer]:
-                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+def import_graph() -> dict[str, set[str]]:
+    """Module -> modules of ours that it imports anywhere; a package's `__init__` counts where it is named itself."""
+    modules = {name: path for name, _, path in module_files()}
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        named = set()
+        for each in imports(ast.parse(path.read_text())):
+            while each not in modules and "." in each:
+                each = each.rpartition(".")[0]
+            named.add(each)
+        upwards = {each for module, each in EXCEPTIONS if module == name}
+        graph[name] = (named & modules.keys()) - {name, "llmrl"} - upwards
+    return graph
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """One circle of a graph; empty where there is none."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_every_folder_is_a_known_package():
+    assert {package for _, package, _ in module_files()} - {""} == set(ALLOWED)
+
+
+def test_packages_import_only_those_that_they_may():
+    packages = {name: package for name, package, _ in module_files()}
+    wrong = [
+        f"{name} imports {each}"
+        for name, named in import_graph().items()
+        for each in named
+        if packages[name] and packages[each] not in {packages[name], *ALLOWED[packages[name]]}
+    ]
     assert not wrong, wrong
+
+
+def test_what_packages_may_import_goes_round_in_no_circle():
+    assert not circle(ALLOWED)
+
+
+def test_modules_import_each_other_in_no_circle():
+    """Neither at module level nor inside functions nor for type checking: a circle is two modules that are one."""
+    assert not circle(import_graph())
+
+
+def test_circles_are_found():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) and not circle({"a": {"b", "c"}, "b": {"c"}, "c": set()})
+    code = "if TYPE_CHECKING:\n    import a\ndef f():\n    from b import c\nimport d.e\n"
+    assert list(imports(ast.parse(code))) == ["a", "b.c", "d.e"]
+    assert list(imports(ast.parse(code), top_only=True)) == ["d.e"]
 
 
 def test_heavy_packages_are_imported_lazily():
     wrong = []
-    for layer, path in layer_files():
-        if path.relative_to(ROOT).as_posix() in ABOUT_THEM:
+    for name, layer, path in module_files():
+        if path.is_relative_to(ROOT) and path.relative_to(ROOT).as_posix() in ABOUT_THEM:
             continue
-        for name in imports(ast.parse(path.read_text()), top_only=True):
-            package = name.split(".")[0]
-            torch_program = layer in TORCH_LAYERS or path.parent.relative_to(ROOT).as_posix() in TORCH_FOLDERS
+        for each in imports(ast.parse(path.read_text()), top_only=True):
+            package = each.split(".")[0]
+            torch_program = layer in TORCH_LAYERS or name.startswith(TORCH_FOLDERS)
             if package in HEAVY and not (package == "torch" and torch_program):
-                wrong.append(f"{path.relative_to(ROOT)} imports {name} at module level")
+                wrong.append(f"{name} imports {each} at module level")
     assert not wrong, wrong
 
 

@@ -8,8 +8,9 @@ import pytest
 
 import llmrl.conf
 from experiments import compose
+from llmrl.config.option_catalog import options
 from llmrl.experiment.models import build_llm
-from llmrl.experiment.parts import build_loop, build_parts, check_values, options
+from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
 

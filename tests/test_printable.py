@@ -23,6 +23,7 @@ from llmrl.run.folder import split_overrides
 from llmrl.run.log_file import LogFile
 from llmrl.run.progress import Progress
 from llmrl.run.status import Status
+from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.hardware import Hardware
 from llmrl.sweeps.jobs import Job, Outcome, describe, write_log_header
 
@@ -181,7 +182,7 @@ def test_what_is_logged(tmp_path):
 
 
 def job(folder: Path, overrides: list[str]) -> Job:
-    hardware = Hardware("local", "cpu", "highest", 1, 1, 1.0, 0, 1)
+    hardware = Hardware(Local(), "cpu", "highest", 1, 1, 1.0, 0, 1)
     made = Job({"seed": 0, "name": "x"}, overrides, hardware, 1, [])
     made.__dict__["folder"] = folder
     return made
@@ -217,7 +218,9 @@ def test_printed_commands_are_quoted(tmp_path, capsys, monkeypatch):
     assert ["llmrl-sweep", "logs", f"{NASTY}/run/seed=0"] in commands(said, "llmrl-sweep")
     for name in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
         assert [*name.split(), NASTY] in commands(said, name), said
-    run = SimpleNamespace(folder=folder, summary={}, result=None, config={"play": {"videos": 2}})
+    run = SimpleNamespace(
+        folder=folder, summary={}, result=None, config={"play": {"videos": 2}, "loggers": {"tensorboard": {}}}
+    )
     report.print_summary(run)
     said = capsys.readouterr().out
     assert commands(said, "llmrl-evaluate") == [["llmrl-evaluate", str(folder), "--video"]]

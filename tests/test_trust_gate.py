@@ -15,6 +15,7 @@ import llmrl.conf
 from llmrl.config.trusting import only_typed, shell_keys, trusted_by
 from llmrl.core import trust as gate
 from llmrl.core.errors import ConfigError
+from llmrl.core.installed import entry_points
 from llmrl.core.trust import NAMED, PACKAGES, Trust
 
 PACKAGE = """
@@ -46,9 +47,9 @@ def package(tmp_path, monkeypatch):
         (tmp_path / name / "parts.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    gate._installed.cache_clear()
+    entry_points.cache_clear()
     yield tmp_path
-    gate._installed.cache_clear()
+    entry_points.cache_clear()
     for name in [name for name in sys.modules if name.split(".")[0] in ("mine", "mine_too")]:
         del sys.modules[name]
 
@@ -149,7 +150,7 @@ def test_installed_entry_points_are_trusted_and_the_working_directory_is_not_ins
     (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     (meta / "entry_points.txt").write_text("[llmrl.parts]\nany = mine.parts:Part\n")
     assert Trust().covers("mine.parts") and not Trust().covers("mine") and "mine" not in sys.modules
-    gate._installed.cache_clear()
+    entry_points.cache_clear()
     monkeypatch.chdir(package)
     assert not Trust().covers("mine.parts")
 
@@ -168,14 +169,18 @@ def test_the_command_line_alone_trusts():
 
 def test_command_lines_of_jobs_are_typed_or_trusted():
     slurm = {"setup": ["module load cuda"], "srun_args": ["--cpu-bind=none"], "python": None, "extra": None}
-    config = {"trusted_modules": [], "hardware": {"slurm": slurm}}
-    assert shell_keys(config["hardware"]) == ["hardware.slurm.setup"]
-    assert only_typed(config, ["hardware.slurm.partition=x"])["trusted_modules"] == []
-    assert only_typed(config, ["hardware.slurm.setup=[module load cuda]"])["trusted_modules"] == ["shell"]
+    slurm["_target_"] = "llmrl.sweeps.backends.slurm.Slurm"
+    config = {"trusted_modules": [], "hardware": {"backend": slurm}}
+    assert shell_keys(config["hardware"], []) == ["hardware.backend.setup"]
+    assert only_typed(config, ["hardware.backend.partition=x"])["trusted_modules"] == []
+    assert only_typed(config, ["hardware.backend.setup=[module load cuda]"])["trusted_modules"] == ["shell"]
     with pytest.raises(ConfigError, match="command lines that jobs would run"):
-        Trust().check_shell(["hardware.slurm.setup"])
-    Trust(("shell",)).check_shell(["hardware.slurm.setup"])
+        Trust().check_shell(["hardware.backend.setup"])
+    Trust(("shell",)).check_shell(["hardware.backend.setup"])
     Trust().check_shell([])
+    for target, why in (("llmrl.llms.retry.Retry", "no backend"), ("nobody.Knows", "outside the trusted modules")):
+        with pytest.raises(ConfigError, match=why):
+            shell_keys({"backend": {"_target_": target, "setup": ["x"]}}, [])
 
 
 def test_the_default_folder_is_in_the_home(monkeypatch, tmp_path):

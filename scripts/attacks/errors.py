@@ -576,9 +576,9 @@ for how, expected in (("Ctrl-C", "stopped"), ("llmrl-sweep cancel", "preempted")
 
 @attack("SLURM's accounts of arrays that were cancelled, in 5 spellings", "cancelled for tasks that never began")
 def _(folder: Path) -> tuple[bool, str]:
-    from llmrl.sweeps.slurm import _tasks
+    from llmrl.sweeps.backends.slurm_queue import tasks_of
 
-    found = [_tasks(text) for text in ("1", "1_2", "1_[0-2]", "1_[0,4-5%7]", "1_[9%1]")]
+    found = [tasks_of(text) for text in ("1", "1_2", "1_[0-2]", "1_[0,4-5%7]", "1_[9%1]")]
     expected = [["1"], ["1_2"], ["1_0", "1_1", "1_2"], ["1_0", "1_4", "1_5"], ["1_9"]]
     return found == expected, str(found)
 

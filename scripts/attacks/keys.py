@@ -175,7 +175,9 @@ _typed("a mistyped field", f"llm.api_kye={KEY}", "llm.api_kye holds")
 _typed("the value of a variable, split over a list", f"learn.mechanism=[1,{WORD}]", "learn.mechanism", MY_SECRET=WORD)
 _typed("an appended field called password", f"+env.kwargs.password={WORD}", "env.kwargs.password holds")
 _typed("hydra.job.env_set", f"hydra.job.env_set.OPENAI_API_KEY={WORD}", "OPENAI_API_KEY holds")
-_typed("a setup line of SLURM", f"hardware.slurm.setup=['export OPENAI_API_KEY={WORD}']", "hardware.slurm.setup holds")
+_typed(
+    "a setup line of SLURM", f"hardware.backend.setup=['export OPENAI_API_KEY={WORD}']", "hardware.backend.setup holds"
+)
 _typed("a key as a bare argument", KEY, "argument")
 _typed("a sweep over keys", f"llm.model=m,{KEY}", "llm.model holds")
 

@@ -179,7 +179,7 @@ NAMED = {
     ),
     "pickle through the loop that imports it": ("llmrl.loops.baseline.pickle.loads", "no class or function"),
     "Path, imported by a part's module": ("llmrl.llms.replay.Path", "at home in pathlib"),
-    "subprocess through a private helper": ("llmrl.sweeps.slurm._must", OUTSIDE),
+    "subprocess through a private helper": ("llmrl.sweeps.backends.slurm_queue.output_of", OUTSIDE),
     "the remover of llmrl-sweep": ("llmrl.sweeps.cleaning.remove", OUTSIDE),
     "a module that only begins like ours": ("llmrl_evil.Part", OUTSIDE),
     "a Cyrillic letter in the name": ("llmrl.\u0430gents.ppo_agent.PPOAgent", OUTSIDE),
@@ -437,14 +437,14 @@ def _(folder: Path) -> tuple[bool, str]:
     import yaml
 
     hardware = yaml.safe_load((finished() / "config.yaml").read_text())["hardware"]
-    slurm = {"_target_": "llmrl.sweeps.hardware.Slurm", "setup": ["touch pwned"]}
-    theirs(folder, {"hardware": {**hardware, "launcher": "slurm", "slurm": slurm}}, "failed")
+    slurm = {"_target_": "llmrl.sweeps.backends.slurm.Slurm", "setup": ["touch pwned"]}
+    theirs(folder, {"hardware": {**hardware, "backend": slurm}}, "failed")
     return refused(folder, command("llmrl-sweep", "retry", str(folder / "runs")), "--trust shell")
 
 
 @attack("a line break in the name of an account", "refused, no job script is made")
 def _(folder: Path) -> tuple[bool, str]:
-    call = trained("hardware=slurm_cpu", "hardware.slurm.account='x\ntouch pwned #'")
+    call = trained("hardware=slurm_cpu", "hardware.backend.account='x\ntouch pwned #'")
     return refused(folder, call, "")
 
 

@@ -186,7 +186,7 @@ def test_every_state_has_a_reason(tmp_path: Path) -> None:
     (corrupt / "status.json").write_text("{")
     waiting = corrupt.with_name("seed=5")
     waiting.mkdir()
-    place = ("slurm", 0, "17", this_machine(), os.getpid(), "", "here", str(tmp_path))
+    place = ("llmrl.sweeps.backends.slurm.Slurm", 0, "17", this_machine(), os.getpid(), "", "here", str(tmp_path))
     Queued(*place, log="", cluster="", user="", submitted=0.0, code="", overrides=["principal=ucb"]).write(waiting)
     (corrupt.with_name("seed=6")).mkdir()
     with Run.open(tmp_path, "game", {"of": ["game", "principal=ucb"]}, ["principal=ucb"], 7) as run:

@@ -19,8 +19,8 @@ from hypothesis import given
 
 import llmrl
 from experiments import comparable_metrics
-from llmrl.config.python_values import typed, typed_choices
 from llmrl.core.errors import CheckpointError, ConfigError, LlmrlError
+from llmrl.core.typed_values import typed, typed_choices
 from llmrl.experiment.job import run_experiment
 
 TINY = {

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments import compose, only_run_folder, run
+from llmrl.analysis.comparison import cells, differences, labels, reference, sentences
 from llmrl.analysis.statistics import describe_difference
 from llmrl.cli.evaluate import evaluate, main, parser
 from llmrl.core.errors import ConfigError
@@ -22,7 +23,6 @@ from llmrl.core.objectives import OBJECTIVES
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.evaluation.adapting import Plan, adapted, planned
-from llmrl.evaluation.comparison import cells, differences, labels, reference, sentences
 from llmrl.evaluation.mechanisms import asked_for, imposed
 from llmrl.evaluation.videos import SoFar, film, save_side_by_side
 from llmrl.experiment.parts import build_parts

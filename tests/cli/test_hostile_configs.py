@@ -22,6 +22,7 @@ from pathlib import Path
 Path({marker!r}).touch()
 
 class Part:
+    loop = "play"
     learns = False
     def __init__(self, *args, **kwargs):
         Path({marker!r}).touch()
@@ -146,7 +147,7 @@ OPTIONS = {
     "a library to preload": {"hydra": {"job": {"env_set": {"PYTHONPATH": "/tmp/evil"}}}},
     "a part of the sweeper": {"hydra": {"sweeper": {"params": {"_target_": "evil.boom"}}}},
     "overrides of the sweeper": {"hydra": {"sweeper": {"params": {"trusted_modules": "[evil]"}}}},
-    "shell lines by the sweeper": {"hydra": {"sweeper": {"params": {"hardware.slurm.setup": "[touch touched]"}}}},
+    "shell lines by the sweeper": {"hydra": {"sweeper": {"params": {"hardware.backend.setup": "[touch touched]"}}}},
 }
 
 
@@ -255,8 +256,8 @@ def test_who_trusts_it_may_run_it(finished, marker, tmp_path, capsys):
 def test_a_run_folder_that_is_retried(changes, finished, marker, tmp_path, capsys):
     if not {"agent", "method"} & set(changes):
         config = yaml.safe_load((finished / "config.yaml").read_text())
-        slurm = {"_target_": "llmrl.sweeps.hardware.Slurm", **changes}
-        changes = {"hardware": {**config["hardware"], "launcher": "slurm", "slurm": slurm}}
+        slurm = {"_target_": "llmrl.sweeps.backends.slurm.Slurm", **changes}
+        changes = {"hardware": {**config["hardware"], "backend": slurm}}
     changes = {key: value for key, value in changes.items() if key != "method"}
     folder = hostile(finished, tmp_path, changes)
     status = folder / "status.json"

@@ -92,7 +92,7 @@ def test_who_waits_can_be_stopped(tmp_path, monkeypatch):
     with Run.open(tmp_path, name, begun.config, begun.overrides, 0), Run.open(tmp_path, "needs", {}, [], 0) as waits:
         waits.stop.signal = 15
         with pytest.raises(Stopped):
-            ensure(needed(config), waits)
+            ensure(needed(config), waits, run_experiment)
         waits.stop.signal = None
 
 

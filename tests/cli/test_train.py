@@ -211,7 +211,7 @@ def test_every_option_is_commented_field_by_field(group):
         for before, line in itertools.pairwise(lines):
             key = line.split(":")[0].strip()
             is_field = line.strip() and not line.strip().startswith(("#", "-")) and ":" in line
-            sections = ("_target_", "defaults", "ppo", "mechanism", "env", "design", "learn", "limits", "slurm")
+            sections = ("_target_", "defaults", "ppo", "mechanism", "env", "design", "learn", "limits", "backend")
             sections += ("task", "scenario", "schedule")
             if is_field and key not in sections:
                 assert "#" in line or before.strip().startswith("#"), f"{group}/{name}.yaml: {line}"

@@ -169,7 +169,7 @@ def test_sweeps_and_searches_go_through_the_launcher(proposer, sft, tmp_path):
     """As a cluster's jobs are made: composed first, each computed in a process of its own, with the same numbers."""
     import yaml
 
-    from llmrl.experiment.application import application_of
+    from llmrl.experiment.applications import application_of
 
     typed = [*COMMON[1:], f"output_root={tmp_path}", f"llm.model={proposer}", *QUICK["sft"], "seed=0"]
     command = [sys.executable, "-m", "llmrl.cli.finetune", "--config-dir", str(Path(__file__).parent / "conf"), "-m"]

@@ -45,7 +45,7 @@ def test_a_job_asks_for_what_training_needs(proposer, tmp_path):
         (binaries / name).write_text(f"#!/bin/bash\n{text}\n")
         (binaries / name).chmod(0o755)
     path = os.pathsep.join([str(binaries), os.environ["PATH"]])
-    more = ("hydra.launcher.wait=false", "seed=0,1", "hardware.slurm.partition=big")
+    more = ("hydra.launcher.wait=false", "seed=0,1", "hardware.backend.partition=big")
     told = submitted(tmp_path / "runs", proposer, *more, PATH=path, SCRIPTS=str(scripts))
     assert "2 submitted" in told
     (script,) = scripts.iterdir()

@@ -127,6 +127,8 @@ class Reader:
 class ReaderAgent:
     """`learns`: an update makes it a little surer."""
 
+    loop = "learn"
+
     def __init__(self, spec: EnvSpec, skill: float = 5.0, learns: bool = True, adapts: bool = False) -> None:
         self.policy, self.learns = Reader(spec, skill), learns
         if adapts:

@@ -55,7 +55,7 @@ def test_where_the_expert_gave_up_hardly_anything_is_done_and_it_is_counted(name
 def test_its_state_goes_on():
     game = FetchGame(2, clueless=[True, False])
     agent, other = BotAgent(game.spec), BotAgent(game.spec)
-    agent.policy.started(np.array([True, False]))
+    agent.policy.on_reset(np.array([True, False]), {})
     agent.policy.act({"expert": torch.tensor([[-1], [-1]])})
     other.load_state_dict(agent.state_dict())
     for each in (agent, other):

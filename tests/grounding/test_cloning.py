@@ -77,6 +77,7 @@ class ReadingPolicy(nn.Module):
 class Student:
     """As much of `agent=llm_ppo` as is needed."""
 
+    loop = "learn"
     learns = True
 
     def __init__(self, spec):

@@ -22,7 +22,6 @@ from llmrl.llms.local.lora import Lora
 from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
 from llmrl.llms.local.small import make_small_model
 from llmrl.loops.playing import play_episodes
-from llmrl.loops.recording import Recorded, Recorder
 from llmrl.networks.memo import Memo
 
 Q = QSettings(1e-2, 0.9, 16, 1.0, 1000, 8, None, 1.0, 5.0, True)
@@ -194,13 +193,10 @@ def test_a_round_of_an_evaluation_reads_each_text_once(make, kind):
     assert len(set(read)) == len(read) > 3
 
 
-@pytest.mark.parametrize(
-    "wrapped", [lambda env, p: Recorded(p, Recorder(env, None)), lambda _, p: SideBySide([p, p], 4)]
-)
-def test_who_stands_between_passes_it_on(make, wrapped):
+def test_who_stands_between_passes_it_on(make):
     env = Corridor(8)
     agent = make("drrn", env)
-    policy = wrapped(env, agent.policy)
+    policy = SideBySide([agent.policy, agent.policy], 4)
     observation = env.reset(seed=0)
     with policy.unchanged():
         before = policy.act(observation, None, torch.Generator())

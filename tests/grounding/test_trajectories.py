@@ -11,7 +11,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.experiment.job import run_experiment
 from llmrl.learners.rollout import Collector
 from llmrl.loops.playing import play_episodes
-from llmrl.loops.recording import Recorded, Recorder, RolloutRecorder, kept_text
+from llmrl.loops.trajectory_writers import RolloutWriter, TrajectoryWriter, kept_text
 from llmrl.run.run import Stopped
 from llmrl.run.trajectories import files, read
 
@@ -40,11 +40,11 @@ def check_rows(found):
 
 def test_played_episodes_are_whole_and_agree_with_the_game(tmp_path):
     env = Errands(Seeds(0))
-    recorder = Recorder(env, kept_text(env.spec, Reader(env.spec, 1.0)), chunk=7)
-    recorder.open(tmp_path)
-    player = Recorded(Reader(env.spec, 1.0), recorder)
-    episodes = play_episodes(Collector(env, player, "cpu"), 10, Seeds(1), exactly=True)
-    recorder.close()
+    reader = Reader(env.spec, 1.0)
+    writer = TrajectoryWriter(env, kept_text(env.spec, reader), chunk=7)
+    writer.open(tmp_path)
+    episodes = play_episodes(Collector(env, reader, "cpu", observers=[writer]), 10, Seeds(1), exactly=True)
+    writer.close()
     found = read(tmp_path)
     assert len(files(tmp_path)) > 1  # in pieces
     check_rows(found)
@@ -62,12 +62,12 @@ def test_recording_changes_nothing_that_is_played():
     env, twin = Errands(Seeds(0)), Errands(Seeds(0))
     alone = play_episodes(Collector(env, Reader(env.spec, 1.0), "cpu"), 8, Seeds(1))
 
-    class Nowhere(Recorder):
+    class Nowhere(TrajectoryWriter):
         def _write(self):
             self._over = []
 
-    player = Recorded(Reader(twin.spec, 1.0), Nowhere(twin, "prompt"))
-    beside = play_episodes(Collector(twin, player, "cpu"), 8, Seeds(1))
+    collector = Collector(twin, Reader(twin.spec, 1.0), "cpu", observers=[Nowhere(twin, "prompt")])
+    beside = play_episodes(collector, 8, Seeds(1))
     assert [e.length for e in alone] == [e.length for e in beside]
     assert [e.returns.tolist() for e in alone] == [e.returns.tolist() for e in beside]
 
@@ -83,17 +83,19 @@ def test_texts_are_asked_for_even_if_the_player_reads_none():
     env = Errands(Seeds(0))
     policy = Blind(env.spec, 1.0)
     policy.channels = ("vector",)
-    recorder = Recorder(env, kept_text(env.spec, policy))
-    Collector(env, Recorded(policy, recorder), "cpu")
-    assert env.provided == {"vector", "prompt"}
+    writer = TrajectoryWriter(env, kept_text(env.spec, policy))
+    collector = Collector(env, policy, "cpu")
+    assert env.provided == {"vector"}
+    with collector.observed(writer):
+        assert env.provided == {"vector", "prompt"}
 
 
 def test_a_killed_and_resumed_run_keeps_the_same_steps(tmp_path, monkeypatch):
     """A stop in the middle of a wave; the files of the whole run are equal."""
-    from llmrl.loops import recording
+    from llmrl.loops import trajectory_writers
     from llmrl.run.run import Run
 
-    monkeypatch.setattr(recording.Recorder.__init__, "__defaults__", (9,))
+    monkeypatch.setattr(trajectory_writers.TrajectoryWriter.__init__, "__defaults__", (9,))
     options = ["play.episodes=8", "play.trajectories=true"]
     run_experiment(config(tmp_path / "whole", *options, learns=False), [])
     safe_point, calls = Run.safe_point, []
@@ -137,16 +139,16 @@ def test_episodes_of_rollouts_are_numbered_across_files(tmp_path):
     env = Errands(Seeds(0), n_envs=5)
     collector = Collector(env, Reader(env.spec, 0.1), "cpu")
     collector.reset(3)
-    recorder = RolloutRecorder(env, 1)
+    recorder = RolloutWriter(env, 1)
     recorder.open(tmp_path, 0)
     ends = []
     for i in range(4):
-        rollout = collector.collect(3, torch.Generator().manual_seed(i), on_step=recorder.look)
-        recorder.show(rollout)
+        with collector.observed(recorder):
+            rollout = collector.collect(3, torch.Generator().manual_seed(i))
         ends += [(e.game, e.length, e.summaries["success"]) for e in rollout.episodes]
         if i == 1:  # as a resumed run would
             state = recorder.state_dict()
-            recorder = RolloutRecorder(env, 1)
+            recorder = RolloutWriter(env, 1)
             recorder.open(tmp_path, 2, state)
     found = read(tmp_path)
     check_rows(found)
@@ -169,11 +171,11 @@ def test_damaged_files_are_named(tmp_path):
     with pytest.raises(RunFolderError, match="has no trajectories"):
         read(tmp_path)
     env = Errands(Seeds(0))
-    recorder = Recorder(env, "prompt")
-    recorder.open(tmp_path)
-    play_episodes(Collector(env, Recorded(Reader(env.spec, 1.0), recorder), "cpu"), 4, Seeds(1))
-    state = recorder.state_dict()
-    recorder.close()
+    writer = TrajectoryWriter(env, "prompt")
+    writer.open(tmp_path)
+    play_episodes(Collector(env, Reader(env.spec, 1.0), "cpu", observers=[writer]), 4, Seeds(1))
+    state = writer.state_dict()
+    writer.close()
     path = tmp_path / "trajectories" / "0.npz"
     content = path.read_bytes()
     for damaged in (content[:100], b"", b"no archive"):
@@ -187,8 +189,8 @@ def test_damaged_files_are_named(tmp_path):
     with pytest.raises(RunFolderError, match=r"0\.npz cannot be read"):
         read(path)
     # What was written after the checkpoint goes; what was there before must be there.
-    Recorder(env, "prompt").open(tmp_path, state)
+    TrajectoryWriter(env, "prompt").open(tmp_path, state)
     assert not path.exists()
     state["files"]["written"] = [0]
     with pytest.raises(RunFolderError, match="is gone"):
-        Recorder(env, "prompt").open(tmp_path, state)
+        TrajectoryWriter(env, "prompt").open(tmp_path, state)

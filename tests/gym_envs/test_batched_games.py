@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from llmrl.core.errors import ConfigError
 from llmrl.envs.gym.batched import BATCHED
 from llmrl.envs.gym.batched.generators import generators
-from llmrl.envs.gym.games import GameMaker, Games
+from llmrl.envs.gym.games import GameMaker
+from llmrl.envs.gym.protocols import Games
 
 N = 5
 HORIZON = {"CliffWalking-v1": 80, "CliffWalkingSlippery-v1": 80}

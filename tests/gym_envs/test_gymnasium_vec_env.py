@@ -353,14 +353,15 @@ class Watcher:
         act = self.inner.act(observation, state, generator, greedy)
         return Act(act.action, notes=[[{"n": 1}] for _ in act.action])
 
-    def started(self, games):
+    def on_reset(self, games, observation):
         self.told.append(("started", games.tolist()))
 
-    def happened(self, step, ended):
-        self.told.append(("ended", ended.tolist()))
+    def on_step(self, transition):
+        self.told.append(("ended", transition.ended.tolist()))
+        self.last = transition
 
 
-def test_a_witness_hears_of_starts_and_ends_and_games_wait_for_the_longest():
+def test_a_policy_hears_of_starts_and_ends_and_games_wait_for_the_longest():
     env = games(horizon=200)
     watcher = Watcher(env.spec)
     collector = Collector(env, watcher, "cpu")
@@ -372,7 +373,6 @@ def test_a_witness_hears_of_starts_and_ends_and_games_wait_for_the_longest():
     assert watcher.told[0] == ("started", [True] * 3)
     ends = [entry[1] for entry in watcher.told if entry[0] == "ended"]
     assert ends[-1] == [True] * 3 and sum(ends[lengths[0] - 1]) == 1
-    _, act, step = collector.last
-    assert act.notes[0][0] == {"n": 1} and step.terminated.all()
+    assert watcher.last.act.notes[0][0] == {"n": 1} and watcher.last.step.terminated.all()
     # The return of an episode holds nothing of the steps in which its game waited.
     assert all(episode.returns[0] == episode.length for episode in rollout.episodes)

@@ -13,13 +13,14 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.gradients import DifferentiableAgent, MetaLearner
 from llmrl.core.objectives import OBJECTIVES, SUM
 from llmrl.core.records import MetaSettings, Outcome
+from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.learners.meta_gradient import MetaGradient
 from llmrl.learners.outer import direct_derivative, step_credits
 from llmrl.learners.ppo import PPO, PPOSettings
-from llmrl.learners.rollout import Collector, Episode, Rollout
+from llmrl.learners.rollout import Collector
 from llmrl.loops.welfare import episode_welfare
 from llmrl.networks import categorical
 from llmrl.networks.actor_critic import ActorCritic

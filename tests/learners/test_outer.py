@@ -9,8 +9,8 @@ import torch
 
 from llmrl.core.objectives import OBJECTIVES
 from llmrl.core.records import MetaSettings, Outcome
+from llmrl.core.rollouts import Episode, Rollout
 from llmrl.learners.outer import direct_derivative, step_credits
-from llmrl.learners.rollout import Episode, Rollout
 
 NO_GAINS = np.zeros(1)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from llmrl.agents.ppo_agent import PPOAgent
+from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.learners.ppo import PPOSettings
-from llmrl.learners.rollout import Rollout
 from llmrl.learners.side_by_side import SideBySide, split
 from llmrl.learners.together import Together
 from signal_game.parts import AlwaysZero

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from llmrl.core.observers import Observer
 from llmrl.core.seeding import Seeds
 from llmrl.core.summaries import Entropy
 from llmrl.envs.adapters.parallel import ParallelAdapter
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.learners.rollout import Collector
 from llmrl.loops.playing import play_episodes
-from llmrl.loops.recording import recorded
+from llmrl.loops.trajectory_writers import written_down
 from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.society import SocietyPolicy
 from llmrl.run import trajectories
@@ -136,12 +137,13 @@ def test_no_step_waits_for_the_device(make, core_frozen):
     collector.reset(0)
     steps, ended = [], []
 
-    def on_step():
-        steps.append(env.actions[-1])
-        ended.append(collector._ended.any())
+    class Watch(Observer):
+        def on_step(self, transition):
+            steps.append(env.actions[-1])
+            ended.append(transition.ended.any())
 
-    with pytest.raises(NotImplementedError, match="meta tensor"):
-        collector.collect(12, Seeds(0).torch("actions"), on_step=on_step, keep_exposure=env.spec.exposure)
+    with pytest.raises(NotImplementedError, match="meta tensor"), collector.observed(Watch()):
+        collector.collect(12, Seeds(0).torch("actions"), keep_exposure=env.spec.exposure)
     assert len(steps) == 12 and all(action.is_meta for action in steps) and any(ended)
 
 
@@ -149,8 +151,8 @@ def test_what_is_written_of_tensors_is_what_is_written_of_arrays(tmp_path):
     env, tensors = recall(), OnDevice(recall())
     policy = make_policy(env.spec)
     for name, each in (("arrays", env), ("tensors", tensors)):
-        with recorded(each, policy, tmp_path / name) as player:
-            play_episodes(Collector(each, player, "cpu"), 8, Seeds(1))
+        with written_down(each, policy, tmp_path / name) as observers:
+            play_episodes(Collector(each, policy, "cpu", observers=observers), 8, Seeds(1))
     expected, got = (trajectories.read(tmp_path / name) for name in ("arrays", "tensors"))
     assert len(expected) > 50
     for field in fields(expected):

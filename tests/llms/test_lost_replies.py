@@ -19,7 +19,6 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.analysis.llm_calls import run_totals
 from llmrl.core.errors import BudgetExhausted, LLMError
 from llmrl.core.records import ChatReply
-from llmrl.experiment.usage import llm_summary
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
@@ -27,6 +26,7 @@ from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
 from llmrl.llms.limits import Limits
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.retry import Retry
+from llmrl.llms.usage import llm_summary
 from models import Echo, ask, connected
 
 LOST = ("500", "503", "reset", "reset-midway", "truncated", "truncated-json", "malformed", "no_choices")

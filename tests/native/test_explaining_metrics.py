@@ -13,12 +13,12 @@ from test_told_games import ENGINES, SMALL
 
 from llmrl.core.protocols import VecEnv
 from llmrl.core.records import Act, Step, on_host
+from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.core.summaries import Entropy
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.melting_pot.seen import THINGS
 from llmrl.learners import entropies
-from llmrl.learners.episodes import Episode
 from llmrl.learners.rollout import Collector
 
 HORIZON = 120

@@ -9,7 +9,7 @@ import pytest
 
 from llmrl.core.pictures import beside
 from llmrl.core.spaces import ActionNumbers, EnvSpec, GameText
-from llmrl.loops.journal import _readable, _short_numbers
+from llmrl.loops.episode_logger import _readable, _short_numbers
 from llmrl.run.episodes import EpisodeFiles
 from llmrl.run.files import read_lines
 

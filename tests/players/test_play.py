@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from experiments import comparable_metrics, compose, only_run_folder, run
+from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.models import build_llm
-from llmrl.experiment.parts import build_loop, build_parts, options
+from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.llms.ledger import read_calls
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
-from llmrl.loops.journal import Journal
+from llmrl.loops.episode_logger import EpisodeLogger
 from llmrl.loops.learn import LearnLoop
 from llmrl.loops.play import PlayLoop
 from llmrl.run.files import read_lines
@@ -85,8 +86,8 @@ def test_everybody_plays_the_same_games(tmp_path):
 
 def test_words_are_found_only_where_they_are_wanted(tmp_path, monkeypatch):
     found = []
-    line = Journal._line
-    monkeypatch.setattr(Journal, "_line", lambda self, *args: found.append(args) or line(self, *args))
+    line = EpisodeLogger._line
+    monkeypatch.setattr(EpisodeLogger, "_line", lambda self, *args: found.append(args) or line(self, *args))
     options = ("env=taxi", "env.horizon=3", "env.n_envs=2", "play.episodes=4", "agent=random")
     play(tmp_path / "none", *options, "play.records=0")
     assert not found

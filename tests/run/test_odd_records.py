@@ -137,7 +137,7 @@ def test_a_link_to_nowhere_is_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("how", ANY_RECORD)
 def test_an_odd_queue_record_costs_that_run_alone(tmp_path: Path, how: str) -> None:
     folder = finish(tmp_path)
-    content = queued.Queued("local", 0, "", "m", 1, "1", "h", "s", "", "", "", 0.0, "", [])
+    content = queued.Queued("llmrl.sweeps.backends.local.Local", 0, "", "m", 1, "1", "h", "s", "", "", "", 0.0, "", [])
     content.write(folder)
     if how != "a truth value as a number":
         ANY_RECORD[how](folder / queued.FILE_NAME, json.loads((folder / queued.FILE_NAME).read_text()))

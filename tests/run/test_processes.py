@@ -211,9 +211,9 @@ def test_what_several_processes_would_compute_several_times_is_refused(several):
     assert processes_here().world_size == 1
     check_values(compose("env=escape_room"))
     with pytest.raises(ConfigError, match="PPOAgent computes alone, so 8 processes"):
-        check_values(compose("env=escape_room", "hardware=slurm_multi_gpu", "hardware.slurm.nodes=2"))
+        check_values(compose("env=escape_room", "hardware=slurm_multi_gpu", "hardware.backend.nodes=2"))
     with pytest.raises(ConfigError, match=r"processes_per_node=3 with hardware.gpus=4"):
-        run("env=escape_room", "hardware=slurm_multi_gpu", "hardware.slurm.processes_per_node=3", "dry_run=true")
+        run("env=escape_room", "hardware=slurm_multi_gpu", "hardware.backend.processes_per_node=3", "dry_run=true")
     with pytest.raises(ConfigError, match="asks a chat model, which 4 processes would ask 4 times"):
         config = compose("env=escape_room", "agent=llm_ppo", "principal=llm", "hardware=slurm_multi_gpu")
         check_values(config)

@@ -16,6 +16,14 @@ from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 
 from llmrl.core.errors import RunFolderError
 from llmrl.run.metrics import FILE_NAME, TIME, MetricLog, metric_tables, place_of, read_metrics
+from llmrl.run.sinks.sink import HyperParameters, Opening
+from llmrl.run.sinks.tensorboard import TensorBoard
+
+
+def opened(folder: Path, hyperparameters: HyperParameters | None = None, lines: int = 0) -> MetricLog:
+    """A log with TensorBoard's events beside it."""
+    opening = Opening(folder, folder, "name", "label", hyperparameters=hyperparameters or {}, started=1.0)
+    return MetricLog(folder, lines, {"tensorboard": TensorBoard()}, opening)
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -66,7 +74,7 @@ def test_lines_are_flat_json_and_exact(tmp_path: Path) -> None:
 
 
 def test_curves_and_hyperparameters_are_in_one_event_file(tmp_path: Path) -> None:
-    metrics = MetricLog(tmp_path, {"lr": 0.1, "principal": "ucb", "flag": True})
+    metrics = opened(tmp_path, {"lr": 0.1, "principal": "ucb", "flag": True})
     record(metrics, range(5))
     metrics.close()
     assert len(list(tmp_path.glob("*tfevents*"))) == 1
@@ -89,17 +97,17 @@ def test_resumed_files_equal_uninterrupted_ones(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
-    metrics = MetricLog(whole, {"x": 1})
+    metrics = opened(whole, {"x": 1})
     record(metrics, range(10))
     metrics.close()
 
-    metrics = MetricLog(broken, {"x": 1})
+    metrics = opened(broken, {"x": 1})
     record(metrics, range(4))
     position = metrics.position()
     record(metrics, range(4, 7))  # lost: logged after the checkpoint, and not closed
     with (broken / FILE_NAME).open("a") as file:
         file.write('{"step": 7, "rew')  # killed in the middle of a line
-    metrics = MetricLog(broken, {"x": 1}, lines=position)
+    metrics = opened(broken, {"x": 1}, lines=position)
     assert metrics.position() == position == 4
     record(metrics, range(4, 10))
     metrics.close()
@@ -112,7 +120,7 @@ def test_resumed_files_equal_uninterrupted_ones(tmp_path: Path) -> None:
 
 
 def test_final_numbers_are_metrics_of_the_last_step(tmp_path: Path) -> None:
-    metrics = MetricLog(tmp_path, {"x": 1})
+    metrics = opened(tmp_path, {"x": 1})
     record(metrics, range(5))
     final = {"result": 2.5, "worst": float("nan"), "count": 3, "done": True, "best": {"a": 1.0}, "loss/policy": 1.0}
     final["llm_usd_paid"] = 0.1  # runs without a model have none
@@ -124,9 +132,9 @@ def test_final_numbers_are_metrics_of_the_last_step(tmp_path: Path) -> None:
 
 
 def test_a_failed_run_has_no_final_numbers(tmp_path: Path) -> None:
-    metrics = MetricLog(tmp_path, {"x": 1})
+    metrics = opened(tmp_path, {"x": 1})
     record(metrics, range(2))
-    metrics.close(succeeded=False)
+    metrics.close("failed")
     assert set(curves(tmp_path)) == {"reward/mean", "loss"}
     end = plugin_data_pb2.HParamsPluginData.FromString(
         hparams(tmp_path)["_hparams_/session_end_info"].plugin_data.content
@@ -138,12 +146,12 @@ def test_texts_beside_lines_of_before_and_after_a_resume(tmp_path: Path) -> None
     def told(line: dict[str, Any]) -> str | None:
         return f"**{line['loss']:.2f}**" if line["updates"] % 2 == 0 else None
 
-    metrics = MetricLog(tmp_path)
+    metrics = opened(tmp_path)
     record(metrics, range(2))
     metrics.attach("told", told)
     record(metrics, range(2, 5))
     assert texts(tmp_path, "told") == [(0, "**0.00**"), (2, "**0.20**"), (4, "**0.40**")]
-    metrics = MetricLog(tmp_path, lines=3)
+    metrics = opened(tmp_path, lines=3)
     metrics.attach("told", told)
     record(metrics, range(3, 7))
     assert texts(tmp_path, "told") == [(0, "**0.00**"), (2, "**0.20**"), (4, "**0.40**"), (6, "**0.60**")]
@@ -159,7 +167,7 @@ def test_without_a_checkpoint_everything_is_logged_anew(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_finite(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    metrics = MetricLog(tmp_path)
+    metrics = opened(tmp_path)
     with caplog.at_level(logging.WARNING):
         metrics.log("update", "updates", {"a": float("nan"), "b": float("-inf"), "c": 1.0}, updates=0)
         metrics.log("update", "updates", {"a": float("nan")}, updates=1)
@@ -168,7 +176,7 @@ def test_numbers_that_are_not_finite(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert numbers(tmp_path)[0] == {"kind": "update", "x": "updates", "updates": 0, "a": None, "b": None, "c": 1.0}
     assert math.isnan(read_metrics(tmp_path / FILE_NAME)[0]["b"])
     assert [r.getMessage().split()[1] for r in caplog.records] == ["a", "b"]  # told once for each
-    MetricLog(tmp_path, lines=position).close()
+    opened(tmp_path, lines=position).close()
     assert curves(tmp_path)["a"] == live["a"] == [(0, "nan"), (1, "nan")]
 
 
@@ -205,7 +213,7 @@ def test_rows_that_would_mix_what_they_count_are_refused(
 
 def test_each_kind_of_row_is_a_table_and_a_curve_of_its_own(tmp_path: Path) -> None:
     """Rows of three kinds that count different things, as a principal's run has them."""
-    metrics = MetricLog(tmp_path)
+    metrics = opened(tmp_path)
     for proposal in (1, 2):
         for round_ in (1, 2, 3):
             rounds = 3 * (proposal - 1) + round_

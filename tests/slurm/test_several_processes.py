@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
 GAME = ("--config-dir", str(THIRD_PARTY / "conf"), "trusted_modules=[signal_game]", "env=signal_game", "env.n_envs=5")
 RUN = (*GAME, "agent=together", "learn.env_steps=4000", "checkpoint_seconds=0.5", "seed=0")
-TWO = ("hardware=slurm_cpu", "hardware.slurm.processes_per_node=2", "hardware.cores=1", "hardware.memory_gb=1.5")
+TWO = ("hardware=slurm_cpu", "hardware.backend.processes_per_node=2", "hardware.cores=1", "hardware.memory_gb=1.5")
 
 
 def test_a_job_of_two_processes_is_requeued_and_ends_as_one_process_does(slurm_cluster: Cluster, tmp_path: Path):

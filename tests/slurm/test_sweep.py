@@ -128,7 +128,7 @@ def test_interrupted_runs_end_as_if_they_had_not_been(slurm_cluster: Cluster, tm
 
 def test_time_limit_saves_and_says_when_it_has_had_enough(slurm_cluster: Cluster, tmp_path: Path):
     """A run longer than its time limit saves and, where no more time-outs are allowed, ends FAILED and resumable."""
-    limits = ("hardware.slurm.time_min=2", "hardware.slurm.warn_s=30", "hardware.slurm.max_timeouts=0")
+    limits = ("hardware.backend.time_min=2", "hardware.backend.warn_s=30", "hardware.backend.max_timeouts=0")
     overrides = (*TROUBLED, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
     done = sweep(*overrides, *SLURM, *limits, cwd=tmp_path)
     assert done.returncode == 143, done.stdout + done.stderr
@@ -152,7 +152,7 @@ def test_submit_and_return_then_cancel(slurm_cluster: Cluster, tmp_path: Path):
     again = sweep(*overrides, "seed=0,1,2,3", cwd=tmp_path)
     assert again.returncode == 0 and "4 elsewhere" in again.stdout, again.stdout
     cancelled = command("cancel", "outputs", cwd=tmp_path)
-    assert cancelled.returncode == 0 and "cancelled 4 SLURM jobs" in cancelled.stdout
+    assert cancelled.returncode == 0 and "cancelled 4 jobs" in cancelled.stdout
     until(lambda: not {"running", "queued"} & set(states(tmp_path).values()))
     rows = table(tmp_path)
     assert {row["state"] for row in rows} <= {"preempted", "cancelled"} and "preempted" in states(tmp_path).values()
@@ -185,10 +185,10 @@ def test_launching_from_inside_an_allocation_and_another_folder(slurm_cluster: C
 
 def test_what_slurm_refuses_is_said_and_can_be_submitted_again(slurm_cluster: Cluster, tmp_path: Path):
     overrides = (*TROUBLED, "agent.trouble=none", "agent.until=ok", "seed=0")
-    done = sweep(*overrides, *SLURM, "hardware.slurm.partition=no_such", cwd=tmp_path)
+    done = sweep(*overrides, *SLURM, "hardware.backend.partition=no_such", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
     said = " ".join(done.stdout.replace("│", " ").split())
-    assert "sbatch refused" in said and "hardware.slurm.partition=no_such" in said and "main" in said, done.stdout
+    assert "sbatch refused" in said and "hardware.backend.partition=no_such" in said and "main" in said, done.stdout
     (row,) = table(tmp_path)
     assert row["state"] == "lost" and "no_such" in row["error"]
     assert "no_such" in command("logs", row["folder"], cwd=tmp_path).stdout
@@ -207,7 +207,7 @@ def test_code_that_changes_between_submission_and_start_is_told_of(slurm_cluster
     shutil.copytree(Path(llmrl.__file__).parents[2] / "conf", copy / "llmrl" / "conf")
     path = os.pathsep.join([str(copy), os.environ["PYTHONPATH"]])
     overrides = (*TROUBLED, *SLURM, "agent.trouble=none", "agent.until=ok", "seed=0")
-    held = ("hydra.launcher.wait=false", "hardware.slurm.extra={hold: true}")
+    held = ("hydra.launcher.wait=false", "hardware.backend.extra={hold: true}")
     done = sweep(*overrides, *held, cwd=tmp_path, PYTHONPATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     (copy / "llmrl" / "__init__.py").open("a").write("\n# changed\n")
@@ -220,7 +220,7 @@ def test_code_that_changes_between_submission_and_start_is_told_of(slurm_cluster
 def test_preemption_with_a_time_of_grace_puts_the_run_back(slurm_cluster: Cluster, tmp_path: Path):
     """In a partition with GraceTime, SIGTERM comes while the job still counts as running."""
     overrides = (*TROUBLED, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
-    launcher = start(*overrides, *SLURM, "hardware.slurm.partition=scavenge", cwd=tmp_path)
+    launcher = start(*overrides, *SLURM, "hardware.backend.partition=scavenge", cwd=tmp_path)
     until(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
     (row,) = table(tmp_path)
     slurm_cluster.run("scancel", "--signal=TERM", row["job_id"])  # what its grace begins with
@@ -233,7 +233,7 @@ def test_preemption_with_a_time_of_grace_puts_the_run_back(slurm_cluster: Cluste
 
 def test_a_job_between_two_attempts_waits_and_is_not_submitted_again(slurm_cluster: Cluster, tmp_path: Path):
     """Requeued, with setup lines that take a while: SLURM says RUNNING before the run does."""
-    slow = ("hardware.slurm.setup=[sleep 6]", "agent.trouble=slow", "agent.until=ok", "design.steps=2000")
+    slow = ("hardware.backend.setup=[sleep 6]", "agent.trouble=slow", "agent.until=ok", "design.steps=2000")
     overrides = (*TROUBLED, *SLURM, *slow, "seed=0")
     launcher = start(*overrides, cwd=tmp_path)
     until(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
@@ -260,10 +260,10 @@ def test_a_job_between_two_attempts_waits_and_is_not_submitted_again(slurm_clust
 def test_a_rerun_that_never_began_is_not_taken_for_the_run_before_it(slurm_cluster: Cluster, tmp_path: Path):
     overrides = (*TROUBLED, *SLURM, "agent.trouble=none", "agent.until=ok", "seed=0")
     assert sweep(*overrides, cwd=tmp_path).returncode == 0
-    launcher = start(*overrides, "rerun=true", "hardware.slurm.extra={hold: true}", cwd=tmp_path)
+    launcher = start(*overrides, "rerun=true", "hardware.backend.extra={hold: true}", cwd=tmp_path)
     until(lambda: states(tmp_path) == {("none", 0): "queued"})
     cancelled = command("cancel", "outputs", cwd=tmp_path)
-    assert "cancelled 1 SLURM jobs" in cancelled.stdout, cancelled.stdout + cancelled.stderr
+    assert "cancelled 1 jobs" in cancelled.stdout, cancelled.stdout + cancelled.stderr
     out, err = launcher.communicate(timeout=100)
     assert launcher.returncode == 130 and "left the queue before the run had" in out, out + err
     assert states(tmp_path) == {("none", 0): "finished"}

@@ -22,18 +22,24 @@ from llmrl.cli import sweep
 from llmrl.cli.sweep import RETRIED
 from llmrl.run.queued import Queued, cancelled_by, read_queued
 from llmrl.run.status import Status
-from llmrl.sweeps import slurm
+from llmrl.sweeps.backends import slurm_queue
+from llmrl.sweeps.backends.local import Local
+from llmrl.sweeps.backends.pool import Pool
+from llmrl.sweeps.backends.protocol import Backend
+from llmrl.sweeps.backends.slurm import Slurm
 from llmrl.sweeps.hardware import Hardware
-from llmrl.sweeps.jobs import Job
+from llmrl.sweeps.jobs import Job, Outcome
 from llmrl.sweeps.launch import exit_code
-from llmrl.sweeps.local import Pool
 from llmrl.sweeps.records import cancel, records
+from llmrl.sweeps.scheduling import ask_schedulers, outcome_of
+
+SLURM = "llmrl.sweeps.backends.slurm.Slurm"
 
 
-def job(root: Path, seed: int) -> Job:
+def job(root: Path, seed: int, backend: Backend | None = None) -> Job:
     config: dict[str, Any] = {"output_root": str(root), "name": "study", "seed": seed, "rerun": False}
     config["begun"] = str(root / "begun")
-    hardware = Hardware("local", "cpu", "highest", 1, 1, 0.1, 0, 1)
+    hardware = Hardware(backend or Local(), "cpu", "highest", 1, 1, 0.1, 0, 1)
     return Job(config, [f"seed={seed}"], hardware, 1, [])
 
 
@@ -81,7 +87,7 @@ def test_a_launcher_that_was_stopped_while_it_took_runs_on_cancels_them_all(tmp_
 
 def in_slurm(folder: Path, job_id: str, **changes: Any) -> Queued:
     folder.mkdir(parents=True, exist_ok=True)
-    queued = Queued("slurm", 0, job_id, "here", 1, "1", "here", str(folder), "", "atlas", "ada", 0.0, "", [])
+    queued = Queued(SLURM, 0, job_id, "here", 1, "1", "here", str(folder), "", "atlas", "ada", 0.0, "", [])
     queued = replace(queued, **changes)
     queued.write(folder)
     return queued
@@ -93,7 +99,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(slurm.getpass, "getuser", lambda: "ada")
+    monkeypatch.setattr(slurm_queue.getpass, "getuser", lambda: "ada")
 
     def answers(squeue: str, sacct: str) -> Path:
         said = {"squeue": squeue, "sacct": sacct, "scontrol": "ClusterName             = atlas\n", "scancel": ""}
@@ -122,7 +128,7 @@ def test_what_slurm_says_of_jobs_that_left_the_queue(tmp_path: Path, cluster: Ca
         **dict.fromkeys(("12", "15", "16_4", "17"), "lost"),
         "13_0": "queued",
     }
-    assert "scancel" in found["11"].error and "CANCELLED" in found["14"].error
+    assert "CANCELLED" in found["11"].error and "CANCELLED" in found["14"].error
 
 
 def test_a_run_that_had_begun_is_not_called_cancelled(tmp_path: Path, cluster: Callable[[str, str], Path]) -> None:
@@ -161,27 +167,27 @@ def test_llmrl_sweep_cancel_writes_it_down(
 def test_the_launcher_says_what_became_of_its_jobs(tmp_path: Path, cluster: Callable[[str, str], Path]) -> None:
     cluster("", "41|CANCELLED by 1000\n42|NODE_FAIL\n")
     for seed, (job_id, state) in enumerate((("41", "cancelled"), ("42", "lost"), ("43", "lost"))):
-        one = job(tmp_path / "outputs", seed)
+        one = job(tmp_path / "outputs", seed, Slurm())
         queued = in_slurm(one.folder, job_id)
-        queue = slurm.ask_queue()
-        assert queue is not None
-        outcome = slurm.outcome_of(one, queued, queue)
+        queues = ask_schedulers([one.folder])
+        assert [queue.cluster for queue in queues] == ["atlas"]
+        outcome = outcome_of(Outcome(one, one.folder, "submitted", job_id=job_id), queued, queues)
         assert outcome.state == state and f"job {job_id}" in outcome.error
 
 
 def test_taken_on_again_it_waits_again(tmp_path: Path) -> None:
     folder = tmp_path / "study" / "defaults-00000000" / "seed=0"
     in_slurm(folder, "51", cancelled="job 51")
-    queue = Queue("atlas", frozenset(["ada"]), {"52": "PENDING"})
-    assert read_run(folder, queue).state == "cancelled"
+    queues = [Queue(SLURM, "atlas", frozenset(["ada"]), {"52": "PENDING"})]
+    assert read_run(folder, queues).state == "cancelled"
     in_slurm(folder, "52")
-    assert read_run(folder, queue).state == "queued"
+    assert read_run(folder, queues).state == "queued"
     assert read_queued(folder) is not None and json.loads((folder / "queued.json").read_text())["cancelled"] == ""
 
 
 def test_a_launcher_killed_outright_still_loses_its_queue(tmp_path: Path) -> None:
     folder = tmp_path / "study" / "defaults-00000000" / "seed=0"
-    in_slurm(folder, "", launcher="local", machine="elsewhere")
+    in_slurm(folder, "", backend="llmrl.sweeps.backends.local.Local", machine="elsewhere")
     assert read_run(folder).state == "lost"
     assert {"cancelled", "lost"} <= set(UNFINISHED)
 
@@ -190,5 +196,9 @@ def test_a_launcher_killed_outright_still_loses_its_queue(tmp_path: Path) -> Non
 def test_tasks_of_an_array_are_told_apart(ranges: list[tuple[int, int]], limited: bool) -> None:
     text = ",".join(f"{a}" if n == 0 else f"{a}-{a + n}" for a, n in ranges) + ("%3" if limited else "")
     expected = [f"7_{i}" for a, n in ranges for i in range(a, a + n + 1)]
-    assert slurm._tasks(f"7_[{text}]") == expected
-    assert slurm._tasks("7") == ["7"] and slurm._tasks("7_3") == ["7_3"] and slurm._tasks("7_[") == ["7_["]
+    assert slurm_queue.tasks_of(f"7_[{text}]") == expected
+    assert (
+        slurm_queue.tasks_of("7") == ["7"]
+        and slurm_queue.tasks_of("7_3") == ["7_3"]
+        and slurm_queue.tasks_of("7_[") == ["7_["]
+    )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
 
 from llmrl.cli import sweep
+from llmrl.run.owner import process_start, this_machine
+from llmrl.run.queued import Queued
 from llmrl.run.status import Status
 
 KINDS = ("--backups", "--checkpoints", "--launches", "--unfinished")
@@ -132,3 +135,16 @@ def test_what_a_link_leads_to_is_not_counted(outputs, precious, capsys):
     (outputs / ".sweeps" / "launch" / "all").symlink_to(precious)
     clean(outputs, "--launches")
     assert "0.0 MB" in capsys.readouterr().out
+
+
+def test_the_folder_of_a_launch_that_has_runs_left_stays(tmp_path):
+    """Whatever its backend writes there: a run that waits names the launch, and need not have a log yet."""
+    run, busy, over = (tmp_path / name for name in ("name/run/seed=0", ".sweeps/busy", ".sweeps/over"))
+    for folder in (run, busy, over):
+        folder.mkdir(parents=True)
+    machine, pid = this_machine(), os.getpid()
+    here = "llmrl.sweeps.backends.here.Here"
+    place = (here, 0, "", machine, pid, process_start(pid), "here", str(busy))
+    Queued(*place, log="", cluster="", user="", submitted=0.0, code="", overrides=[]).write(run)
+    assert clean(tmp_path, "--launches", "--yes") == 0
+    assert busy.is_dir() and not over.exists()

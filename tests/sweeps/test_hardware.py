@@ -11,9 +11,11 @@ from experiments import compose
 from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.means import Means, build_hardware, game_processes
-from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine, Slurm
+from llmrl.sweeps.backends.local import Local
+from llmrl.sweeps.backends.slurm import Slurm
+from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine
 
-CPU = Hardware("local", "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
+CPU = Hardware(Local(), "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
 GPU = replace(CPU, device="cuda", gpus=1)
 AUTO = replace(CPU, device="auto", gpus=1)
 
@@ -98,5 +100,5 @@ def test_a_warning_that_would_not_count_as_a_time_out_is_refused():
 @pytest.mark.parametrize("name", options("hardware"))
 def test_every_option_is_whole(name):
     hardware = build_hardware(compose(f"hardware={name}"))
-    assert (hardware.launcher == "slurm") == (hardware.slurm is not None) == name.startswith("slurm")
+    assert isinstance(hardware.backend, Slurm if name.startswith("slurm") else Local)
     assert (hardware.gpus > 0) == (name in ("gpu", "slurm_gpu", "slurm_multi_gpu", "slurm_finetune", "local"))

@@ -146,16 +146,16 @@ def test_a_mistake_in_one_run_starts_none(tmp_path):
     assert done.returncode == 1 and "hardware.memory_gb=-1" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "outputs" / "escape_room").exists()
     done = sweep("env=escape_room", "hydra.launcher.wait=false", "seed=0,1", cwd=tmp_path)
-    assert done.returncode == 1 and "needs hardware=slurm_cpu" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and "such as hardware=slurm_cpu" in done.stderr and "Traceback" not in done.stderr
     for wrong, told in (
         ("env.n_envs=4,abc", "env.n_envs='abc'"),
         ("agent.ppo.learning_rate=1e-3,-1", "learning_rate=-1"),
         ("seed=0,-1", "seed=-1: a whole number >= 0"),
         ("design.steps=1,0", "design.steps=0"),
         ("hardware.precision=highest,medium", "hardware.precision: different values are not different runs"),
-        ("hardware.launcher=slurm", "needs the section hardware.slurm"),
+        (["hardware/backend=here", "hardware.parallel=2"], "hardware/backend=local computes several"),
     ):
-        done = sweep("env=escape_room", "principal=ucb", wrong, cwd=tmp_path)
+        done = sweep("env=escape_room", "principal=ucb", *([wrong] if isinstance(wrong, str) else wrong), cwd=tmp_path)
         assert done.returncode == 1 and told in done.stderr and "Traceback" not in done.stderr, (wrong, done.stderr)
     done = sweep("env=escape_room", "seed=range(0,0)", cwd=tmp_path)
     assert done.returncode == 1 and "this sweep has no runs" in done.stderr and "Traceback" not in done.stderr
@@ -324,8 +324,8 @@ def test_a_queue_of_another_machine_is_believed_for_as_long_as_it_is_heard_of(tm
     for folder in (run, sweep_folder):
         folder.mkdir(parents=True)
     alive = sweep_folder / "launcher.alive"
-    for launcher in ("local", "slurm"):
-        Queued(launcher, 0, "", "elsewhere", 1, "1", "elsewhere", str(sweep_folder), "", "", "", 0.0, "", []).write(run)
+    for backend in ("llmrl.sweeps.backends.local.Local", "llmrl.sweeps.backends.slurm.Slurm"):
+        Queued(backend, 0, "", "elsewhere", 1, "1", "elsewhere", str(sweep_folder), "", "", "", 0.0, "", []).write(run)
         alive.touch()
         assert read_run(run).state == "queued"
         os.utime(alive, (0, 0))
@@ -348,7 +348,8 @@ def test_a_queue_is_asked_only_about_jobs_it_can_know(tmp_path):
 
     run = tmp_path / "study" / "defaults-00000000" / "seed=0"
     run.mkdir(parents=True)
-    queued = Queued("slurm", 0, "7", "here", 1, "1", "here", str(tmp_path), "", "atlas", "ada", 0.0, "", [])
+    slurm = "llmrl.sweeps.backends.slurm.Slurm"
+    queued = Queued(slurm, 0, "7", "here", 1, "1", "here", str(tmp_path), "", "atlas", "ada", 0.0, "", [])
     queued.write(run)
     for cluster, user, jobs, state in (
         ("atlas", "ada", {"7": "PENDING"}, "queued"),
@@ -356,7 +357,7 @@ def test_a_queue_is_asked_only_about_jobs_it_can_know(tmp_path):
         ("atlas", "eve", {}, "queued"),
         ("other", "ada", {}, "queued"),
     ):
-        assert read_run(run, Queue(cluster, frozenset([user]), jobs)).state == state, (cluster, user)
+        assert read_run(run, [Queue(slurm, cluster, frozenset([user]), jobs)]).state == state, (cluster, user)
 
 
 def test_slurm_that_is_not_there_is_said_before_anything_is_written(tmp_path):

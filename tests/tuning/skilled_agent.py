@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from llmrl.core.protocols import AgentLoop
 from llmrl.core.records import Act
 from signal_game.parts import Echo, EchoAgent
 
@@ -27,6 +28,7 @@ class Skilled(Echo):
 class SkilledAgent(EchoAgent):
     """`agent=skilled`: takes `pause_s` for an update, and breaks there if it is too skilled."""
 
+    loop: ClassVar[AgentLoop] = "learn"
     learns = True
 
     def __init__(self, skill: float, breaks_above: float, pause_s: float, note: str) -> None:

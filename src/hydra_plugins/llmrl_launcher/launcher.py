@@ -46,7 +46,7 @@ class LlmrlLauncher(Launcher):
     missing where `hardware` says.
 
     Args:
-        wait: until all runs have ended; false: return when they are submitted (SLURM only).
+        wait: until all runs have ended; false: return when they are submitted (backends with a scheduler).
 
     A sweeper that launches in several batches says in `swept` which keys differ between its runs.
     """
@@ -66,7 +66,7 @@ class LlmrlLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from llmrl.core.errors import ConfigError
         from llmrl.display.sweeps import print_sweep
-        from llmrl.experiment.application import application_of
+        from llmrl.experiment.applications import application_of
         from llmrl.experiment.job import compute, run_and_tell
         from llmrl.experiment.sweep_jobs import job_of
         from llmrl.run.ending import ending

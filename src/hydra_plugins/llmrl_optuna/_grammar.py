@@ -12,7 +12,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep, Transformer
 
-from hydra_plugins.llmrl_optuna.sweeper import SEED
+from hydra_plugins.llmrl_optuna import SEED
 from llmrl.core.errors import ConfigError
 from llmrl.tuning.space import Choices, Dimension, Numbers
 

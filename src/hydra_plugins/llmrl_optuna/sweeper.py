@@ -14,6 +14,8 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from hydra_plugins.llmrl_optuna import SEED
+
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
     from hydra.plugins.launcher import Launcher
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from hydra_plugins.llmrl_optuna._grammar import Sought
     from llmrl.tuning.study import Result, Settings, Study, Trial
 
-SEED = "seed"
-"""The one swept key that is not searched."""
 _SETTINGS = "llmrl.tuning.study.Settings"
 FAILED_STATES = ("failed", "lost", "unreadable")
 """What ends a trial for good. A run in any other unfinished state is gone on with when the command is repeated."""
@@ -60,7 +60,7 @@ class OptunaSweeper(Sweeper):
 
     def _app(self) -> str:
         """The command that was typed."""
-        from llmrl.experiment.application import application_of
+        from llmrl.experiment.applications import application_of
 
         assert self.config is not None
         return application_of(self.config).command

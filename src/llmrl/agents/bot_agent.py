@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.observers import Transition
 from llmrl.core.only_plays import OnlyPlays
-from llmrl.core.records import Act, State, Step
+from llmrl.core.records import Act, Observation, State
 from llmrl.core.spaces import EnvSpec
 
 EXPERT = "expert"
@@ -22,7 +23,7 @@ class BotPolicy:
     """Takes the action that the channel `expert` names; where the expert has given up, `done`, else a turn
     (`turn left`, or the first action if none is called so).
 
-    It is a `Witness`, so that only what happens in games that are played is counted.
+    It is a `StepObserver`, so that only what happens in games that are played is counted.
 
     Attributes:
         given_up: actions taken without an expert since the start.
@@ -49,13 +50,13 @@ class BotPolicy:
         self.instead = next((spec.action_names.index(name) for name in HARMLESS if name in spec.action_names), 0)
         self.playing = np.zeros(spec.n_envs, dtype=bool)
 
-    def started(self, games: np.ndarray) -> None:
-        """As a `Witness`: new episodes have begun; games in which none has begun wait."""
+    def on_reset(self, games: np.ndarray, observation: Observation) -> None:
+        """As a `StepObserver`: new episodes have begun; games in which none has begun wait."""
         self.playing |= games
 
-    def happened(self, step: Step, ended: np.ndarray) -> None:
-        """As a `Witness`: games that are over wait."""
-        self.playing &= ~np.asarray(ended)
+    def on_step(self, transition: Transition) -> None:
+        """As a `StepObserver`: games that are over wait."""
+        self.playing &= ~transition.ended
 
     def act(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -12,14 +12,14 @@ import yaml
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import PositiveInt, UnitInterval
-from llmrl.core.protocols import Agent, Teacher
+from llmrl.core.protocols import Agent, AgentLoop, Teacher
 from llmrl.core.records import State
+from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.texts import Texts, TextTable
 from llmrl.learners.cloning import Cloning, CloningSettings
 from llmrl.learners.minibatches import Batch
-from llmrl.learners.rollout import Rollout
 from llmrl.run.content import CONFIG_NAME
 from llmrl.run.trajectories import FOLDER, Trajectories, read
 
@@ -49,6 +49,7 @@ class CloningAgent:
         ConfigError: the student is no such agent, or there is a teacher.
     """
 
+    loop: ClassVar[AgentLoop] = "clone"
     learns = True
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,12 +13,13 @@ from annotated_types import Interval
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import PositiveFloat, PositiveInt
+from llmrl.core.protocols import AgentLoop
 from llmrl.core.records import Act, State
+from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.learners.q_learning import QLearning, QSettings
 from llmrl.learners.replay import Transitions
-from llmrl.learners.rollout import Rollout
 from llmrl.networks import categorical
 from llmrl.networks.drrn import DRRN
 from llmrl.networks.memo import Memo
@@ -113,6 +114,7 @@ class DRRNAgent:
         ConfigError: an action is several numbers here, or there is no such channel of texts.
     """
 
+    loop: ClassVar[AgentLoop] = "learn"
     learns = True
 
     def __init__(

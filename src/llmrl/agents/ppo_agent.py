@@ -5,20 +5,20 @@ from __future__ import annotations
 import copy
 import logging
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import PositiveInt
-from llmrl.core.protocols import Teacher
+from llmrl.core.protocols import AgentLoop, Teacher
 from llmrl.core.records import MetaSettings, State
+from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.learners.meta_gradient import MetaGradient
 from llmrl.learners.ppo import PPO, PPOSettings
-from llmrl.learners.rollout import Rollout
 from llmrl.networks.actor_critic import ActorCritic, Core, Critic, Encoding, Join
 from llmrl.networks.cnn import MAP_CHANNELS
 from llmrl.networks.film import FilmSettings
@@ -65,6 +65,8 @@ class PPOAgent:
         ConfigError: the weights to start from do not fit this agent, or it does not learn and is to be taught.
         CheckpointError: there are none.
     """
+
+    loop: ClassVar[AgentLoop] = "learn"
 
     def __init__(
         self,

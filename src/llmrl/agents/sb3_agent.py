@@ -6,17 +6,18 @@ import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import PositiveInt
+from llmrl.core.protocols import AgentLoop
 from llmrl.core.records import Act, State
+from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, ParameterSpace
-from llmrl.learners.rollout import Rollout
 
 if TYPE_CHECKING:
     import gymnasium
@@ -45,6 +46,7 @@ class SB3Agent:
         ConfigError: the package is missing, the actions are not of its kind, or there is nothing it can read.
     """
 
+    loop: ClassVar[AgentLoop] = "baseline"
     learns = True
 
     def __init__(

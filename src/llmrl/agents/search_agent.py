@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from llmrl.agents.controllers.tabular import QTableController, TabularController
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.only_plays import OnlyPlays
-from llmrl.core.protocols import Controller
+from llmrl.core.protocols import AgentLoop, Controller
 from llmrl.core.records import Act, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
@@ -60,6 +60,8 @@ class SearchAgent(OnlyPlays):
     Attributes:
         given: it was given some.
     """
+
+    loop: ClassVar[AgentLoop] = "search"
 
     def __init__(self, spec: EnvSpec, controller: Controller) -> None:
         self.controller = controller

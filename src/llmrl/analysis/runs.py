@@ -1,6 +1,6 @@
 """Run folders as they stand on disk: one `RunRecord` each, whatever state they are in.
 
-Reads files only, so it works on a folder copied from a cluster. What a scheduler knows can be added (`queue`).
+Reads files only, so it works on a folder copied from a cluster. What a scheduler knows can be added (`queues`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -35,8 +35,6 @@ UNFINISHED: tuple[State, ...] = ("failed", "stopped", "preempted", "budget_exhau
 _NOT_RUNS = {"checkpoints", "evaluation", "videos", "llm_cache", "__pycache__"}
 _TAIL_BYTES = 16_384
 _SEED = re.compile(r"seed=(-?[0-9]{1,18})")
-CANCELLED = "CANCELLED"
-"""SLURM's word, in accounts with who did it, for a job that was taken back."""
 NOTHING_RECORDED = "no process has got far enough to record anything"
 
 
@@ -59,7 +57,7 @@ class RunRecord:
         shared: what it has in common with other runs, see `llmrl.run.shared`.
         error: last line of what went wrong.
         host, job_id: where it runs, ran, or waits; `job_id` is the scheduler's, or empty.
-        launcher: `slurm`, `local`, or empty for a run that was started by itself.
+        backend: dotted name of the class that computes it; empty for a run that was started by itself.
         pid: of the latest attempt; 0 if none has started.
         log: file with what its job printed; empty if it was started by itself.
         started, updated: Unix time of the latest attempt's start and of the latest news, seconds; 0 if none.
@@ -80,7 +78,7 @@ class RunRecord:
     error: str = ""
     host: str = ""
     job_id: str = ""
-    launcher: str = ""
+    backend: str = ""
     pid: int = 0
     log: str = ""
     started: float = 0.0
@@ -137,41 +135,60 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class Queue:
-    """What a SLURM cluster has waiting or running.
+class JobEnd:
+    """How a scheduler's job ended.
 
     Attributes:
-        cluster: its name.
-        users: whose jobs were asked for.
-        states: state by job id, in SLURM's words (`PENDING`, `RUNNING`, ...).
-        ended: the same of jobs that ended lately (`FAILED`, `CANCELLED`, ...).
+        word: in the scheduler's words.
+        cancelled: whether somebody took it back.
     """
 
+    word: str
+    cancelled: bool
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What a scheduler has waiting or running.
+
+    Attributes:
+        backend: whose jobs these are, see `Queued.backend`.
+        cluster: its name.
+        users: whose jobs were asked for.
+        states: state by job id, in the scheduler's words (`PENDING`, `RUNNING`, ...).
+        ended: the same of jobs that ended lately.
+    """
+
+    backend: str
     cluster: str
     users: frozenset[str]
     states: Mapping[str, str]
-    ended: Mapping[str, str] = field(default_factory=dict)
+    ended: Mapping[str, JobEnd] = field(default_factory=dict)
 
-    def state(self, queued: Queued | None, job_id: str) -> str | None:
-        """State of a run's job: empty if it is gone; None if this queue cannot know, because the job is another
-        cluster's or somebody else's."""
-        if queued is None or not job_id or (queued.cluster, queued.launcher) != (self.cluster, "slurm"):
-            return None
-        return self.states.get(job_id, "") if queued.user in self.users else None
+    def knows(self, queued: Queued) -> bool:
+        """Return whether a run's job would be in this queue, and is not another cluster's or somebody else's."""
+        ours = (queued.backend, queued.cluster) == (self.backend, self.cluster)
+        return ours and queued.user in self.users
 
 
-def read_runs(folder: Path, queue: Queue | None = None) -> list[RunRecord]:
+def _job_state(queues: Sequence[Queue], queued: Queued | None, job_id: str) -> str | None:
+    """State of a run's job: empty if it is gone; None if none of these queues can know."""
+    if queued is None or not job_id:
+        return None
+    return next((queue.states.get(job_id, "") for queue in queues if queue.knows(queued)), None)
+
+
+def read_runs(folder: Path, queues: Sequence[Queue] = ()) -> list[RunRecord]:
     """A record of every run in and under `folder`; see `read_run`."""
-    return [read_run(run, queue) for run in find_runs(folder)]
+    return [read_run(run, queues) for run in find_runs(folder)]
 
 
-def read_run(folder: Path, queue: Queue | None = None) -> RunRecord:
+def read_run(folder: Path, queues: Sequence[Queue] = ()) -> RunRecord:
     """The record of the run in `folder`; never raises for what is in it.
 
     Args:
         folder: a run folder.
-        queue: what a scheduler has waiting or running; None if it cannot be asked, and then what it was given is
-            believed to be there still.
+        queues: what schedulers have waiting or running; a job that none of them can know is believed to be there still.
     """
     folder = folder.absolute()
     place: dict[str, Any] = {
@@ -184,11 +201,11 @@ def read_run(folder: Path, queue: Queue | None = None) -> RunRecord:
         status, queued = read_status(folder), read_queued(folder)
     except RunFolderError as error:
         return RunRecord(**place, state="unreadable", error=str(error))
-    launched: dict[str, Any] = {} if queued is None else {"launcher": queued.launcher, "log": queued.log}
+    launched: dict[str, Any] = {} if queued is None else {"backend": queued.backend, "log": queued.log}
     if status is None:
         if queued is None:
             return RunRecord(**place, state="lost", error=NOTHING_RECORDED)
-        state, error_text = _queued_state(queued, queue)
+        state, error_text = _queued_state(queued, queues)
         return RunRecord(
             **place,
             **launched,
@@ -200,12 +217,12 @@ def read_run(folder: Path, queue: Queue | None = None) -> RunRecord:
             updated=queued.submitted,
         )
     try:
-        state, error_text = _started_state(folder, status, queued, queue)
+        state, error_text = _started_state(folder, status, queued, queues)
     except RunFolderError as error:
         return RunRecord(**place, **launched, state="unreadable", error=str(error))
     job = status.job_id
     taken_on_again = queued is not None and status.attempt <= queued.attempt and state != "running"
-    if queued is not None and taken_on_again and _queued_state(queued, queue)[0] == "queued":
+    if queued is not None and taken_on_again and _queued_state(queued, queues)[0] == "queued":
         state, error_text, job = "queued", "", queued.job_id
     return RunRecord(
         **place,
@@ -227,27 +244,28 @@ def read_run(folder: Path, queue: Queue | None = None) -> RunRecord:
     )
 
 
-def _queued_state(queued: Queued, queue: Queue | None) -> tuple[State, str]:
+def _queued_state(queued: Queued, queues: Sequence[Queue]) -> tuple[State, str]:
     """Whether what was taken on still waits, and if not, what became of it."""
     if queued.cancelled:
         return "cancelled", f"cancelled before it began: {queued.cancelled}"
     if queued.error:
         return "lost", queued.error
-    if queued.launcher == "local" or not queued.job_id:
+    if not queued.job_id:
         if queued.launcher_lives():
             return "queued", ""
-        missed = "this run's turn" if queued.launcher == "local" else "this run was submitted"
-        return "lost", f"the launcher (process {queued.pid} on {queued.host}) ended before {missed}"
-    if queue is None or queue.state(queued, queued.job_id) != "":
+        return "lost", f"the launcher (process {queued.pid} on {queued.host}) ended before this run's turn"
+    if _job_state(queues, queued, queued.job_id) != "":
         return "queued", ""
-    if queue.ended.get(queued.job_id, "").startswith(CANCELLED):
-        return "cancelled", f"cancelled before it began: job {queued.job_id}, with scancel"
+    for queue in queues:
+        end = queue.ended.get(queued.job_id) if queue.knows(queued) else None
+        if end is not None and end.cancelled:
+            return "cancelled", f"cancelled before it began: job {queued.job_id} ({end.word})"
     return "lost", f"job {queued.job_id} left the queue before the run had started"
 
 
-def _started_state(folder: Path, status: Status, queued: Queued | None, queue: Queue | None) -> tuple[State, str]:
+def _started_state(folder: Path, status: Status, queued: Queued | None, queues: Sequence[Queue]) -> tuple[State, str]:
     """The state of a run that has been started, its process's and the queue's news included."""
-    in_queue = None if queue is None else queue.state(queued, status.job_id)
+    in_queue = _job_state(queues, queued, status.job_id)
     if status.state == "preempted" and in_queue:
         return "queued", ""  # put back into the queue, or about to start again
     if status.state != "running":

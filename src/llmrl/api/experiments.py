@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from llmrl.config.python_values import typed, typed_choices
 from llmrl.core.errors import ConfigError
+from llmrl.core.typed_values import typed, typed_choices
 
 if TYPE_CHECKING:
     from llmrl.api.results import Results
@@ -174,8 +174,8 @@ def sweep(
 
     Args:
         overrides: as they are typed after `llmrl-train --multirun`: `"principal=ucb,llm"`, `"seed=range(5)"`.
-        parallel: runs at once on this machine; None: as `hardware=` says, which by default is one after another.
-        wait: until all have ended; False: return when they are submitted (SLURM only).
+        parallel: runs at once; None: as `hardware=` says, which by default is one after another.
+        wait: until all have ended; False: return when they are submitted, which needs a scheduler such as SLURM.
         command, config_dirs: as in `train`.
         options: with values of Python; a list, tuple or range is swept over: `seed=range(5)`.
 
@@ -207,9 +207,9 @@ def sweep(
         folder = composed[0].sweep_folder if composed else Path()
         outcomes, _ = launch(jobs, compute, folder, wait)
     found = SweepResult([_result(outcome) for outcome in outcomes])
-    interrupted = [run for run in found if run.state in ("stopped", "cancelled")]
+    interrupted = [run for run in found if run.state in ("stopped", "cancelled", *(["submitted"] if wait else []))]
     if interrupted:
-        raise KeyboardInterrupt(f"{len(interrupted)} runs were stopped; the same call goes on with {found}")
+        raise KeyboardInterrupt(f"{found}: nobody waits for these runs any more; the same call goes on")
     for run in found.unfinished:
         log.error("%s: %s: %s", run.folder, run.state, run.error)
     return found

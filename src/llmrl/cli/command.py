@@ -29,8 +29,10 @@ def task(name: str, config: DictConfig) -> float | None:
         keep_private(experiment.config.get("private", True))
         experiment.check()
         _, world_size = placed()
-    if experiment.config["hardware"].get("launcher") == "slurm" and world_size == 1:
-        sys.stderr.write(f"{name}: hardware=slurm_* submits with --multirun; without it the run is computed here\n")
+    backend = experiment.means.hardware.backend
+    if world_size == 1 and backend.scheduler is not None:
+        way = f"{type(backend).__name__} submits runs of --multirun; without it the run is computed here"
+        sys.stderr.write(f"{name}: {way}\n")
     return reporting(name, lambda: run_and_tell(experiment))
 
 
@@ -39,6 +41,7 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
 
     What is created before the config is known is private, and a secret that is typed gets no further than this.
     """
+    from llmrl.config.installed_options import offer_installed
     from llmrl.config.overrides import translated
     from llmrl.config.trusting import guard_hydra
     from llmrl.core.privacy import keep_private
@@ -59,6 +62,8 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
             say(name, mistaken)
             raise SystemExit(EXIT_FAILED)
     guard_hydra()
+    for problem in offer_installed():
+        say(name, problem)
     try:
         app()
     except SystemExit as stop:

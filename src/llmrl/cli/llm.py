@@ -204,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         elif args.command == "make":
             from llmrl.cli.small_model import make
 
-            print_rows("A small model", make(args))
+            print_rows("A small model", make(args, composed(args.overrides, None, ("env", "seed", "trusted_modules"))))
         else:
             print_table(str(args.folder), *totals(args.folder))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +52,16 @@ def add_arguments(commands: Any) -> None:
     make.add_argument("--channel", default="prompt", help="text channel that the model is to read (default prompt)")
 
 
-def make(args: argparse.Namespace) -> list[tuple[str, str]]:
+def make(args: argparse.Namespace, config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Write the model; rows (what, value).
+
+    Args:
+        args: of the command line.
+        config: `env`, `seed` and `trusted_modules` of a config of `llmrl-train`.
 
     Raises:
         ConfigError: the environment has no such texts, the folder is not empty, or widths do not fit.
     """
-    from llmrl.cli.llm import composed
     from llmrl.core.errors import ConfigError
     from llmrl.core.seeding import Seeds
     from llmrl.experiment.parts import build_env
@@ -65,7 +69,6 @@ def make(args: argparse.Namespace) -> list[tuple[str, str]]:
 
     if args.folder.exists() and any(args.folder.iterdir()):
         raise ConfigError(f"{args.folder} is there and not empty: give another folder, or remove it")
-    config = composed(args.overrides, None, ("env", "seed", "trusted_modules"))
     seeds = Seeds(config["seed"]).child("small model")
     env = build_env(config["env"], {"seeds": seeds.child("env")}, config["trusted_modules"])
     try:

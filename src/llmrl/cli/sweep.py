@@ -46,7 +46,9 @@ def parser() -> argparse.ArgumentParser:
     retry = command("retry", "go on with what is not finished, as each run's config says", any_folder)
     retry.add_argument("--states", default=RETRIED, help=f"which runs, by state (default {RETRIED})")
     add_trust(retry)
-    retry.add_argument("--no-wait", action="store_true", help="return when they are submitted (SLURM)")
+    retry.add_argument(
+        "--no-wait", action="store_true", help="return when they are submitted (backends with a scheduler)"
+    )
     command("cancel", "stop runs that run or wait; those that run save first", any_folder)
     logs = command("logs", "what a run and its job said last", "a run folder, outputs/<name>/<run>/seed=<n>")
     logs.add_argument("--lines", type=int, default=20, help="lines of each file (default 20)")
@@ -198,7 +200,7 @@ def cancel(args: argparse.Namespace) -> int:
     from llmrl.sweeps.records import cancel, records
 
     jobs, processes, unreachable = cancel(records(args.folder))
-    print_line(f"cancelled {jobs} SLURM jobs, told {processes} processes of this machine to save and stop")
+    print_line(f"cancelled {jobs} jobs, told {processes} processes of this machine to save and stop")
     for run in unreachable:
         print_line(f"not reached: {run}")
     return 1 if unreachable else 0

@@ -15,10 +15,10 @@ from llmrl.core.arguments import checked, type_hints_of
 from llmrl.core.errors import ConfigError
 from llmrl.core.trust import Trust
 
-_INJECTED = (
+INJECTED = (
     *("seeds", "spec", "maker", "device", "llm", "scorer", "governed", "prompt_folder", "folder", "cores"),
     *("env", "env_options", "agents", "teacher", "principal", "meter", "space", "controller", "proposals", "processes"),
-    *("known", "trust"),
+    *("known", "observers", "trust"),
 )
 """Names of what is injected, and not set, unless the option's file has such a field."""
 
@@ -89,7 +89,7 @@ class Builder:
             if name == "_target_":
                 continue
             if name not in parameters or name == "trust":
-                settable = [each for each in parameters if each != "trust" and (each in node or each not in _INJECTED)]
+                settable = [each for each in parameters if each != "trust" and (each in node or each not in INJECTED)]
                 raise ConfigError(f"{where} has no option '{name}'; it has: {', '.join(settable) or 'none'}")
             if isinstance(value, Mapping) and "_target_" in value:
                 self.check(value, f"{where}.{name}")

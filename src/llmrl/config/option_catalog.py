@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import resources
-from typing import Any
+from typing import Any, get_args
 
 from llmrl.config.builder import Builder
-from llmrl.core.protocols import VecEnv
+from llmrl.core.errors import ConfigError
+from llmrl.core.protocols import AgentLoop, VecEnv
 
 Config = Mapping[str, Any]
 
@@ -68,4 +69,21 @@ def no_mechanism(env: VecEnv, principal: Config) -> str:
 
 def _is_function(agent: Config) -> bool:
     """Whether an agent is a function of parameters that a principal can propose."""
-    return hasattr(Builder().locate(agent["_target_"], "agent"), "adopt")
+    return agent_loop(agent, Builder()) == "search"
+
+
+def agent_loop(agent: Config, builder: Builder) -> AgentLoop:
+    """The loop that an agent is made for, as its class declares it.
+
+    Raises:
+        ConfigError: it declares none, or no such loop.
+    """
+    target = agent["_target_"]
+    loop: AgentLoop | None = getattr(builder.locate(target, "agent"), "loop", None)
+    if loop is None or loop not in get_args(AgentLoop):
+        said = "it declares no loop" if loop is None else f"its loop is {loop!r}"
+        raise ConfigError(
+            f"agent._target_={target}: {said}; give the class an attribute `loop`, one of "
+            f"{', '.join(get_args(AgentLoop))} (docs/extending.md#an-agent)"
+        )
+    return loop

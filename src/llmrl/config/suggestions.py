@@ -12,8 +12,8 @@ from pathlib import Path
 
 _CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-path", "-cp", "--config-dir", "-cd")}
 _OPEN_KEY = re.compile(r"\.(kwargs|arguments|replace)(\.|$)")
-_PARTS = "parts"
-"""Folders of what options are made of, which nobody chooses."""
+_PARTS = {"parts", "backend"}
+"""Folders of what options are made of, which nobody chooses as such."""
 
 
 def removed(overrides: Sequence[str]) -> str | None:
@@ -82,24 +82,26 @@ def hint(arguments: Sequence[str], primary: str) -> str | None:
 
 
 def missing_option(arguments: Sequence[str]) -> str | None:
-    """A sentence about the first `group=option` among command-line arguments whose option does not exist, here or in
-    the folders of `--config-dir`; None if all do."""
+    """A sentence about the first `group=option` among command-line arguments whose option does not exist, here, in the
+    folders of `--config-dir` or in an installed package; None if all do."""
+    from llmrl.config.installed_options import installed_options
+
     shipped = Path(str(resources.files("llmrl.conf")))
     roots = [shipped, *_folders(arguments)]
-    groups = {entry.name for root in roots if root.is_dir() for entry in root.iterdir() if entry.is_dir()} - {"hydra"}
     for argument in arguments:
         key, equals, value = argument.partition("=")
         group = key.lstrip("+").partition("@")[0]
-        if not equals or group not in groups:
+        if not equals or group.startswith("hydra") or not any((root / group).is_dir() for root in roots):
             continue
         found = {
             path.relative_to(root / group).with_suffix("").as_posix()
             for root in roots
             for path in (root / group).rglob("*.yaml")
         }
+        found.update(installed_options(group))
         for option in (each.strip(" []'\"") for each in value.split(",")):
             if option.removesuffix(".yaml") not in {*found, "null", ""} and not any(c in option for c in "(){}:$"):
-                return _no_option(group, option, {each for each in found if _PARTS not in each.split("/")})
+                return _no_option(group, option, {each for each in found if _PARTS.isdisjoint(each.split("/"))})
     return None
 
 

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 KEY = "trusted_modules"
-_COMMAND_LINES = ("setup", "srun_args", "python", "extra")
-"""Fields of `hardware.slurm` that a job's shell, or sbatch, runs as they are."""
-_HARMLESS = ["--cpu-bind=none"]
-"""The arguments of srun that our options have."""
 _PLUGINS = ("hydra_plugins.", "hydra._internal.core_plugins.")
 _LOGGING = ("logging.Formatter", "logging.NullHandler", "logging.StreamHandler")
 _STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
@@ -74,18 +70,31 @@ def only_typed(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, An
             f"trusted_modules={found} is in an option file, and what may run is for whoever types the command to say: "
             f"if you know whose code it is, type it, or write the modules into {user_file()}, one a line"
         )
-    fields = shell_keys(config.get("hardware") or {})
+    fields = shell_keys(config.get("hardware") or {}, typed)
     by_hand = {_key(override) for override in overrides}
     if fields and all(any(key == f or key.startswith(f"{f}.") for key in by_hand) for f in fields):
         typed = [*typed, SHELL]
     return {**config, KEY: typed}
 
 
-def shell_keys(hardware: Mapping[str, Any]) -> list[str]:
-    """Keys of a `hardware` node that hold command lines."""
-    slurm = hardware.get("slurm") or {}
-    found = [name for name in _COMMAND_LINES if slurm.get(name) and slurm[name] != _HARMLESS]
-    return [f"hardware.slurm.{name}" for name in found]
+def shell_keys(hardware: Mapping[str, Any], trusted: Sequence[str]) -> list[str]:
+    """Keys of a `hardware` node that hold command lines, as its backend says (`Backend.command_lines`).
+
+    Raises:
+        ConfigError: the backend is none, or is not trusted.
+    """
+    node = hardware.get("backend")
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        return []  # what it lacks is said when it is built
+    backend = Trust(tuple(trusted)).locate(node["_target_"], "hardware.backend._target_")
+    lines: Mapping[str, Any] | None = getattr(backend, "command_lines", None)
+    if lines is None:
+        raise ConfigError(
+            f"hardware.backend._target_={node['_target_']} is no backend: derive it from "
+            "llmrl.sweeps.backends.protocol.Backend (docs/extending.md)"
+        )
+    found = [name for name, harmless in lines.items() if node.get(name) and node[name] != harmless]
+    return [f"hardware.backend.{name}" for name in found]
 
 
 def check_known(config: Mapping[str, Any], whose: str) -> None:
@@ -195,7 +204,7 @@ def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
         _check_logging(nodes[name], f"hydra.{name}", trust)
     sweeper = nodes["sweeper"]
     for key in (sweeper.get("params") if isinstance(sweeper, dict) else None) or {}:
-        if _key(str(key)).startswith((KEY, "hydra", "hardware.slurm.")):
+        if _key(str(key)).startswith((KEY, "hydra", "hardware.backend.")):
             raise ConfigError(f"hydra.sweeper.params has {key}: type it")
     for name in own.job.env_set:
         if not _typed_variable(str(name), overrides) and name not in own.job.env_copy:

@@ -14,7 +14,7 @@ from llmrl.core.records import MetaSettings, Outcome
 if TYPE_CHECKING:
     import torch
 
-    from llmrl.learners.rollout import Rollout
+    from llmrl.core.rollouts import Rollout
 
 
 @runtime_checkable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,13 +19,13 @@ from llmrl.core.records import (
     State,
     Step,
 )
+from llmrl.core.run_context import RunContext
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 
 if TYPE_CHECKING:
     import torch
 
-    from llmrl.learners.rollout import Rollout
-    from llmrl.run.run import Run
+    from llmrl.core.rollouts import Rollout
 
 
 @runtime_checkable
@@ -119,19 +119,6 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class Witness(Protocol):
-    """A policy that is told what becomes of its actions while it plays, as learners are told by a rollout."""
-
-    def started(self, games: np.ndarray) -> None:
-        """New episodes have begun in the games where `games` [n_envs] is true."""
-        ...
-
-    def happened(self, step: Step, ended: np.ndarray) -> None:
-        """What the last actions led to; `ended` [n_envs]: the game is over, and waits until it is started anew."""
-        ...
-
-
-@runtime_checkable
 class Memoizing(Protocol):
     """A policy that computes some things once for many steps, while nothing that they depend on changes.
 
@@ -177,10 +164,28 @@ class SearchableAgent(Protocol):
         ...
 
 
+AgentLoop = Literal["learn", "clone", "baseline", "search", "play"]
+"""Which loop an agent is made for, where no principal governs its games.
+
+- learn: rollouts, and `Agent.update` after each.
+- clone: epochs over what others did; it has `imitate` (`llmrl.loops.clone.Imitator`).
+- baseline: a loop of its own; it has `fit` (`llmrl.loops.baseline.SelfTaught`).
+- search: a principal proposes its parameters; it is a `SearchableAgent`.
+- play: it never learns.
+"""
+
+
 @runtime_checkable
 class Agent(Protocol):
-    """A policy, and the learner that improves it where there is one."""
+    """A policy, and the learner that improves it where there is one.
 
+    Attributes:
+        loop: which loop it is made for; an attribute of the class, as the loop is chosen before an agent is built.
+        policy: what plays.
+        learns: rollouts are kept for `update`; false where an agent that could learn is to play only.
+    """
+
+    loop: ClassVar[AgentLoop]
     policy: Policy
     learns: bool
 
@@ -359,7 +364,7 @@ class Estimating(Protocol):
 class Loop(Protocol):
     """One of the few outer loops."""
 
-    def run(self, run: Run) -> float:
+    def run(self, run: RunContext) -> float:
         """Go on from where `run` stands to the end of the budget; returns the scalar a sweeper optimises."""
         ...
 

@@ -3,13 +3,12 @@
 To import a module runs it. So a module is judged by its whole dotted name before it is imported, and what is found in
 it by the module that it is at home in: what a trusted module has imported for itself is not meant to be named.
 
-Trusted are the parts of this package, what `Trust.modules` names, what installed packages declare as entry points of
-the group `llmrl.parts`, and what the user's own file lists (`user_file`). A config cannot add to it.
+Trusted are the parts of this package, what `Trust.modules` names, what installed packages declare as entry points
+(`llmrl.core.installed`), and what the user's own file lists (`user_file`). A config cannot add to it.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import os
@@ -22,9 +21,8 @@ from types import ModuleType
 from typing import Any
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.installed import entry_points
 
-GROUP = "llmrl.parts"
-"""Entry points whose modules are trusted because somebody has installed them for that."""
 SHELL = "shell"
 """Stands among trusted modules for command lines of a config, which a cluster's jobs run."""
 PACKAGES = (
@@ -39,8 +37,14 @@ NAMED = frozenset(
     {
         "llmrl.envs.substrates.substrate_env",
         "llmrl.llms.client.connect",
+        "llmrl.sweeps.backends.here.Here",
+        "llmrl.sweeps.backends.local.Local",
+        "llmrl.sweeps.backends.slurm.Slurm",
+        "llmrl.run.sinks.mlflow.MLflow",
+        "llmrl.run.sinks.tensorboard.TensorBoard",
+        "llmrl.run.sinks.trackio.Trackio",
+        "llmrl.run.sinks.wandb.WandB",
         "llmrl.sweeps.hardware.Hardware",
-        "llmrl.sweeps.hardware.Slurm",
         "llmrl.teachers.options.llm_teacher",
         "llmrl.teachers.options.offline_teacher",
         "llmrl.teachers.options.oracle_teacher",
@@ -235,15 +239,9 @@ def _listed() -> tuple[str, ...]:
     return tuple(name for name in names if name)
 
 
-@functools.cache
 def _installed() -> tuple[str, ...]:
-    """Modules that installed packages declare; what lies in the working directory is not installed."""
-    from importlib.metadata import distributions
-
-    here = Path.cwd().resolve()
-    places = [place for place in sys.path if place and Path(place).resolve() != here]
-    found = distributions(path=places)
-    return tuple(sorted({entry.module for each in found for entry in each.entry_points if entry.group == GROUP}))
+    """Modules that installed packages declare, whatever they declare them for."""
+    return tuple(entry.module for entry in entry_points())
 
 
 def _inside(module: str, packages: Iterable[str]) -> bool:

@@ -41,7 +41,7 @@ def print_evaluation(results: dict[str, Any]) -> None:
 
 def _print_comparison(console: Console, table: Table, results: dict[str, Any]) -> None:
     """Mechanisms beside one another, how they were compared, where the films are, and at last what came of it."""
-    from llmrl.evaluation.comparison import cells, told
+    from llmrl.analysis.comparison import cells, told
 
     entries, compared = results["mechanisms"], results["differences"]
     table.add_column("means of an episode")

@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from llmrl.config.python_values import quoted
+from llmrl.core.typed_values import quoted
 from llmrl.display.console import print_rows, print_table, terminal
 from llmrl.display.runs import print_misgiving
 from llmrl.finetuning.loop import read_results

@@ -13,8 +13,8 @@ from rich.table import Table
 from llmrl.core.fields import read_object
 from llmrl.display.console import near, print_rows, terminal
 from llmrl.display.reached import print_reached
-from llmrl.experiment.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.ledger import FILE_NAME
+from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.validity import misgiving
 from llmrl.run.content import RESULTS_NAME, SUMMARY_NAME
 
@@ -96,7 +96,9 @@ def print_summary(run: Run) -> None:
             table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else f"{value}")
     console.print(table)
     print_misgiving(console, run.summary)
-    console.print(f"Curves: {shlex.join(['tensorboard', '--logdir', str(run.folder.parent.parent)])}", soft_wrap=True)
+    if "tensorboard" in run.config["loggers"]:
+        curves = shlex.join(["tensorboard", "--logdir", str(run.folder.parent.parent)])
+        console.print(f"Curves: {curves}", soft_wrap=True)
     console.print(
         f"Video and table of episodes: {shlex.join(['llmrl-evaluate', str(run.folder), '--video'])}", soft_wrap=True
     )

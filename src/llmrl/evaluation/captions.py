@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrl.core.observers import Transition
 from llmrl.core.pictures import fitting
-from llmrl.core.protocols import Policy, Witness, unchanged
-from llmrl.core.records import Act, Step
+from llmrl.core.protocols import Policy
+from llmrl.core.records import Act, Observation
 from llmrl.core.spaces import EnvSpec
-from llmrl.envs.recorder import Recorder
+from llmrl.envs.frame_recorder import Panel
 
 if TYPE_CHECKING:
     import torch
@@ -45,59 +45,44 @@ class Thought:
     lines: Sequence[str]
 
 
-class Captioned:
-    """A policy that tells a recorder what it thought of the state it acted in, and what a teacher thinks of it.
+class ThoughtCaptions:
+    """Says what a player thought of the state that it acted in, and what a teacher thinks of it, for game 0.
 
     Args:
         policy: who plays.
-        recorder: takes the panels, for game 0.
         spec: of the environment.
         teacher: whose action probabilities, and plans where it has any (`thoughts`), are shown too; None: nobody's.
+        device: of the teacher.
     """
 
-    def __init__(self, policy: Policy, recorder: Recorder, spec: EnvSpec, teacher: Policy | None) -> None:
-        self.policy, self.recorder, self.spec = policy, recorder, spec
-        self.teacher = teacher
-        others = () if teacher is None else teacher.channels
-        self.channels = tuple(dict.fromkeys((*policy.channels, *others)))
+    def __init__(self, policy: Policy, spec: EnvSpec, teacher: Policy | None, device: str) -> None:
+        self.policy, self.spec, self.teacher, self.device = policy, spec, teacher, device
+        self.channels = () if teacher is None else teacher.channels
         self._teacher_state: torch.Tensor | None = None
 
-    def act(
-        self,
-        observation: dict[str, torch.Tensor],
-        state: torch.Tensor | None = None,
-        generator: torch.Generator | None = None,
-        greedy: bool = False,
-    ) -> Act:
-        """As the policy does."""
-        import torch
-
-        act = self.policy.act(observation, state, generator, greedy)
+    def panel(self, transition: Transition) -> Panel:
+        act = transition.act
         thinkers: dict[str, Act] = {"teacher" if self.policy is self.teacher else "policy": act}
         if self.teacher is not None and self.teacher is not self.policy:
-            # Numbers of its own, so that the game is the one that would be played without captions; and only of the
-            # game that is shown, as a language model may have to be asked.
-            own = torch.Generator().manual_seed(0)
-            shown = {name: x[:1] for name, x in observation.items()}
-            thinkers["teacher"] = self.teacher.act(shown, self._teacher_state, own, greedy=True)
-            self._teacher_state = thinkers["teacher"].state
+            thinkers["teacher"] = self._advice(self.teacher, transition.observation)
         thoughts = [self._thought(agent, act, thinkers) for agent in range(min(self.spec.n_agents, MOST_AGENTS))]
-        self.recorder.annotate(lambda height: draw(thoughts, self.spec.action_names, height))
+        return lambda height: draw(thoughts, self.spec.action_names, height)
+
+    def _advice(self, teacher: Policy, observation: Observation) -> Act:
+        """What a teacher would do in game 0: only there, as a language model may have to be asked."""
+        import torch
+
+        # Numbers of its own, so that the game is the one that would be played without captions.
+        own = torch.Generator().manual_seed(0)
+        shown = {
+            name: observation[name][:1]
+            if self.spec.observation[name].dtype == "object"
+            else torch.as_tensor(observation[name][:1]).to(self.device)
+            for name in teacher.channels
+        }
+        act = teacher.act(shown, self._teacher_state, own, greedy=True)
+        self._teacher_state = act.state
         return act
-
-    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        return self.policy.values(observation, state)
-
-    def unchanged(self) -> AbstractContextManager[None]:
-        return unchanged(self.policy)
-
-    def started(self, games: np.ndarray) -> None:
-        if isinstance(self.policy, Witness):
-            self.policy.started(games)
-
-    def happened(self, step: Step, ended: np.ndarray) -> None:
-        if isinstance(self.policy, Witness):
-            self.policy.happened(step, ended)
 
     def _thought(self, agent: int, act: Act, thinkers: dict[str, Act]) -> Thought:
         logits = {name: each.logits for name, each in thinkers.items() if each.logits is not None}

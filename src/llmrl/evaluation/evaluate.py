@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from llmrl.analysis.comparison import counted
 from llmrl.config.env_overrides import check_same_players, folder_name, parsed
 from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.protocols import Agent
 from llmrl.core.seeding import Seeds
 from llmrl.evaluation.adapting import Plan, adapted, planned
-from llmrl.evaluation.comparison import counted
 from llmrl.evaluation.evaluation_budget import announced, askers, refused, with_budget
 from llmrl.evaluation.mechanisms import Imposed, asked_for, imposed
 from llmrl.evaluation.players import build_players, without_teacher
@@ -22,8 +22,8 @@ from llmrl.evaluation.settings import EvaluationSettings, Teller
 from llmrl.evaluation.stage import NO_FILMS, Stage
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Config, Parts, build_parts
-from llmrl.experiment.usage import UNDERSTOOD, llm_summary
 from llmrl.llms.client import ChatClient
+from llmrl.llms.usage import UNDERSTOOD, llm_summary
 from llmrl.run.content import RUN_KEY
 from llmrl.run.files import inside
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME

@@ -11,8 +11,8 @@ import numpy as np
 
 from llmrl.analysis.statistics import describe
 from llmrl.core.objectives import Objective
+from llmrl.core.rollouts import Episode
 from llmrl.core.spaces import EnvSpec
-from llmrl.learners.rollout import Episode
 from llmrl.loops.welfare import episode_welfare, measures, summarize, summarize_welfare
 
 Columns = Mapping[str, np.ndarray]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.evaluation.comparison import differences, labels, sentences
+from llmrl.analysis.comparison import differences, labels, sentences
 from llmrl.evaluation.measuring import objective_column, plain, scalars, table, write_episodes
 from llmrl.evaluation.mechanisms import Imposed
 from llmrl.evaluation.stage import Films, Found, Stage

@@ -9,15 +9,16 @@ from pathlib import Path
 from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Policy
 from llmrl.core.records import State
+from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.evaluation.measuring import Columns, columns
 from llmrl.evaluation.mechanisms import Imposed
 from llmrl.evaluation.settings import EvaluationSettings, Teller
 from llmrl.evaluation.videos import film, save_side_by_side
 from llmrl.experiment.parts import Parts
-from llmrl.learners.rollout import Collector, Episode
+from llmrl.learners.rollout import Collector
 from llmrl.loops.playing import play_episodes
-from llmrl.loops.recording import recorded
+from llmrl.loops.trajectory_writers import written_down
 
 Who = tuple[str, str]
 """A policy and the mode it plays in."""
@@ -129,8 +130,9 @@ class Stage:
                 # What a film or another mode left behind is none of its business.
                 self.parts.agents[0].load_state_dict(state)
                 kept = (folder if alone else folder / f"{name}_{mode}") if self.settings.trajectories else None
-                with recorded(env, policy, kept) as player:
-                    collector, greedy = Collector(env, player, self.parts.device), mode == "deterministic"
+                greedy = mode == "deterministic"
+                with written_down(env, policy, kept) as observers:
+                    collector = Collector(env, policy, self.parts.device, observers=observers)
                     played = play_episodes(
                         collector, episodes, self.seeds, greedy, lambda: self._impose(mechanism), exactly
                     )

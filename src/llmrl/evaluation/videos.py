@@ -11,13 +11,14 @@ import numpy as np
 from llmrl.core.objectives import Objective
 from llmrl.core.pictures import Drawn, caption_rows, captioned, enlarge, save_film, save_picture
 from llmrl.core.protocols import Policy
+from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.envs.recorder import Recorder
-from llmrl.evaluation.captions import Captioned
+from llmrl.envs.frame_recorder import FrameRecorder
+from llmrl.evaluation.captions import ThoughtCaptions
 from llmrl.experiment.parts import Parts
 from llmrl.learners.episodes import Running
-from llmrl.learners.rollout import Collector, Rollout
+from llmrl.learners.rollout import Collector
 from llmrl.loops.playing import UNKNOWN_HORIZON
 from llmrl.loops.welfare import episode_welfare
 
@@ -40,7 +41,7 @@ class Film:
         told: of each picture, what to say of the episode so far; empty where nothing is.
     """
 
-    recorder: Recorder
+    recorder: FrameRecorder
     told: list[list[str]] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -74,9 +75,9 @@ def film(
         compared: it will be seen beside others: what agents see is left out, and the episode so far is told of.
     """
     spec = parts.env.spec
-    recorder = Recorder(parts.env, views=not compared)
-    captioned_policy = Captioned(policy, recorder, spec, None if parts.teacher is None else parts.teacher.policy)
-    collector = Collector(recorder, captioned_policy, parts.device)
+    captions = ThoughtCaptions(policy, spec, None if parts.teacher is None else parts.teacher.policy, parts.device)
+    recorder = FrameRecorder(parts.env, views=not compared, captions=captions)
+    collector = Collector(parts.env, policy, parts.device, observers=[recorder])
     # The other games are not played: nobody looks at them.
     collector.reset(seeds.integer("video"), np.arange(spec.n_envs) == 0)
     horizon = spec.horizon or UNKNOWN_HORIZON

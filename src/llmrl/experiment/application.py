@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmrl.experiment.means import Means, Model
+from llmrl.experiment.needed import Compute
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
@@ -52,20 +53,12 @@ class Application(ABC):
         """Build every part, return what the run would do, and close the parts again."""
 
     @abstractmethod
-    def compute(self, config: Config, means: Means, run: Run) -> None:
-        """Compute an open run: build every part once, play its loop, and close the parts; sets `run.result`."""
+    def compute(self, config: Config, means: Means, run: Run, compute_needed: Compute) -> None:
+        """Compute an open run: build every part once, play its loop, and close the parts; sets `run.result`.
+
+        Runs that this one needs are computed first, by `compute_needed`.
+        """
 
     @abstractmethod
     def print_end(self, run: Run) -> None:
         """Print what a run came to."""
-
-
-def application_of(config: Mapping[Any, Any]) -> Application:
-    """Return the application of a config, composed or resolved: what has a method of training fine-tunes."""
-    if "method" in config:
-        from llmrl.experiment.finetuning import FineTuning
-
-        return FineTuning()
-    from llmrl.experiment.training import Training
-
-    return Training()

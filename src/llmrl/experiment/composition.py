@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
+from llmrl.config.installed_options import offer_installed
 from llmrl.config.overrides import translated
 from llmrl.config.suggestions import hint, removed
-from llmrl.config.trusting import guard_hydra, only_typed
+from llmrl.config.trusting import guard_hydra
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import refuse, refuse_arguments
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -34,6 +38,8 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
 
     refuse_arguments(overrides)
     guard_hydra()
+    for problem in offer_installed():
+        log.debug("%s", problem)  # commands say it once
     typed, _ = translated(overrides)
     folders = [f"file://{Path(folder).expanduser().absolute()}" for folder in config_dirs]
     search = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
@@ -53,25 +59,6 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     finally:
         # Hydra puts another instance in its place when it is left.
         GlobalHydra.instance().hydra, own.cfg = before
-
-
-def resolved(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
-    """Return a composed config as plain data, and what was typed for it; Hydra's own config must be set.
-
-    Raises:
-        ConfigError: a value is missing, a part cannot be found, or a file says which code is to be trusted.
-    """
-    from hydra.core.hydra_config import HydraConfig
-
-    from llmrl.experiment.application import application_of
-
-    hydra_config = HydraConfig.get()
-    overrides = list(hydra_config.overrides.task)
-    plain = only_typed(plain_config(config), overrides)
-    typed = {override.lstrip("+~").partition("=")[0] for override in overrides}
-    choices = hydra_config.runtime.choices
-    named = [f"{group}={choices[group]}" for group in application_of(plain).named(plain) if group not in typed]
-    return plain, [*overrides, *named]
 
 
 def plain_config(config: DictConfig) -> dict[str, Any]:

@@ -10,15 +10,14 @@ from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import Processes, placed
 from llmrl.core.spaces import EnvSpec
+from llmrl.experiment.means import build_hardware
 
 Config = Mapping[str, Any]
 
 
 def processes_of(config: Config) -> int:
     """How many processes a run is computed by: those that are there, or those that jobs of a cluster will have."""
-    slurm = config["hardware"].get("slurm")
-    planned = 1 if slurm is None else int(slurm.get("nodes", 1)) * int(slurm.get("processes_per_node", 1))
-    return max(planned, placed()[1])
+    return max(build_hardware(config).backend.processes, placed()[1])
 
 
 def check_together(config: Config) -> None:
@@ -26,7 +25,7 @@ def check_together(config: Config) -> None:
     n = processes_of(config)
     if n == 1:
         return
-    fewer = "start it as one process: no torchrun, hardware.slurm.nodes=1 hardware.slurm.processes_per_node=1"
+    fewer = "start it as one process: no torchrun, hardware.backend.nodes=1 hardware.backend.processes_per_node=1"
     if "method" in config:
         raise ConfigError(f"llmrl-finetune trains in one process, and there are {n}; {fewer}")
     builder = Builder(trusted=config["trusted_modules"])

@@ -11,10 +11,13 @@ from omegaconf import DictConfig
 
 from llmrl.core.privacy import kept_private
 from llmrl.core.processes import Processes
-from llmrl.experiment.application import Rows, application_of
+from llmrl.experiment.application import Rows
+from llmrl.experiment.applications import application_of
+from llmrl.experiment.loggers import build_loggers
 from llmrl.experiment.means import Means
 from llmrl.run.folder import config_hash, find_folder
 from llmrl.run.run import Run
+from llmrl.run.sinks.sink import Sink
 
 
 class Experiment:
@@ -67,9 +70,18 @@ class Experiment:
         Raises:
             ConfigError: a value is missing, a part cannot be found, or a file says which code is to be trusted.
         """
-        from llmrl.experiment.composition import resolved
+        from hydra.core.hydra_config import HydraConfig
 
-        return cls(*resolved(config))
+        from llmrl.config.trusting import only_typed
+        from llmrl.experiment.composition import plain_config
+
+        hydra_config = HydraConfig.get()
+        overrides = list(hydra_config.overrides.task)
+        plain = only_typed(plain_config(config), overrides)
+        typed = {override.lstrip("+~").partition("=")[0] for override in overrides}
+        choices = hydra_config.runtime.choices
+        named = [f"{group}={choices[group]}" for group in application_of(plain).named(plain) if group not in typed]
+        return cls(plain, [*overrides, *named])
 
     @property
     def command(self) -> str:
@@ -96,6 +108,15 @@ class Experiment:
         root, name = Path(self.config["output_root"]), self.config["name"]
         return find_folder(root, name, self.hash, self.overrides, self.seed)
 
+    @cached_property
+    def sinks(self) -> dict[str, Sink]:
+        """Where the run's metrics go beside `metrics.jsonl`, by the names of their options; none is open.
+
+        Raises:
+            ConfigError: one needs a library that is not installed, or a key.
+        """
+        return build_loggers(self.config)
+
     def check(self) -> None:
         """Refuse what can be refused before a folder is made: values, and for a run that is to begin here its device
         and language model. What is wrong with the means of a run that has a folder is recorded there.
@@ -105,6 +126,7 @@ class Experiment:
         """
         self.application.check_values(self.config)
         if not self.config["dry_run"] and not self.folder.exists():
+            _ = self.sinks  # what they need is there
             self.means.check()
 
     def plan(self) -> Rows:
@@ -131,7 +153,7 @@ class Experiment:
         try:
             with kept_private(self.config.get("private", True)), self._open(processes) as run:
                 if not run.finished:
-                    self.application.compute(self.config, self.means, run)
+                    self.application.compute(self.config, self.means, run, _compute)
         finally:
             self.means.close()
         return run
@@ -151,4 +173,10 @@ class Experiment:
             checkpoint_every_s=config["checkpoint_seconds"],
             processes=processes,
             digest=self.hash,
+            sinks=lambda: self.sinks,
         )
+
+
+def _compute(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Compute a run that another one needs."""
+    Experiment(config, overrides).run()

@@ -19,8 +19,10 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.distributed_checks import check_together
+from llmrl.experiment.loggers import check_loggers
 from llmrl.experiment.means import Means, Model
 from llmrl.experiment.models import POLICIES, build_model
+from llmrl.experiment.needed import Compute
 from llmrl.llms.client import ChatClient
 from llmrl.llms.local.chat import LocalChat
 
@@ -62,7 +64,7 @@ class FineTuning(Application):
         with planned(config, means) as parts:
             return parts.plan()
 
-    def compute(self, config: Config, means: Means, run: Run) -> None:
+    def compute(self, config: Config, means: Means, run: Run, compute_needed: Compute) -> None:
         self.check_values(config)
         with build(config, means, run) as parts:
             run.status.env, run.status.llm = parts.task.name, parts.client.label
@@ -160,6 +162,7 @@ def check_values(config: Config) -> None:
     for group in ("env", "agent", "principal", "hardware", "dataset", "method", "rewards", "evaluation"):
         builder.check(config[group], group)
     check_together(config)
+    check_loggers(config)
     builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
     for name, nodes in config["transfer"].items():
         for group in ("env", "agent"):

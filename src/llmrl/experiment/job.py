@@ -52,7 +52,7 @@ def compute(config: Config, overrides: list[str]) -> float | None:
     Raises:
         SystemExit: the run did not finish.
     """
-    from llmrl.experiment.application import application_of
+    from llmrl.experiment.applications import application_of
 
     return reporting(application_of(config).command, lambda: run_experiment(config, overrides))
 

@@ -109,7 +109,7 @@ def build_hardware(config: Config, submits: bool = False) -> Hardware:
         ConfigError: a field makes no sense, or holds a command line that is not trusted.
     """
     if submits:
-        Trust(tuple(config["trusted_modules"])).check_shell(shell_keys(config["hardware"]))
+        Trust(tuple(config["trusted_modules"])).check_shell(shell_keys(config["hardware"], config["trusted_modules"]))
     hardware: Hardware = Builder(trusted=config["trusted_modules"]).build(config["hardware"], "hardware")
     return hardware
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,11 @@ class NeededRun:
         return f"{self.name}, to be computed first, {steps}, and then kept in {self.folder}"
 
 
-def ensure(needed: Sequence[NeededRun], run: Run) -> None:
+Compute = Callable[[Mapping[str, Any], Sequence[str]], object]
+"""Computes the run of a resolved config, with the overrides that its folder is named after."""
+
+
+def ensure(needed: Sequence[NeededRun], run: Run, compute: Compute) -> None:
     """Compute the runs that are not finished, one after the other, or wait for the process that does; `run` is the one
     that needs them.
 
@@ -81,7 +85,6 @@ def ensure(needed: Sequence[NeededRun], run: Run) -> None:
         Stopped: a signal asked to stop meanwhile.
         LlmrlError: as that run.
     """
-    from llmrl.experiment.experiment import Experiment
     from llmrl.run.run import Stopped
 
     for each in needed:
@@ -90,7 +93,7 @@ def ensure(needed: Sequence[NeededRun], run: Run) -> None:
             try:
                 if not waiting:
                     log.info("%s first: %s", each.what, each.name)
-                Experiment(each.config, each.overrides).run()
+                compute(each.config, each.overrides)
             except RunInUse as error:
                 if not waiting:
                     log.info("waiting for the %s that another process computes: %s", each.what, error)

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.config.builder import Builder
-from llmrl.config.option_catalog import can_search, needs_mechanism, no_mechanism
+from llmrl.config.option_catalog import agent_loop, can_search, needs_mechanism, no_mechanism
 from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.core.limits import NonNegativeFloat
 from llmrl.core.memory import check_games
 from llmrl.core.objectives import Objective
+from llmrl.core.observers import Observer
 from llmrl.core.protocols import Agent, ChatModel, Controller, Loop, Meter, Proposer, Scorer, Teacher, VecEnv
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.guard import guarded, raised
 from llmrl.experiment.distributed_checks import check_together, processes_here
+from llmrl.experiment.loggers import check_loggers
 from llmrl.experiment.means import Means
 from llmrl.experiment.models import POLICIES, asking
 from llmrl.experiment.pretraining import located
@@ -38,6 +40,10 @@ LOOPS: Mapping[LoopKind, str] = {
 """What each kind of loop is built from, with the section of the config that has its name (`section`)."""
 
 
+WATCHED: tuple[LoopKind, ...] = ("design", "learn", "clone", "play")
+"""Loops whose steps observers can be told of."""
+
+
 @dataclass
 class Parts:
     """What one experiment is made of: one agent, with a teacher of its own, for each society of the proposals that are
@@ -53,6 +59,7 @@ class Parts:
     kind: LoopKind
     objective: Objective
     spending_cost: float
+    observers: Sequence[Observer] = ()
 
     @property
     def device(self) -> str:
@@ -148,10 +155,11 @@ def build_parts(
         if kind == "search" and not can_search(config["principal"], builder):
             raise ConfigError(needs_mechanism(config["principal"]["_target_"]))
         principal = None if play_only else builder.build(config["principal"], "principal")
+        observers = [] if play_only else _observers(config, env, folder, kind)
     except BaseException:
         env.close()
         raise
-    return Parts(env, agents, principal, teacher, llm, means, kind, judged, cost)
+    return Parts(env, agents, principal, teacher, llm, means, kind, judged, cost, observers)
 
 
 def build_env(node: Mapping[str, Any], injected: Mapping[str, Any], trusted: Sequence[str]) -> VecEnv:
@@ -175,17 +183,20 @@ def loop_kind(config: Config) -> LoopKind:
     """The loop that follows from the parts, before any is built.
 
     A principal governs a game's mechanism (`design`), or proposes the parameters of an agent that is a function of
-    them (`search`). Without one, agents that learn do so (`learn`), from what others did (`clone`), or in a loop of
-    their own (`baseline`).
+    them (`search`). Without one, it is the loop that the agent's class declares (`Agent.loop`), and who waits for
+    parameters plays (`play`). Agents that could learn and do not play, too, which is known when they are built.
+
+    Raises:
+        ConfigError: an agent that learns by itself under a principal, or one that declares no loop.
     """
-    agent = Builder(trusted=config["trusted_modules"]).locate(config["agent"]["_target_"], "agent")
+    loop = agent_loop(config["agent"], Builder(trusted=config["trusted_modules"]))
     if config["principal"].get("_target_") is None:
-        return "baseline" if hasattr(agent, "fit") else "clone" if hasattr(agent, "imitate") else "learn"
-    if hasattr(agent, "fit"):
+        return "play" if loop == "search" else loop
+    if loop == "baseline":
         raise ConfigError("agent=sb3 learns in a loop of its own, and nobody proposes anything to it: principal=none")
-    if hasattr(agent, "imitate"):
+    if loop == "clone":
         raise ConfigError("agent=bc learns what others did, and nobody proposes anything to it: principal=none")
-    return "search" if hasattr(agent, "adopt") else "design"
+    return "search" if loop == "search" else "design"
 
 
 def section(kind: LoopKind) -> str:
@@ -214,6 +225,8 @@ def build_loop(config: Config, parts: Parts, known: Callable[[], Any] | None = N
         "teacher": parts.teacher,
         "cores": parts.means.cores,
     }
+    if kind in WATCHED:
+        injected["observers"] = parts.observers
     if known is not None:
         injected["known"] = known
     if parts.principal is not None:
@@ -222,6 +235,28 @@ def build_loop(config: Config, parts: Parts, known: Callable[[], Any] | None = N
         injected |= {"objective": parts.objective, "spending_cost": parts.spending_cost}
     builder = Builder(injected, config["trusted_modules"])
     built: Loop = builder.build({"_target_": LOOPS[kind], **config[section(kind)]}, section(kind))
+    return built
+
+
+def _observers(config: Config, env: VecEnv, folder: Path | None, kind: LoopKind) -> list[Observer]:
+    """The user's own observers.
+
+    Raises:
+        ConfigError: one of them is none, or cannot watch this run.
+    """
+    nodes = config.get("observers") or []
+    if nodes and kind not in WATCHED:
+        raise ConfigError(
+            f"observers={[node.get('_target_') for node in nodes]}: this run is a {kind}, whose episodes are played in "
+            f"other processes, where nobody watches; observers are for runs that are {', '.join(WATCHED)}"
+        )
+    builder = Builder({"spec": env.spec, "env": env, "folder": folder}, config["trusted_modules"])
+    built = [builder.build(node, f"observers[{i}]") for i, node in enumerate(nodes)]
+    for i, each in enumerate(built):
+        if not isinstance(each, Observer):
+            raise ConfigError(
+                f"observers[{i}]: {type(each).__name__} is no observer; derive it from llmrl.core.observers.Observer"
+            )
     return built
 
 
@@ -260,9 +295,12 @@ def check_values(config: Config) -> None:
         raise ConfigError(f"seed={config['seed']!r}: a whole number >= 0 is needed")
     for group in ("env", "agent", "principal", "teacher", "hardware"):
         builder.check(config[group], group)
+    for i, node in enumerate(config.get("observers") or ()):
+        builder.check(node, f"observers[{i}]")
     check_games(config["env"].get("n_envs"))
     spending_cost(config)
     check_together(config)
+    check_loggers(config)
     if asking(config):
         builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
         for policy in ("retry", "limits", "budget", "max_invalid"):

@@ -18,7 +18,7 @@ from llmrl.core.errors import RunFolderError
 from llmrl.core.fields import read_object
 from llmrl.experiment import needed as needed_runs
 from llmrl.experiment.models import POLICIES, asking
-from llmrl.experiment.needed import NeededRun
+from llmrl.experiment.needed import Compute, NeededRun
 from llmrl.experiment.parts import Parts, games_of_a_society, loop_kind
 from llmrl.loops.references import References, Situation, coarse_scan
 from llmrl.run.content import SUMMARY_NAME
@@ -72,7 +72,7 @@ def needed(config: Config, parts: Parts) -> list[NeededRun]:
     ]
 
 
-def ensure(config: Config, parts: Parts, behind: Sequence[NeededRun], run: Run) -> None:
+def ensure(config: Config, parts: Parts, behind: Sequence[NeededRun], run: Run, compute: Compute) -> None:
     """Compute the runs `behind` the reference lines of `run`, or wait for them; say where there are none.
 
     Raises:
@@ -82,7 +82,7 @@ def ensure(config: Config, parts: Parts, behind: Sequence[NeededRun], run: Run) 
     why = left_out(config, parts)
     if why is not None and config["design"]["references"]:
         log.info("reference lines: %s", why)
-    needed_runs.ensure(behind, run)
+    needed_runs.ensure(behind, run, compute)
 
 
 def known(behind: Sequence[NeededRun]) -> References | None:

@@ -13,11 +13,11 @@ from llmrl.experiment.arms import shortage
 from llmrl.experiment.distributed_checks import check_alike
 from llmrl.experiment.means import Means, Model
 from llmrl.experiment.models import asking, model_asked
-from llmrl.experiment.needed import ensure
+from llmrl.experiment.needed import Compute, ensure
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.experiment.plan import plan
-from llmrl.experiment.usage import llm_summary
 from llmrl.llms.transcript import Transcript
+from llmrl.llms.usage import llm_summary
 from llmrl.run.shared import shared_of
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ class Training(Application):
         finally:
             parts.close()
 
-    def compute(self, config: Config, means: Means, run: Run) -> None:
+    def compute(self, config: Config, means: Means, run: Run, compute_needed: Compute) -> None:
         llm = means.join_run(run.folder, lambda: run.stop.requested)
         run.status.llm = "" if llm is None else llm.label
         run.status.shared = shared_of(config, asks=llm is not None)
         run.metrics.attach(Transcript.TAG, Transcript(run.folder))
-        ensure(pretraining.needed(config), run)
+        ensure(pretraining.needed(config), run, compute_needed)
         parts = build_parts(config, llm, folder=run.folder, means=means)
         run.status.env = parts.env.spec.name
         try:
@@ -68,7 +68,7 @@ class Training(Application):
                 log.warning("%s", short)
             behind = references.needed(config, parts)
             loop = build_loop(config, parts, lambda: references.known(behind))  # before hours are spent on references
-            references.ensure(config, parts, behind, run)
+            references.ensure(config, parts, behind, run, compute_needed)
             run.result = loop.run(run)
             run.summary |= llm_summary(llm)
         finally:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.judge import Judge
 from llmrl.finetuning.optimiser import Optimiser
@@ -15,7 +16,6 @@ from llmrl.finetuning.rewards import Rewards, Scale
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import Dtype
 from llmrl.llms.local.lora import Lora
-from llmrl.run.run import Run
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ class Job:
         save: makes it count, given its step; raises RunFolderError.
     """
 
-    run: Run
+    run: RunContext
     chat: LocalChat
     module: torch.nn.Module
     questions: Sequence[Question]

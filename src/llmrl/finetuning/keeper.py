@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from llmrl.core.run_context import ProgressDisplay
 from llmrl.finetuning.job import Job
-from llmrl.run.progress import Progress
 from llmrl.run.run import Stopped
 
 _LEFT_OUT = ("epoch", "num_tokens", "total_flos")
@@ -30,7 +30,7 @@ class Keeper(TrainerCallback):
     """
 
     def __init__(
-        self, job: Job, progress: Progress, measured: Callable[[], Mapping[str, float]] | None, every: int
+        self, job: Job, progress: ProgressDisplay, measured: Callable[[], Mapping[str, float]] | None, every: int
     ) -> None:
         self.job, self.run, self.progress, self.measured, self.every = job, job.run, progress, measured, every
 

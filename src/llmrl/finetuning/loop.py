@@ -15,6 +15,7 @@ from llmrl.core.errors import CheckpointError, ConfigError, RunFolderError
 from llmrl.core.fields import read_object
 from llmrl.core.limits import PositiveInt
 from llmrl.core.records import State
+from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.evaluation import ask, baselines, difference, measure, summarize
 from llmrl.finetuning.examples import Example
@@ -31,7 +32,6 @@ from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import empty_model, load_model
 from llmrl.llms.validity import Validity
 from llmrl.run.files import write_json
-from llmrl.run.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class FinetuneLoop:
         ]
         return [*rows, ("  other tasks", ", ".join(task.name for task in self.transfer) or "none")]
 
-    def run(self, run: Run) -> float:
+    def run(self, run: RunContext) -> float:
         """Go on from where the run stands; returns the mean score (return, scaled to [0, 1]) of the trained proposer on
         held-out prompts.
 
@@ -162,12 +162,12 @@ class FinetuneLoop:
             "trained": self.trained,
         }
 
-    def _restore(self, run: Run) -> None:
+    def _restore(self, run: RunContext) -> None:
         if run.restored is not None:
             self.measured, self.meters = run.restored["measured"], run.restored["meters"]
             self.step, self.trained = run.restored["step"], run.restored["trained"]
 
-    def _tasks(self, run: Run) -> tuple[dict[str, _Asked], Data]:
+    def _tasks(self, run: RunContext) -> tuple[dict[str, _Asked], Data]:
         """Every task with its questions; and the data of the one that is trained on."""
 
         def prepared(task: Task, dataset: Dataset, seeds: Seeds) -> Data:
@@ -214,7 +214,13 @@ class FinetuneLoop:
         log.info("%d numbers will be trained beside the weights of %s", trained, chat.model)
 
     def _evaluate(
-        self, run: Run, when: str, client: ChatClient, tasks: dict[str, _Asked], iteration: int, more: dict[str, float]
+        self,
+        run: RunContext,
+        when: str,
+        client: ChatClient,
+        tasks: dict[str, _Asked],
+        iteration: int,
+        more: dict[str, float],
     ) -> None:
         """Measure what is not measured yet, and log all."""
         done = self.measured[when]
@@ -244,7 +250,14 @@ class FinetuneLoop:
         run.checkpoint(iteration + len(tasks), self.state_dict())
 
     def _train(
-        self, run: Run, chat: LocalChat, data: Data, replies: list[str | None], scale: Scale, adapter: Path, first: int
+        self,
+        run: RunContext,
+        chat: LocalChat,
+        data: Data,
+        replies: list[str | None],
+        scale: Scale,
+        adapter: Path,
+        first: int,
     ) -> None:
         folder = run.folder / WEIGHTS
         resume = self._resume(folder)
@@ -281,7 +294,7 @@ class FinetuneLoop:
             )
         return wanted
 
-    def _conclude(self, run: Run, tasks: dict[str, _Asked]) -> float:
+    def _conclude(self, run: RunContext, tasks: dict[str, _Asked]) -> float:
         results: dict[str, Any] = {}
         for name, asked in tasks.items():
             before, after = self.measured["before"][name], self.measured["after"][name]

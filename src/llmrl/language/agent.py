@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.processes import Processes
-from llmrl.core.protocols import Scorer
+from llmrl.core.protocols import AgentLoop, Scorer
 from llmrl.core.records import State
+from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.language.network import Actions, Activation, LanguageActorCritic, Precision
@@ -20,7 +21,6 @@ from llmrl.language.reference import Reference
 from llmrl.learners.divided import divided as divided_like
 from llmrl.learners.divided import gathered
 from llmrl.learners.ppo import PPO, PPOSettings
-from llmrl.learners.rollout import Rollout
 from llmrl.llms.local.fingerprint import folder_fingerprint
 from llmrl.llms.local.lora import Lora
 from llmrl.llms.local.scorer import LocalScorer
@@ -60,6 +60,8 @@ class LanguagePPOAgent:
         LLMError: the model cannot be loaded.
         CheckpointError: there are no weights to start from.
     """
+
+    loop: ClassVar[AgentLoop] = "learn"
 
     def __init__(
         self,

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from llmrl.core.records import State
+from llmrl.core.rollouts import Rollout
 from llmrl.language.network import LanguageActorCritic
 from llmrl.language.policy import shared
-from llmrl.learners.rollout import Rollout
 
 
 class Reference:

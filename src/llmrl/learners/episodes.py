@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
 from llmrl.core.records import Array, State
+from llmrl.core.rollouts import Episode
 from llmrl.core.spaces import EnvSpec
 
 BLOCK = 2**22
 """Numbers that are summed up together at most, so that long rollouts of many games need little memory."""
-
-
-@dataclass
-class Episode:
-    """One finished episode of one game.
-
-    Attributes:
-        returns: sum of rewards of each agent, [n_agents].
-        base_returns: the same before the mechanism, [n_agents].
-        length: steps.
-        summaries: `EnvSpec.metrics` entries, aggregated as the environment says; NaN where one says nothing of it.
-        gains: steps in which each agent's base reward was positive, [n_agents].
-        gain_times: sum of the indices (from 0) of these steps, [n_agents].
-        game: index of the game.
-        start: steps of the game before it, since all games were last begun anew.
-    """
-
-    returns: np.ndarray
-    base_returns: np.ndarray
-    length: int
-    summaries: dict[str, float]
-    gains: np.ndarray
-    gain_times: np.ndarray
-    game: int = 0
-    start: int = 0
 
 
 class Running:

@@ -11,9 +11,9 @@ import torch
 from llmrl.core.errors import ConfigError
 from llmrl.core.objectives import Objective
 from llmrl.core.records import MetaSettings, Outcome
+from llmrl.core.rollouts import Rollout
 from llmrl.learners.outer import direct_derivative, step_credits
 from llmrl.learners.ppo import PPO
-from llmrl.learners.rollout import Rollout
 from llmrl.learners.updaters import Differentiable
 from llmrl.networks import categorical
 from llmrl.networks.actor_critic import MECHANISM

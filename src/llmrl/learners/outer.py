@@ -8,8 +8,8 @@ import torch
 
 from llmrl.core.objectives import Objective
 from llmrl.core.records import Array, MetaSettings, Outcome
+from llmrl.core.rollouts import Rollout
 from llmrl.learners.advantages import generalized_advantages
-from llmrl.learners.rollout import Rollout
 
 
 def step_credits(

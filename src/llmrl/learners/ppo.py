@@ -17,10 +17,10 @@ from llmrl.core.errors import Diverged
 from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.protocols import Teacher
 from llmrl.core.records import State
+from llmrl.core.rollouts import Rollout
 from llmrl.learners.advantages import generalized_advantages, normalized
 from llmrl.learners.losses import surrogate, value_error
 from llmrl.learners.minibatches import Batch, Samples, Sequences
-from llmrl.learners.rollout import Rollout
 from llmrl.learners.scaling import RewardScale
 from llmrl.learners.updaters import InPlace, Record, Updater
 from llmrl.networks import categorical

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,62 +12,13 @@ import torch
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.memory import need_memory
-from llmrl.core.protocols import ChannelsOnRequest, Policy, VecEnv, Witness, unchanged
-from llmrl.core.records import Act, Array, Observation, State, Step, on_host
+from llmrl.core.observers import Observer, StepObserver, Transition
+from llmrl.core.protocols import ChannelsOnRequest, Policy, VecEnv, unchanged
+from llmrl.core.records import Array, Observation, State, on_host
+from llmrl.core.rollouts import Rollout
 from llmrl.core.texts import Texts, TextTable
 from llmrl.learners.entropies import Entropies
-from llmrl.learners.episodes import Episode, Running
-
-__all__ = ["Collector", "Episode", "Rollout"]
-
-
-@dataclass
-class Rollout:
-    """T steps of all games. Tensors are on the policy's device, leading axes [T, n_envs, n_agents].
-
-    Attributes:
-        observation: channels the policy reads, unless `features` replaces them, and those kept for a teacher; those
-            of texts are `Texts` of the same shape.
-        features: frozen-core features [T, n_envs, n_agents, F], or None.
-        action, log_prob, value, reward: [T, n_envs, n_agents]; action [T, n_envs, n_agents, a] where it is several
-            numbers.
-        base_reward: reward before the mechanism, [T, n_envs, n_agents].
-        terminated, truncated: [T, n_envs] bool.
-        first: the step is the first of its episode, [T, n_envs] bool.
-        next_value: V of the state each step reached (0 where it terminated), [T, n_envs, n_agents].
-        info: `EnvSpec.per_step`, each [T, n_envs] (NumPy).
-        episodes: those that finished in these steps.
-        exposure: derivative of `reward` by the mechanism's values, [T, n_envs, n_agents, d], if it was asked for.
-        state: what the policy remembered before the first step, [n_envs, n_agents, k]; None if it remembers nothing.
-    """
-
-    observation: dict[str, Any]
-    features: torch.Tensor | None
-    action: torch.Tensor
-    log_prob: torch.Tensor
-    value: torch.Tensor
-    reward: torch.Tensor
-    base_reward: torch.Tensor
-    terminated: torch.Tensor
-    truncated: torch.Tensor
-    first: torch.Tensor
-    next_value: torch.Tensor
-    info: dict[str, np.ndarray]
-    episodes: list[Episode]
-    exposure: torch.Tensor | None = None
-    state: torch.Tensor | None = None
-
-    def copy(self) -> Rollout:
-        """The same in memory of its own: the collector's next rollout overwrites what it handed out before."""
-        return replace(
-            self,
-            observation={name: x.clone() for name, x in self.observation.items()},
-            features=None if self.features is None else self.features.clone(),
-            action=self.action.clone(),
-            log_prob=self.log_prob.clone(),
-            value=self.value.clone(),
-            next_value=self.next_value.clone(),
-        )
+from llmrl.learners.episodes import Running
 
 
 class Collector:
@@ -79,18 +30,17 @@ class Collector:
     Where the environment keeps its numbers on a device, they stay there, and no step waits for it: what is decided
     while games go on is decided by what has ended, which the processor knows.
 
-    A policy that is a `Witness` is told of the starts of episodes and of every step; one that is `Memoizing` is told
-    that it stays as it is for a rollout.
+    A policy that is a `StepObserver` is told of the starts of episodes and of every step; one that is `Memoizing` is
+    told that it stays as it is for a rollout. Whoever else wants to know of them is one of the `observers`, which are
+    told in their order, after the policy.
 
     Args:
         env, policy: what plays.
         device: of the policy.
         keep: channels that rollouts for learning hold beside those the policy reads.
         before_reset: called with the games [n_envs] that are about to be reset, e.g. to set their mechanism; None:
-            nobody wants to know.
-
-    Attributes:
-        last: what was seen, what was done and what it led to in the newest step; None before the first.
+            nothing is to be done.
+        observers: who watches; without any, nothing is done for them.
 
     Raises:
         ConfigError: the environment has no such channel; later: there is no memory for what is to be kept.
@@ -103,18 +53,14 @@ class Collector:
         device: str,
         keep: Sequence[str] = (),
         before_reset: Callable[[np.ndarray], None] | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self._before_reset = before_reset or (lambda games: None)
         self.env, self.policy, self.device = env, policy, torch.device(device)
         self.spec = env.spec
         self._env_device = None if self.spec.device is None else torch.device(self.spec.device)
-        if missing := [name for name in (*policy.channels, *keep) if name not in self.spec.observation]:
-            raise ConfigError(
-                f"env={self.spec.name} offers no channel {missing[0]!r}, but {', '.join(self.spec.observation)}; "
-                "see env.observe"
-            )
-        if isinstance(env, ChannelsOnRequest):
-            env.provide((*policy.channels, *keep))
+        self._request((*policy.channels, *keep, *(name for each in observers for name in each.channels)))
+        self._observers = list(observers)
         self._keep = tuple(keep)
         self._extra = tuple(name for name in keep if name not in policy.channels)
         self._observation: Observation | None = None
@@ -124,8 +70,6 @@ class Collector:
         self._running = Running(self.spec)
         self._texts = {name: channel.dtype == "object" for name, channel in self.spec.observation.items()}
         self._buffers: dict[str, torch.Tensor] = {}
-        self._witness = policy if isinstance(policy, Witness) else None
-        self.last: tuple[Observation, Act, Step] | None = None
 
     def reset(self, seed: int | Sequence[int], games: np.ndarray | None = None) -> None:
         """Start new episodes from `seed`, forgetting those in progress; in `games` [n_envs] alone, if they are given:
@@ -141,25 +85,46 @@ class Collector:
         self._fresh = np.ones(self.spec.n_envs, dtype=bool) if games is None else games.copy()
         self._ended = ~self._fresh
         self._running = Running(self.spec)
-        if self._witness is not None:
-            self._witness.started(self._fresh.copy())
+        for each in self._told():
+            each.on_reset(self._fresh.copy(), self._observation)
+
+    @contextmanager
+    def observed(self, *observers: Observer) -> Iterator[None]:
+        """A span in which these observe, too, after those there are.
+
+        Raises:
+            ConfigError: the environment has no such channel as one of them reads.
+        """
+        self._request(tuple(name for each in observers for name in each.channels))
+        before, self._observers = self._observers, [*self._observers, *observers]
+        try:
+            yield
+        finally:
+            self._observers = before
+
+    @contextmanager
+    def unobserved(self) -> Iterator[None]:
+        """A span in which no observer is told anything: of an evaluation between rollouts that are learned from."""
+        before, self._observers = self._observers, []
+        try:
+            yield
+        finally:
+            self._observers = before
 
     def collect(
         self,
         n_steps: int,
         generator: torch.Generator | Sequence[torch.Generator],
         learn: bool = True,
-        on_step: Callable[[], None] | None = None,
         keep_exposure: bool = False,
         greedy: bool = False,
         restart: bool = True,
     ) -> Rollout:
         """Play `n_steps` steps in every game; without `learn`, observations and values are not kept.
 
-        `on_step` is called after each step (progress displays, frames for a video). `keep_exposure` keeps what the
-        environment tells about the mechanism's effect (`EnvSpec.exposure`). `greedy` takes likeliest actions. Without
-        `restart`, games that end wait for the next `reset`, and what they are shown as doing meanwhile means nothing;
-        the rollout is shorter where all games wait.
+        `keep_exposure` keeps what the environment tells about the mechanism's effect (`EnvSpec.exposure`). `greedy`
+        takes likeliest actions. Without `restart`, games that end wait for the next `reset`, and what they are shown as
+        doing meanwhile means nothing; the rollout is shorter where all games wait.
         """
         if self._observation is None:
             raise RuntimeError("Collector.reset(seed) must come before the first collect()")
@@ -188,6 +153,7 @@ class Collector:
         features: torch.Tensor | None = None
         before: torch.Tensor | None = None
         entropies = Entropies(self.spec, self._env_device)
+        watching = self._told()
         told: list[Mapping[str, Any]] = []  # nothing writes over them, and put together at the end they cost less
 
         with unchanged(self.policy):
@@ -197,8 +163,8 @@ class Collector:
                     self._before_reset(waiting)
                     self._observation = self.env.reset(mask=waiting)
                     self._fresh |= waiting
-                    if self._witness is not None:
-                        self._witness.started(waiting)
+                    for each in watching:
+                        each.on_reset(waiting, self._observation)
                     waiting = np.zeros_like(waiting)
                 if waiting.all():
                     break
@@ -227,8 +193,7 @@ class Collector:
                         self._store(stored, name, t, n_steps, x)
                 step = self.env.step(self._for_env(act.action))
                 played += 1
-                self.last = (self._observation, act, step)
-                self._observation = step.observation
+                seen, self._observation = self._observation, step.observation
                 reward[t], base_reward[t], terminated[t] = step.reward, step.base_reward, step.terminated
                 if keep_exposure:
                     assert step.exposure is not None
@@ -243,8 +208,10 @@ class Collector:
                 entropies.write(info, played)
                 ends[t] = (terminated[t] | truncated[t]) & ~waiting
                 self._ended = ends[t] | waiting
-                if self._witness is not None:
-                    self._witness.happened(step, self._ended)
+                if watching:
+                    transition = Transition(seen, act, step, self._ended)
+                    for each in watching:
+                        each.on_step(transition)
                 if learn:
                     next_value[t] = 0.0
                     # Only states the next step does not look at need a forward pass of their own.
@@ -253,8 +220,6 @@ class Collector:
                             self._to_tensors(step.observation, self.policy.channels), self._state
                         )
                         next_value[t] = torch.where(self._tensor(terminated[t])[:, None], 0.0, after)
-                if on_step is not None:
-                    on_step()
 
         entropies.write(info, played, rest=True)
         for i, name in enumerate(per_step):
@@ -265,7 +230,7 @@ class Collector:
         if learn:  # where the episode went on, the state reached is the next one acted in
             ended = self._tensor(terminated | truncated)[:-1, :, None]
             next_value[:-1] = torch.where(ended, next_value[:-1], value[1:])
-        return Rollout(
+        rollout = Rollout(
             observation=stored,
             features=features,
             action=action[:played],
@@ -283,6 +248,11 @@ class Collector:
             # A policy that starts from nothing starts from zeros.
             state=torch.zeros_like(self._state) if before is None and self._state is not None else before,
         )
+        for observer in self._observers:
+            for episode in episodes:
+                observer.on_episode_end(episode)
+            observer.on_rollout(rollout)
+        return rollout
 
     def state_dict(self) -> State:
         """Where the games stand. Empty where the engine cannot be restored: then `reset` follows a resume."""
@@ -307,6 +277,29 @@ class Collector:
         self._fresh = np.array(state["fresh"])
         self._ended = np.array(state["ended"])
         self._running = Running(self.spec, state["running"])
+
+    def close(self) -> None:
+        """Tell the observers that nothing more is to come."""
+        for observer in self._observers:
+            observer.close()
+
+    def _told(self) -> list[StepObserver]:
+        """Who is told of steps: the policy, if it wants to know, then the observers."""
+        return [*([self.policy] if isinstance(self.policy, StepObserver) else []), *self._observers]
+
+    def _request(self, channels: Sequence[str]) -> None:
+        """See to it that the environment observes `channels`.
+
+        Raises:
+            ConfigError: it has no such channel.
+        """
+        if missing := [name for name in channels if name not in self.spec.observation]:
+            raise ConfigError(
+                f"env={self.spec.name} offers no channel {missing[0]!r}, but {', '.join(self.spec.observation)}; "
+                "see env.observe"
+            )
+        if isinstance(self.env, ChannelsOnRequest):
+            self.env.provide(channels)
 
     def _store(self, stored: dict[str, Any], name: str, t: int, n_steps: int, x: Any) -> None:
         """Keep what was observed in step `t`; of texts, each different one once a rollout."""

@@ -10,7 +10,7 @@ import torch
 
 from llmrl.core.protocols import Policy, unchanged
 from llmrl.core.records import Act
-from llmrl.learners.rollout import Rollout
+from llmrl.core.rollouts import Rollout
 from llmrl.networks.stacked_policies import StackedPolicies, stackable_policies
 
 

@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from llmrl.core.protocols import Agent
+from llmrl.core.rollouts import Rollout
 from llmrl.learners.ppo import OWN, PPO, unexplained_variance
-from llmrl.learners.rollout import Rollout
 from llmrl.learners.side_by_side import split
 from llmrl.learners.stacked import Dealt, Stacked, alike
 from llmrl.learners.updaters import Record

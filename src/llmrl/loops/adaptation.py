@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from llmrl.core.gradients import MetaLearner
+from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
-from llmrl.learners.rollout import Collector, Episode
+from llmrl.learners.rollout import Collector
 from llmrl.loops.societies import Societies
 
 
@@ -30,16 +29,13 @@ class Adaptation:
         piece = rollout_steps or horizon
         self.pieces = [piece] * (horizon // piece)
 
-    def round(
-        self, seeds: Seeds, on_step: Callable[[], None] | None = None, learner: MetaLearner | None = None
-    ) -> tuple[list[Episode], list[dict[str, float]]]:
+    def round(self, seeds: Seeds, learner: MetaLearner | None = None) -> tuple[list[Episode], list[dict[str, float]]]:
         """Play an episode in every game, and update every society after each piece of it.
 
         Agents that do not learn play whole episodes and are not updated.
 
         Args:
             seeds: of the round: of its games, its actions and its minibatches.
-            on_step: called after each step of the games.
             learner: updates in the societies' place and keeps how the updates depend on the mechanism.
 
         Returns:
@@ -51,7 +47,7 @@ class Adaptation:
         episodes: list[Episode] = []
         losses: list[dict[str, float]] = []
         for i, steps in enumerate(self.pieces if learns else [sum(self.pieces)]):
-            rollout = self.collector.collect(steps, generators, learns, on_step, keep_exposure=learner is not None)
+            rollout = self.collector.collect(steps, generators, learns, keep_exposure=learner is not None)
             episodes += rollout.episodes
             draws = seeds if i == 0 else seeds.child("piece").child(i)
             if learner is not None:

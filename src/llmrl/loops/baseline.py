@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.core.protocols import Agent, Controller, VecEnv
 from llmrl.core.records import State
+from llmrl.core.run_context import Kind, RunContext
 from llmrl.core.seeding import Seeds
 from llmrl.loops.episodes import (
     Evaluations,
@@ -23,10 +24,6 @@ from llmrl.loops.episodes import (
     evaluation_seeds,
 )
 from llmrl.run.content import RESULT_EPISODES
-
-if TYPE_CHECKING:
-    from llmrl.run.metrics import Kind
-    from llmrl.run.run import Run
 
 EpisodeOver = Callable[[float, int], bool]
 """Told the return and length of an episode; whether to go on."""
@@ -131,7 +128,7 @@ class BaselineLoop:
     def estimate(self) -> None:
         """It asks nobody."""
 
-    def run(self, run: Run) -> float:
+    def run(self, run: RunContext) -> float:
         """Returns the mean return of the trained policy on unseen seeds."""
         assert isinstance(self.env, PlaysControllers)
         if run.restored is not None:
@@ -157,7 +154,7 @@ class BaselineLoop:
         }
         return metrics["search/incumbent_return"]
 
-    def _train(self, run: Run, measure: Callable[[], Played]) -> None:
+    def _train(self, run: RunContext, measure: Callable[[], Played]) -> None:
         # Where a run that is stopped goes on from: the very beginning.
         beginning = {**self._state(), **run.mark()}
         returns: list[float] = []
@@ -169,7 +166,7 @@ class BaselineLoop:
             returns.append(value)
             lengths.append(length)
             self.env_steps += length
-            progress.update(progress.numbers.done + 1)
+            progress.advance(1)
             if len(returns) == self.block:
                 self._log(run, returns, lengths, measure)
                 run.safe_point(0, lambda: beginning)
@@ -179,7 +176,7 @@ class BaselineLoop:
             assert isinstance(self.env, MadeByGymnasium)
             self.agent.fit(self.env.single, over, self.blocks * self.block)
 
-    def _log(self, run: Run, returns: list[float], lengths: list[int], measure: Callable[[], Played]) -> None:
+    def _log(self, run: RunContext, returns: list[float], lengths: list[int], measure: Callable[[], Played]) -> None:
         self.returns.append(float(np.mean(returns)))
         metrics = {
             "search/return": self.returns[-1],
@@ -192,7 +189,7 @@ class BaselineLoop:
         returns.clear()
         lengths.clear()
 
-    def _row(self, run: Run, kind: Kind, metrics: dict[str, float]) -> None:
+    def _row(self, run: RunContext, kind: Kind, metrics: dict[str, float]) -> None:
         episodes = len(self.returns) * self.block
         run.metrics.log(kind, "episodes", metrics, episodes=episodes, env_steps=self.env_steps)
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.objectives import Objective
+from llmrl.core.observers import Observer
 from llmrl.core.protocols import Agent, VecEnv
 from llmrl.core.records import State
+from llmrl.core.rollouts import Episode
+from llmrl.core.run_context import Kind, RunContext
 from llmrl.core.seeding import Seeds
 from llmrl.learners.cloning import Cloning
-from llmrl.learners.rollout import Collector, Episode
+from llmrl.learners.rollout import Collector
 from llmrl.loops.outcomes import episode_row, write_results
 from llmrl.loops.playing import play_episodes
 from llmrl.loops.welfare import episode_welfare, summarize, summarize_welfare
 from llmrl.run.content import RESULT_EPISODES
-
-if TYPE_CHECKING:
-    from llmrl.run.metrics import Kind
-    from llmrl.run.run import Run
 
 
 @runtime_checkable
@@ -45,6 +44,7 @@ class CloneLoop:
         evaluate_every: updates between evaluations in the games; 0: only at the end.
         evaluate_episodes: episodes of an evaluation (at least; all games play).
         objective, spending_cost: what the society is judged on, as in `design`; None is the environment's own.
+        observers: the user's own, who watch the games.
 
     Raises:
         ConfigError: the agent does not imitate, or its data cannot be used.
@@ -63,12 +63,13 @@ class CloneLoop:
         evaluate_episodes: PositiveInt,
         objective: Objective | None = None,
         spending_cost: NonNegativeFloat = 0.0,
+        observers: Sequence[Observer] = (),
     ) -> None:
         [self.agent] = agents
         if not isinstance(self.agent, Imitator):
             raise ConfigError(f"{type(self.agent).__name__} does not imitate; use agent=bc")
         self.env, self.seeds = env, seeds
-        self.collector = Collector(env, self.agent.policy, device)
+        self.collector = Collector(env, self.agent.policy, device, observers=observers)
         self.cloning = self.agent.imitate(epochs)
         self.epochs, self.log_every, self.measure_every = epochs, log_every, measure_every
         self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
@@ -87,7 +88,7 @@ class CloneLoop:
     def estimate(self) -> None:
         """It asks nobody."""
 
-    def run(self, run: Run) -> float:
+    def run(self, run: RunContext) -> float:
         """Learn, then evaluate; returns what a principal would be judged on, mean over episodes (by default the base
         return of an agent)."""
         self._restore(run)
@@ -101,6 +102,7 @@ class CloneLoop:
                 run.safe_point(self.updates, self.state_dict)
         run.checkpoint(self.updates, self.state_dict())
         episodes = self.evaluate()
+        self.collector.close()
         final = {**self._held_out(), **self.judge(episodes)}
         rows = [episode_row(episode, self.objective, self.spending_cost) for episode in episodes]
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
@@ -130,7 +132,7 @@ class CloneLoop:
         """Everything a resumed run needs to go on exactly; the games begin anew for every evaluation."""
         return {"agents": [self.agent.state_dict()], "recent": list(self.recent)}
 
-    def _log(self, run: Run) -> None:
+    def _log(self, run: RunContext) -> None:
         """What is to be logged after the newest update, where it is the time."""
         if self.updates % self.log_every == 0 or self.updates == self.cloning.updates:
             names = self.recent[0]
@@ -147,7 +149,7 @@ class CloneLoop:
         if measured:
             self._row(run, "evaluation", measured)
 
-    def _row(self, run: Run, kind: Kind, metrics: dict[str, float]) -> None:
+    def _row(self, run: RunContext, kind: Kind, metrics: dict[str, float]) -> None:
         run.metrics.log(kind, "updates", metrics, updates=self.updates, samples=self._samples())
 
     def _held_out(self) -> dict[str, float]:
@@ -159,7 +161,7 @@ class CloneLoop:
         epochs, updates = divmod(self.updates, c.updates_per_epoch)
         return epochs * c.learnt + min(updates * c.settings.batch_size, c.learnt)
 
-    def _restore(self, run: Run) -> None:
+    def _restore(self, run: RunContext) -> None:
         self.updates = run.iteration
         if run.restored is not None:
             self.agent.load_state_dict(run.restored["agents"][0])

@@ -5,31 +5,31 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from llmrl.core.gradients import GradientProposer, MetaLearner
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.objectives import Objective
+from llmrl.core.observers import Observer
 from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, Teacher, VecEnv
 from llmrl.core.records import CallEstimate, State
+from llmrl.core.rollouts import Episode, Rollout
+from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
-from llmrl.learners.rollout import Collector, Episode, Rollout
+from llmrl.learners.rollout import Collector
 from llmrl.loops.adaptation import Adaptation
 from llmrl.loops.design_checks import checked_horizon
 from llmrl.loops.design_history import DesignHistory
 from llmrl.loops.differentiating import differentiable_agent
 from llmrl.loops.naming import Naming
+from llmrl.loops.observers import GraceWatch, StepProgress
 from llmrl.loops.references import References
 from llmrl.loops.scoring import Score, proposal_metrics, score
 from llmrl.loops.societies import Societies
 from llmrl.loops.welfare import summarize
 from llmrl.run.content import RESULT_EPISODES
-
-if TYPE_CHECKING:
-    from llmrl.run.progress import Progress
-    from llmrl.run.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class DesignLoop:
         contexts: of a step: `drawn`, or one after the other (`in_turn`).
         references: times that each vector of the coarse scan is measured, by runs before this one; 0: there are none.
         known: tells what those found, once they are finished; None before.
+        observers: the user's own, who watch the games.
 
     Raises:
         ConfigError: parts that cannot work together.
@@ -110,6 +111,7 @@ class DesignLoop:
         contexts: Literal["drawn", "in_turn"] = "drawn",
         references: NonNegativeInt = 0,
         known: Callable[[], References | None] = lambda: None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         horizon = checked_horizon(env.spec, principal, candidates, societies, reset_agents, race, rollout_steps)
         self.env, self.agents, self.principal, self.seeds = env, agents, principal, seeds
@@ -122,7 +124,7 @@ class DesignLoop:
         self.meter = meter
         self.differentiable = differentiable_agent(env, agents[0], principal, adapt_rounds)
         keep = () if teacher is None else teacher.channels
-        self.collector = Collector(env, self.societies.policy, device, keep)
+        self.collector = Collector(env, self.societies.policy, device, keep, observers=observers)
         # The progress of the run, all of it in a checkpoint.
         self.step = 0
         self.round = 0
@@ -185,19 +187,26 @@ class DesignLoop:
             return None
         return self.principal.estimate(self.steps, self.candidates)
 
-    def run(self, run: Run) -> float:
+    def run(self, run: RunContext) -> float:
         """Returns the objective averaged over the proposals of the last fifth of the principal steps."""
         self._restore(run)
         self.references = self.known()
         if self.references and self.references.warning:
             log.warning("%s", self.references.warning)
-        with run.progress(self.env_steps, "steps", "design", self._env_steps_at(self._trials, self.round)) as progress:
+        done = self._env_steps_at(self._trials, self.round)
+        with (
+            run.progress(self.env_steps, "steps", "design", done) as progress,
+            self.collector.observed(
+                StepProgress(progress, self.env.spec.n_envs), GraceWatch(run, self._resumable_later)
+            ),
+        ):
             while self.step < self.steps:
-                self._principal_step(run, progress)
+                self._principal_step(run)
             # Where there was nothing to choose from, luck has helped nobody.
             if self.contestants and self.history.several:
-                self._name(run, progress)
+                self._name(run)
         run.checkpoint(*self._resumable())
+        self.collector.close()
         rows = self.history.rows
         values = [row["objective"] for row in rows]
         last = max(1, self.steps // 5) * self.candidates
@@ -223,7 +232,7 @@ class DesignLoop:
         }
         return final
 
-    def _principal_step(self, run: Run, progress: Progress) -> None:
+    def _principal_step(self, run: RunContext) -> None:
         context = self._context()
         if self.vectors is None:
             with run.saved_if_refused(self._iteration(), self.state_dict):
@@ -233,12 +242,12 @@ class DesignLoop:
                 self.societies.reset()
         if self.differentiable:
             self._anchor = (self._iteration(), copy.deepcopy({**self.state_dict(), **run.mark()}))
-        scores = self._try(run, progress, context)
+        scores = self._try(run, context)
         self._tell(run, scores)
         self.step, self.round, self.vectors, self._anchor = self.step + 1, 0, None, None
         run.safe_point(*self._resumable_later())
 
-    def _name(self, run: Run, progress: Progress) -> None:
+    def _name(self, run: RunContext) -> None:
         """Measure the best few of each context again, and the winners once more."""
         if self.naming is None:
             self.naming = Naming(self.history.contestants(self.contestants), self.candidates, self.race_rounds)
@@ -248,7 +257,7 @@ class DesignLoop:
                 self.vectors = heat.vectors
                 self.societies.reset()
             index = None if heat.context is None else self.env.spec.contexts.index(str(heat.context))
-            scores = self._try(run, progress, index)
+            scores = self._try(run, index)
             metrics = self.naming.tell(scores)
             self.round, self.vectors = 0, None
             if metrics:
@@ -258,7 +267,7 @@ class DesignLoop:
         for agent, state in zip(self.agents, self.agents_before, strict=True):
             agent.load_state_dict(state)
 
-    def _try(self, run: Run, progress: Progress, context: int | None) -> list[Score]:
+    def _try(self, run: RunContext, context: int | None) -> list[Score]:
         """Let societies adapt to the vectors, and score these."""
         assert self.vectors is not None
         self.env.set_mechanism(self.societies.imposed(self.vectors))
@@ -269,12 +278,12 @@ class DesignLoop:
             assert self.differentiable and isinstance(self.principal, GradientProposer)
             learner = self.differentiable.meta_learner(self.vectors[0], self.principal.meta_settings)
         while self.round < self.adapt_rounds:
-            episodes, losses = self._adapt(run, learner, progress)
+            episodes, losses = self._adapt(run, learner)
             if self.naming is None:
                 self._log_round(run, episodes, losses)
             self.round += 1
             run.safe_point(*self._resumable_later())
-        rollouts = [self._validate(run, i, progress) for i in range(self.validate_rounds)]
+        rollouts = [self._validate(i) for i in range(self.validate_rounds)]
         scores = self._score(context, rollouts)
         if learner is not None:
             scores[0].outcome.gradient = learner.gradient(
@@ -287,36 +296,24 @@ class DesignLoop:
         """Whether the graph of a trial is kept, for a gradient that the principal is told."""
         return self.differentiable is not None and self.naming is None
 
-    def _adapt(
-        self, run: Run, learner: MetaLearner | None, progress: Progress
-    ) -> tuple[list[Episode], list[dict[str, float]]]:
+    def _adapt(self, run: RunContext, learner: MetaLearner | None) -> tuple[list[Episode], list[dict[str, float]]]:
         """One round (`Adaptation.round`); what it returns."""
         anchored = self.agents[0].learns and len(self.adaptation.pieces) > 1 and self._anchor is None
         if anchored:  # games within an episode are not saved: a round that is given up begins anew
             self._anchor = (self._iteration(), copy.deepcopy({**self.state_dict(), **run.mark()}))
-        found = self.adaptation.round(self._seeds("adapt", self.round), self._on_step(run, progress), learner)
+        found = self.adaptation.round(self._seeds("adapt", self.round), learner)
         if anchored:
             self._anchor = None
         return found
 
-    def _validate(self, run: Run, index: int, progress: Progress) -> Rollout:
+    def _validate(self, index: int) -> Rollout:
         """One episode in every game; changes nothing that a checkpoint holds."""
         seeds = self._seeds("validate", index)
         self.collector.reset(self.societies.game_seeds(seeds))
-        on_step, generators = self._on_step(run, progress), self.societies.generators(seeds)
-        rollout = self.collector.collect(self.horizon, generators, self._graph, on_step, keep_exposure=self._graph)
+        generators = self.societies.generators(seeds)
+        rollout = self.collector.collect(self.horizon, generators, self._graph, keep_exposure=self._graph)
         # A gradient looks at all validation rounds together.
         return rollout.copy() if self._graph else rollout
-
-    def _on_step(self, run: Run, progress: Progress) -> Callable[[], None]:
-        """What happens after each step of the games."""
-        games = self.env.spec.n_envs
-
-        def on_step() -> None:
-            progress.update(progress.numbers.done + games)
-            run.within_grace(*self._resumable_later())
-
-        return on_step
 
     def _score(self, context: int | None, rollouts: Sequence[Rollout]) -> list[Score]:
         assert self.vectors is not None
@@ -326,7 +323,7 @@ class DesignLoop:
             for vector, own in zip(self.vectors, self.societies.under(rollouts), strict=True)
         ]
 
-    def _tell(self, run: Run, scores: Sequence[Score]) -> None:
+    def _tell(self, run: RunContext, scores: Sequence[Score]) -> None:
         """Tell the principal, and log."""
         mechanism = self.env.spec.mechanism
         assert mechanism is not None
@@ -348,7 +345,7 @@ class DesignLoop:
             env_steps=self._env_steps_at(self.step + 1, 0),
         )
 
-    def _log_round(self, run: Run, episodes: Sequence[Episode], losses: Sequence[dict[str, float]]) -> None:
+    def _log_round(self, run: RunContext, episodes: Sequence[Episode], losses: Sequence[dict[str, float]]) -> None:
         summary = summarize(episodes, "train")
         if self.round == 0:
             self.adapting["first_return"] = summary["train/return"]
@@ -412,7 +409,7 @@ class DesignLoop:
             "meter": None if self.meter is None else self.meter.state_dict(),
         }
 
-    def _restore(self, run: Run) -> None:
+    def _restore(self, run: RunContext) -> None:
         if run.restored is None:
             return
         state = run.restored

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 from llmrl.analysis.probes import draw_probes
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.objectives import Objective
+from llmrl.core.observers import Observer
 from llmrl.core.protocols import Agent, Meter, Teacher, VecEnv
 from llmrl.core.records import State
+from llmrl.core.rollouts import Episode
+from llmrl.core.run_context import Kind, RunContext
 from llmrl.core.seeding import Seeds
-from llmrl.learners.rollout import Collector, Episode
+from llmrl.learners.rollout import Collector
 from llmrl.loops.imposed import Imposed, Phase
+from llmrl.loops.observers import StepProgress, TrainingEpisodeLogger
 from llmrl.loops.outcomes import episode_row, write_results
 from llmrl.loops.playing import play_episodes
 from llmrl.loops.probing import Probes
-from llmrl.loops.recording import RolloutRecorder
+from llmrl.loops.trajectory_writers import RolloutWriter
 from llmrl.loops.welfare import episode_welfare, summarize, summarize_welfare
 from llmrl.run.content import RESULT_EPISODES
-from llmrl.run.training_episodes import TrainingEpisodes
-
-if TYPE_CHECKING:
-    from llmrl.run.metrics import Kind
-    from llmrl.run.progress import Progress
-    from llmrl.run.run import Run
 
 
 class LearnLoop:
@@ -47,6 +44,7 @@ class LearnLoop:
         objective, spending_cost: what the society is judged on, as in `design`; None is the environment's own.
         meter: totals of a language model's calls, logged with every update; None if none is used.
         teacher: the agents', whose channels rollouts hold too; None if there is none.
+        observers: the user's own, who watch the games.
         mechanism: values imposed on the games (`Imposed`): a vector for all, or phases; None leaves the environment's
             own.
     """
@@ -69,24 +67,24 @@ class LearnLoop:
         meter: Meter | None = None,
         teacher: Teacher | None = None,
         mechanism: list[float] | list[Phase] | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         [self.agent] = agents
         self.env, self.seeds = env, seeds
         self.imposed = None if mechanism is None else Imposed(env, mechanism, seeds.child("mechanism"))
         keep = () if teacher is None else teacher.channels
         begin = None if self.imposed is None else self.imposed.begin
-        self.collector = Collector(env, self.agent.policy, device, keep, begin)
+        self.collector = Collector(env, self.agent.policy, device, keep, begin, observers)
         self.rollout_steps = rollout_steps or env.spec.horizon or 256
         self.updates = -(-env_steps // (self.rollout_steps * env.spec.n_envs))
         self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
-        self.recorder = RolloutRecorder(env, trajectories_every) if trajectories_every else None
+        self.trajectories = RolloutWriter(env, trajectories_every) if trajectories_every else None
         self.probes = None if probes is None else Probes.load(probes, env, self.agent.policy)
         self.probe_every = probe_every
         self.objective: Objective = objective or env.spec.objective
         self.spending_cost = spending_cost
         self.meter = meter
         self.iteration = 0
-        self._begun = 0  # step of every game at which all were last begun anew
 
     def plan(self) -> list[tuple[str, str]]:
         steps = self.updates * self.rollout_steps * self.env.spec.n_envs
@@ -98,7 +96,7 @@ class LearnLoop:
     def estimate(self) -> None:
         """Which calls an agent or a teacher makes depends on what happens in the games."""
 
-    def run(self, run: Run) -> float:
+    def run(self, run: RunContext) -> float:
         """Train, then evaluate; returns what a principal would be judged on, mean over episodes (by default the
         base return of an agent)."""
         self._restore(run)
@@ -108,20 +106,17 @@ class LearnLoop:
             self.probes.write(run.folder)
             if self.iteration == 0:
                 self._row(run, "probe", self.probes.metrics())
-        with run.progress(self.updates * per_update, "steps", "learn", self.iteration * per_update) as progress:
+        writers = [self.episodes, *([] if self.trajectories is None else [self.trajectories])]
+        with (
+            run.progress(self.updates * per_update, "steps", "learn", self.iteration * per_update) as progress,
+            self.collector.observed(*writers, StepProgress(progress, games)),
+        ):
             while self.iteration < self.updates:
                 seeds = self.seeds.child("iteration").child(self.iteration)
                 with self._saved(run):
-                    rollout = self.collector.collect(
-                        self.rollout_steps,
-                        seeds.torch("actions"),
-                        on_step=lambda: self._stepped(progress, games),
-                    )
-                    if self.recorder is not None:
-                        self.recorder.show(rollout)
+                    rollout = self.collector.collect(self.rollout_steps, seeds.torch("actions"))
                     metrics = self.agent.update(rollout, seeds.torch("minibatches"))
                 self.iteration += 1
-                self._write(rollout.episodes)
                 # Which episodes end in a rollout depends on their lengths: curves are made of those written down.
                 metrics |= summarize(rollout.episodes, "ended")
                 metrics |= {} if self.meter is None else self.meter.metrics()
@@ -130,11 +125,13 @@ class LearnLoop:
                     self._row(run, "probe", self.probes.metrics())
                 if self.evaluate_every and self.iteration % self.evaluate_every == 0 and self.iteration < self.updates:
                     self._row(run, "evaluation", self.judge(self.evaluate()))
-                    self._begin_anew()
+                    self.episodes.begin_anew(self.iteration * self.rollout_steps)
                 run.safe_point(self.iteration, self.state_dict)
         run.checkpoint(self.iteration, self.state_dict())
-        self.episodes.close()
+        for each in writers:
+            each.close()
         episodes = self.evaluate()
+        self.collector.close()
         final = self.judge(episodes)
         rows = [episode_row(episode, self.objective, self.spending_cost) for episode in episodes]
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
@@ -154,7 +151,8 @@ class LearnLoop:
         """Play without learning in freshly seeded games; training then starts new episodes."""
         seeds = self.seeds.child("evaluation").child(self.iteration)
         training = None if self.imposed is None else self.imposed.evaluate(seeds.child("mechanism"))
-        episodes = play_episodes(self.collector, self.evaluate_episodes, seeds)
+        with self.collector.unobserved():
+            episodes = play_episodes(self.collector, self.evaluate_episodes, seeds)
         if self.imposed is not None and training is not None:
             self.imposed.resume(training)
         self.collector.reset(seeds.integer("after"))
@@ -168,19 +166,7 @@ class LearnLoop:
             "evaluation/objective": float(episode_welfare(episodes, self.objective, self.spending_cost).mean()),
         }
 
-    def _begin_anew(self) -> None:
-        """Write down that the training episodes in progress are given up."""
-        self._begun = self.iteration * self.rollout_steps
-        self.episodes.begin_anew(self._begun)
-
-    def _write(self, episodes: Sequence[Episode]) -> None:
-        """Write down training episodes that are over."""
-        self.episodes.write(
-            [(e.game, self._begun + e.start, e.length) for e in episodes],
-            [(e.returns.mean(), e.base_returns.mean(), *e.summaries.values()) for e in episodes],
-        )
-
-    def _row(self, run: Run, kind: Kind, metrics: dict[str, float]) -> None:
+    def _row(self, run: RunContext, kind: Kind, metrics: dict[str, float]) -> None:
         env_steps = self.iteration * self.rollout_steps * self.env.spec.n_envs
         run.metrics.log(kind, "env_steps", metrics, env_steps=env_steps, updates=self.iteration)
 
@@ -190,38 +176,30 @@ class LearnLoop:
             "agents": [self.agent.state_dict()],
             "collector": self.collector.state_dict(),
             "meter": None if self.meter is None else self.meter.state_dict(),
-            "episodes": {"lines": self.episodes.position(), "begun": self._begun},
-            **({} if self.recorder is None else {"trajectories": self.recorder.state_dict()}),
+            "episodes": self.episodes.state_dict(),
+            **({} if self.trajectories is None else {"trajectories": self.trajectories.state_dict()}),
             **({} if self.imposed is None else {"mechanism": self.imposed.state_dict()}),
         }
 
-    def _stepped(self, progress: Progress, games: int) -> None:
-        progress.update(progress.numbers.done + games)
-        if self.recorder is not None:
-            self.recorder.look()
-
-    def _saved(self, run: Run) -> AbstractContextManager[None]:
+    def _saved(self, run: RunContext) -> AbstractContextManager[None]:
         """Keeps the work so far if a language model, where one is used, cannot be reached."""
         if self.meter is None:
             return nullcontext()
         return run.saved_if_refused(self.iteration, self.state_dict, learns=True)
 
-    def _restore(self, run: Run) -> None:
+    def _restore(self, run: RunContext) -> None:
         self.iteration = run.iteration
         if self.imposed is not None and run.restored is not None:
             # Before new episodes begin, for games that cannot be restored; once more below for those that are.
             self.imposed.load_state_dict(run.restored["mechanism"])
         self.collector.reset(self.seeds.child("start").integer(run.iteration))
-        saved = {"lines": 0, "begun": 0} if run.restored is None else run.restored["episodes"]
-        spec = self.env.spec
-        told = ("return", "base_return", *spec.metrics)
-        self.episodes = TrainingEpisodes(run.folder, spec.n_envs, spec.horizon, told, saved["lines"])
-        self._begun = saved["begun"]
+        spec, saved = self.env.spec, None if run.restored is None else run.restored["episodes"]
+        self.episodes = TrainingEpisodeLogger(spec, run.folder, saved)
         if run.restored is not None and not spec.deterministic:
-            self._begin_anew()  # such games cannot be restored
-        if self.recorder is not None:
+            self.episodes.begin_anew(self.iteration * self.rollout_steps)  # such games cannot be restored
+        if self.trajectories is not None:
             before = None if run.restored is None else run.restored.get("trajectories")
-            self.recorder.open(run.folder, run.iteration, before)
+            self.trajectories.open(run.folder, run.iteration, before)
         if run.restored is not None:
             self.agent.load_state_dict(run.restored["agents"][0])
             self.collector.load_state_dict(run.restored["collector"])

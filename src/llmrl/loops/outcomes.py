@@ -10,7 +10,7 @@ import numpy as np
 
 from llmrl.analysis.statistics import describe
 from llmrl.core.objectives import Objective
-from llmrl.learners.rollout import Episode
+from llmrl.core.rollouts import Episode
 from llmrl.loops.welfare import judged, measures
 from llmrl.run.content import RESULTS_NAME
 from llmrl.run.files import write_json

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.objectives import Objective
+from llmrl.core.observers import Observer
 from llmrl.core.protocols import Agent, Estimating, Meter, VecEnv
 from llmrl.core.records import CallEstimate, State
+from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
-from llmrl.learners.rollout import Collector, Episode
-from llmrl.loops.journal import Journal
-from llmrl.loops.outcomes import episode_row, evaluation_metrics, write_results
-from llmrl.loops.recording import Recorded, Recorder, kept_text
+from llmrl.learners.rollout import Collector
+from llmrl.loops.episode_logger import EpisodeLogger
+from llmrl.loops.observers import EpisodeProgress
+from llmrl.loops.outcomes import evaluation_metrics, write_results
+from llmrl.loops.trajectory_writers import TrajectoryWriter, kept_text
 from llmrl.run.content import RESULT_EPISODES
-
-if TYPE_CHECKING:
-    from llmrl.run.run import Run
+from llmrl.run.episodes import FILM, Films
 
 
 @runtime_checkable
@@ -53,6 +54,7 @@ class PlayLoop:
         greedy: the likeliest action is taken where the agent knows it.
         objective, spending_cost: what the society is judged on, as in `design`; None is the environment's own.
         meter: totals of a language model's calls; None if none is used.
+        observers: the user's own, who watch the games.
 
     Raises:
         ConfigError: the agent's policy is a function of numbers that nobody has given it.
@@ -73,6 +75,7 @@ class PlayLoop:
         objective: Objective | None = None,
         spending_cost: NonNegativeFloat = 0.0,
         meter: Meter | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         [self.agent] = agents
         if not getattr(self.agent, "given", True):
@@ -81,9 +84,8 @@ class PlayLoop:
                 "principal=cmaes, cem, random or llm to search them, or principal=fixed principal.values=[...]"
             )
         self.env, self.seeds, self.meter = env, seeds, meter
-        self.recorder = Recorder(env, kept_text(env.spec, self.agent.policy)) if trajectories else None
-        policy = self.agent.policy if self.recorder is None else Recorded(self.agent.policy, self.recorder)
-        self.collector = Collector(env, policy, device)
+        self.trajectories = TrajectoryWriter(env, kept_text(env.spec, self.agent.policy)) if trajectories else None
+        self.collector = Collector(env, self.agent.policy, device, observers=observers)
         self.episodes, self.videos, self.fps, self.greedy = episodes, videos, fps, greedy
         reads = "text" in self.agent.policy.channels
         self.records = (episodes if reads else videos) if records is None else records
@@ -115,16 +117,20 @@ class PlayLoop:
             return None
         return self.agent.estimate(horizon, self.episodes)
 
-    def run(self, run: Run) -> float:
+    def run(self, run: RunContext) -> float:
         """Play; returns what a principal would be judged on, mean over episodes (by default the base return of an
         agent)."""
         self._restore(run)
-        with run.progress(self.episodes, "episodes", "play", self._done) as progress:
+        run.metrics.attach_pictures(FILM, Films(self.log.files))
+        writers = [self.log, *([] if self.trajectories is None else [self.trajectories])]
+        with (
+            run.progress(self.episodes, "episodes", "play", self._done) as progress,
+            self.collector.observed(*writers, EpisodeProgress(progress)),
+        ):
             while self.wave < self.waves:
                 self._begin()
                 while self._in_wave:
                     self._step(run)
-                    progress.update(self._done)
                     if self.env.spec.deterministic:
                         run.safe_point(self.steps, self.state_dict)
                     else:
@@ -133,9 +139,9 @@ class PlayLoop:
                 self._anchor = None
                 run.safe_point(self.steps, self.state_dict)
         run.checkpoint(self.steps, self.state_dict())
-        self.journal.close()
-        if self.recorder is not None:
-            self.recorder.close()
+        for each in writers:
+            each.close()
+        self.collector.close()
         return self._finish(run)
 
     def state_dict(self) -> State:
@@ -144,8 +150,8 @@ class PlayLoop:
             "agents": [self.agent.state_dict()],
             "collector": self.collector.state_dict(),
             "meter": None if self.meter is None else self.meter.state_dict(),
-            "journal": self.journal.state_dict(),
-            **({} if self.recorder is None else {"trajectories": self.recorder.state_dict()}),
+            "log": self.log.state_dict(),
+            **({} if self.trajectories is None else {"trajectories": self.trajectories.state_dict()}),
             "wave": self.wave,
             "steps": self.steps,
             "env_steps": self.env_steps,
@@ -154,7 +160,7 @@ class PlayLoop:
 
     @property
     def _done(self) -> int:
-        return len(self.journal.rows)
+        return len(self.log.rows)
 
     @property
     def _games(self) -> np.ndarray:
@@ -173,38 +179,33 @@ class PlayLoop:
         seeds = np.array([episodes.integer(first + i) for i in range(n)], dtype=np.int64)
         if isinstance(self.env, SeedsGames):
             self.env.seed_games(seeds)
-        if self.recorder is not None:
-            self.recorder.next_episode = first
+        self.log.first = first
+        if self.trajectories is not None:
+            self.trajectories.next_episode = first
         self.collector.reset(self.seeds.child("wave").integer(self.wave), self._games)
-        self.journal.begin(first, self._games)
         self._in_wave = True
 
-    def _step(self, run: Run) -> None:
+    def _step(self, run: RunContext) -> None:
         """One step of all games that are played."""
-        self.journal.look()
+        playing = int(self.log.playing.sum())
         with self._saved(run):
-            rollout = self.collector.collect(
+            self.collector.collect(
                 1,
                 self.seeds.child("step").torch(self.steps),
                 learn=False,
                 greedy=self.greedy,
                 restart=False,
             )
-        assert self.collector.last is not None
-        playing = self.journal.playing
         self.steps += 1
-        self.env_steps += int(playing.sum())
-        over: dict[int, Episode] = {episode.game: episode for episode in rollout.episodes}
-        rows = {game: episode_row(episode, self.objective, self.spending_cost) for game, episode in over.items()}
-        self.journal.step(*self.collector.last, rows)
-        if not self.journal.playing.any():
+        self.env_steps += playing
+        if not self.log.playing.any():
             self._in_wave = False
             self.wave += 1
 
     def _metrics(self) -> dict[str, float]:
         """Means over the episodes so far, and what the player and the model's client count."""
         return {
-            **evaluation_metrics(self.journal.rows),
+            **evaluation_metrics(self.log.rows),
             **self._counted(),
             **({} if self.meter is None else self.meter.metrics()),
         }
@@ -225,8 +226,8 @@ class PlayLoop:
         counted: dict[str, float] = getattr(self.agent, "metrics", dict[str, float])()
         return counted
 
-    def _finish(self, run: Run) -> float:
-        rows = sorted(self.journal.rows, key=lambda row: int(row["episode"]))
+    def _finish(self, run: RunContext) -> float:
+        rows = sorted(self.log.rows, key=lambda row: int(row["episode"]))
         found = evaluation_metrics(rows)
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
         write_results(run.folder, rows, learned=self._learned, about=about, carried=self._carried)
@@ -234,7 +235,7 @@ class PlayLoop:
         run.summary[RESULT_EPISODES] = [[row["objective"] for row in rows]]
         return found["evaluation/objective"]
 
-    def _saved(self, run: Run) -> AbstractContextManager[None]:
+    def _saved(self, run: RunContext) -> AbstractContextManager[None]:
         """Keeps the work so far if a language model, where one is used, cannot be reached."""
         if self.meter is None:
             return nullcontext()
@@ -248,13 +249,13 @@ class PlayLoop:
         iteration, state = self._anchor
         return iteration, lambda: state
 
-    def _restore(self, run: Run) -> None:
+    def _restore(self, run: RunContext) -> None:
         state = run.restored
-        self.journal = Journal(
-            self.env, run.folder, None if state is None else state["journal"], self.records, self.videos, self.fps
-        )
-        if self.recorder is not None:
-            self.recorder.open(run.folder, None if state is None else state.get("trajectories"))
+        logged = None if state is None else state["log"]
+        how = self.records, self.videos, self.fps, self.objective, self.spending_cost
+        self.log = EpisodeLogger(self.env, run.folder, logged, *how)
+        if self.trajectories is not None:
+            self.trajectories.open(run.folder, None if state is None else state.get("trajectories"))
         if state is None:
             return
         self.agent.load_state_dict(state["agents"][0])
@@ -264,3 +265,4 @@ class PlayLoop:
         self._in_wave = state["in_wave"]
         if self._in_wave:
             self.collector.load_state_dict(state["collector"])
+            self.log.look()

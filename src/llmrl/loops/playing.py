@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from llmrl.core.protocols import unchanged
+from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
-from llmrl.learners.rollout import Collector, Episode
+from llmrl.learners.rollout import Collector
 
 UNKNOWN_HORIZON = 1000
 """Taken for the horizon where an engine alone knows when an episode ends; an eighth of it is played between two looks

@@ -10,8 +10,8 @@ import numpy as np
 from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.objectives import Objective
 from llmrl.core.records import Outcome
+from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.spaces import EnvSpec, ParameterSpace
-from llmrl.learners.rollout import Episode, Rollout
 from llmrl.loops.welfare import judged, measures
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.core.pooling import Estimate, Pool
 from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, SearchableAgent, VecEnv
 from llmrl.core.records import CallEstimate, State
+from llmrl.core.run_context import Counter, Kind, ProgressDisplay, RunContext
 from llmrl.core.seeding import Seeds
 from llmrl.loops.episodes import (
     Evaluations,
@@ -29,11 +30,6 @@ from llmrl.loops.proposals import ProposalLog, read_proposals
 from llmrl.loops.race import Race
 from llmrl.loops.warmup import Draw, warmup_vectors
 from llmrl.run.content import RESULT_EPISODES
-
-if TYPE_CHECKING:
-    from llmrl.run.metrics import Counter, Kind
-    from llmrl.run.progress import Progress
-    from llmrl.run.run import Run
 
 
 @runtime_checkable
@@ -183,7 +179,7 @@ class SearchLoop:
             return None
         return self.principal.estimate(self.iterations, self.candidates, self.warmup)
 
-    def run(self, run: Run) -> float:
+    def run(self, run: RunContext) -> float:
         """Returns the mean return of the best proposal on unseen seeds."""
         lines = self._restore(run)
         assert isinstance(self.env, PlaysControllers)
@@ -207,7 +203,7 @@ class SearchLoop:
         run.summary = {**self._summary(metrics), RESULT_EPISODES: final.returns.tolist()}
         return metrics["search/incumbent_return"]
 
-    def _warm_up(self, run: Run, plays: Plays, log: ProposalLog, progress: Progress) -> None:
+    def _warm_up(self, run: RunContext, plays: Plays, log: ProposalLog, progress: ProgressDisplay) -> None:
         found = self._play(plays, self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
         self._check(self.warmup_vectors, found)
         self._count(found)
@@ -217,7 +213,7 @@ class SearchLoop:
         progress.update(self.played["episodes"])
         run.safe_point(0, lambda: self._state(log))
 
-    def _iterate(self, run: Run, plays: Plays, log: ProposalLog, progress: Progress) -> None:
+    def _iterate(self, run: RunContext, plays: Plays, log: ProposalLog, progress: ProgressDisplay) -> None:
         keep = nullcontext() if self.meter is None else run.saved_if_refused(self.iteration, lambda: self._state(log))
         with keep:
             asked = self.principal.ask(None, self.candidates)
@@ -238,7 +234,7 @@ class SearchLoop:
         progress.update(self.played["episodes"])
         run.safe_point(self.iteration, lambda: self._state(log))
 
-    def _race(self, run: Run, plays: Plays, log: ProposalLog, progress: Progress) -> None:
+    def _race(self, run: RunContext, plays: Plays, log: ProposalLog, progress: ProgressDisplay) -> None:
         """Measure the best few again on seeds of their own, and let the agent keep the winner."""
         if self.race is None:
             first = self.pool.ranked()[: self.contestants]
@@ -300,7 +296,7 @@ class SearchLoop:
         self.played["env_steps"] += int(found.lengths.sum())
 
     def _tell(
-        self, run: Run, log: ProposalLog, vectors: np.ndarray, found: Played, notes: Sequence[dict[str, Any]]
+        self, run: RunContext, log: ProposalLog, vectors: np.ndarray, found: Played, notes: Sequence[dict[str, Any]]
     ) -> dict[str, float]:
         """Tell the principal, write the proposals down, with `notes` on them; metrics of this iteration."""
         iteration = self.iteration if self.warm else 0
@@ -347,7 +343,7 @@ class SearchLoop:
         assert best is not None
         return best
 
-    def _row(self, run: Run, kind: Kind, metrics: dict[str, float]) -> None:
+    def _row(self, run: RunContext, kind: Kind, metrics: dict[str, float]) -> None:
         x: Counter = "episodes" if kind == "race" else "proposals"
         run.metrics.log(kind, x, metrics, proposals=self.proposals, iterations=self.iteration, **self.played)
 
@@ -399,7 +395,7 @@ class SearchLoop:
             "meter": None if self.meter is None else self.meter.state_dict(),
         }
 
-    def _restore(self, run: Run) -> int:
+    def _restore(self, run: RunContext) -> int:
         """Go back to where `run` stands; lines that `proposals.jsonl` had then."""
         state = run.restored
         if state is None:

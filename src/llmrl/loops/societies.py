@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrl.core.protocols import Agent, Policy, VecEnv
+from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
-from llmrl.learners.rollout import Rollout
 from llmrl.learners.side_by_side import SideBySide, split
 from llmrl.learners.together import Together
 

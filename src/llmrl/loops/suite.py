@@ -18,7 +18,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.learners.rollout import Collector
 from llmrl.loops.playing import play_episodes
-from llmrl.loops.recording import recorded
+from llmrl.loops.trajectory_writers import written_down
 
 _TEST_KEYS = ("title", "what", "own", "env", "kinds", "needs", "rename", "reads")
 _SUITE_KEYS = ("environment", "metric", "episodes", "n_envs", "only", "kinds", "needs", "env", "tests")
@@ -195,8 +195,9 @@ def play_kind(
     if suite.metric not in env.spec.metrics:
         offered = ", ".join(env.spec.metrics) or "none"
         raise ConfigError(f"suite.metric={suite.metric}: the environment has no such metric, but {offered}")
-    with recorded(env, policy, trajectories) as player:
-        episodes = play_episodes(Collector(env, player, device), suite.episodes, seeds, greedy, exactly=True)
+    with written_down(env, policy, trajectories) as observers:
+        collector = Collector(env, policy, device, observers=observers)
+        episodes = play_episodes(collector, suite.episodes, seeds, greedy, exactly=True)
     successes = sum(episode.summaries[suite.metric] > 0 for episode in episodes)
     share = proportion(successes, len(episodes))
     return {

@@ -8,7 +8,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.objectives import MEASURES, Collected, Objective
-from llmrl.learners.rollout import Episode
+from llmrl.core.rollouts import Episode
 
 
 def measures(episodes: Sequence[Episode], objective: Objective | None = None) -> dict[str, np.ndarray]:

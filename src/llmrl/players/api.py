@@ -13,10 +13,11 @@ import numpy as np
 from llmrl.core.arguments import checked, type_hints_of
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveInt
+from llmrl.core.observers import Transition
 from llmrl.core.protocols import ChatModel
-from llmrl.core.records import Step
+from llmrl.core.records import Act, Observation, Step
 from llmrl.core.spaces import Channel, EnvSpec, GameText
-from llmrl.envs.gym.games import Describer
+from llmrl.envs.gym.protocols import Describer
 from llmrl.envs.gym.spaces import action_numbers, to_actions
 from llmrl.envs.gym.success import Criterion, Success
 from llmrl.envs.texts import describer_of
@@ -52,12 +53,13 @@ class Player:
         self._describer = describer
         self.note: dict[str, Any] = {}
         self._over = True
+        self._acted: tuple[Observation, Act] | None = None
         self._untold = False  # an action was taken, and nobody has said what it led to
 
     def reset(self) -> None:
         """A new episode begins. What the environment is seeded with is the caller's business: the model's replies
         depend on what is seen, and on its own stream."""
-        self.policy.started(np.array([True]))
+        self.policy.on_reset(np.array([True]), {})
         self.note, self._over, self._untold = {}, False, False
 
     def act(self, observation: Any, info: Mapping[str, Any] | None = None) -> Any:
@@ -82,7 +84,7 @@ class Player:
             seen["action_mask"] = (np.ones(n, dtype=bool) if mask is None else np.asarray(mask, dtype=bool))[None, None]
         act = self.policy.act(seen)
         assert act.notes is not None
-        self.note, self._untold = act.notes[0][0], True
+        self.note, self._acted, self._untold = act.notes[0][0], (seen, act), True
         [action] = to_actions(self.env.action_space, act.action.numpy())
         return action
 
@@ -94,7 +96,8 @@ class Player:
         over = terminated or truncated
         rewards = np.array([[reward]], dtype=np.float32)
         step = Step({}, rewards, rewards, np.array([terminated]), np.array([truncated]))
-        self.policy.happened(step, np.array([over]))
+        if self._acted is not None:
+            self.policy.on_step(Transition(*self._acted, step, np.array([over])))
         self._over, self._untold = over, False
 
 

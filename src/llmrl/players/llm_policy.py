@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.observers import Transition
 from llmrl.core.protocols import ChatModel
-from llmrl.core.records import Act, State, Step, on_host
+from llmrl.core.records import Act, Observation, State, on_host
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.asking import Asked, Asker, Question, most_that_fit
 from llmrl.llms.prompts import Prompt, Prompts
@@ -101,22 +102,23 @@ class LLMPolicy:
         self._lesson_question(Conversation(turns=[("{}", "{}")]), 0)
         self._repair("-")
 
-    def started(self, games: np.ndarray) -> None:
+    def on_reset(self, games: np.ndarray, observation: Observation) -> None:
         """New episodes have begun; games in which none has begun wait."""
         self.playing |= games
         for game in np.flatnonzero(games):
             for seat in self.seats[game]:
                 seat.begin()
 
-    def happened(self, step: Step, ended: np.ndarray) -> None:
+    def on_step(self, transition: Transition) -> None:
         """What the last actions led to."""
+        step, ended = transition.step, transition.ended
         reward, terminated = on_host(step.reward), np.asarray(step.terminated)
         for game in np.flatnonzero(self.playing):
             for agent, seat in enumerate(self.seats[game]):
                 seat.happened(float(reward[game, agent]))
                 if ended[game]:
                     seat.end(bool(terminated[game]), self.lessons > 0)
-        self.playing &= ~np.asarray(ended, dtype=bool)
+        self.playing &= ~ended
 
     def act(
         self,

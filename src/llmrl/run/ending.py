@@ -15,6 +15,8 @@ EXIT_IN_USE = 4
 """Another live process holds the run's folder."""
 EXIT_BUDGET = 3
 """The run's budget for language models is used up; with a larger one the same command goes on."""
+EXIT_IN_USE = 4
+"""Another live process holds the run's folder."""
 WHOLE = "HYDRA_FULL_ERROR"
 """Variable that asks for tracebacks on the terminal, as Hydra has it."""
 

@@ -29,6 +29,8 @@ from llmrl.run.files import read_lines
 EPISODES = "episodes.jsonl"
 FOLDER = "episodes"
 REPLIES = "replies.jsonl"
+FILM = "episode/film"
+"""Tag of films."""
 
 
 class EpisodeFiles:
@@ -78,6 +80,10 @@ class EpisodeFiles:
         _append(self._list, line)
         self.finished.append(dict(line))
 
+    def film(self, episode: int) -> Path:
+        """Return where the film of an episode is, if there is one."""
+        return self._folder / str(episode) / "episode.gif"
+
     def close(self) -> None:
         """The run is over: pictures of films that are made are removed."""
         for line in self.finished:
@@ -117,6 +123,23 @@ class EpisodeFiles:
             for film in path.glob("episode.*"):
                 film.unlink()
             self._open[k] = {"frames": frames}
+
+
+class Films:
+    """The films of the episodes that have ended since the line of metrics before, as GIF files.
+
+    To be asked once for each line, in their order: a line counts the `episodes` that were over.
+    """
+
+    def __init__(self, files: EpisodeFiles) -> None:
+        self._files, self._shown = files, 0
+
+    def __call__(self, line: Mapping[str, Any]) -> list[Path]:
+        """Return the films for a line of `metrics.jsonl`."""
+        over = line.get("episodes", self._shown)
+        ended, self._shown = self._files.finished[self._shown : over], over
+        films = [self._files.film(each["episode"]) for each in ended]
+        return [film for film in films if film.is_file()]
 
 
 def _size(path: Path) -> int:

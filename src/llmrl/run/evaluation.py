@@ -36,15 +36,15 @@ def write_evaluation(folder: Path, x: int, scalars: Mapping[str, float], gif: Pa
     events = EventFile(folder, started=now)
     events.scalars(x, now, scalars)
     if gif is not None:
-        animation, still, size = _pictures(gif)
+        animation, still, size = pictures(gif)
         events.image(x, now, EPISODE, animation, size)
         events.image(x, now, FIRST_FRAME, still, size)
     events.publish()
     events.close()
 
 
-def _pictures(gif: Path) -> tuple[bytes, bytes, tuple[int, int]]:
-    """The animation with at most `GIF_BYTES`, its first frame as PNG, and their (height, width)."""
+def pictures(gif: Path) -> tuple[bytes, bytes, tuple[int, int]]:
+    """Return the animation with at most `GIF_BYTES`, its first frame as PNG, and their (height, width)."""
     import imageio.v3 as iio
 
     animation = gif.read_bytes()

@@ -23,6 +23,7 @@ EXCLUDED: tuple[str, ...] = (
     "name",  # has a folder level of its own
     "output_root",  # where the folder is
     "trials_dir",  # where trials are kept for other runs
+    "loggers",  # where else its metrics go
     "hardware",  # what the run is computed on: device, launcher, processes
     "checkpoint_seconds",  # how often a run saves
     "private",  # who may read its files
@@ -31,6 +32,7 @@ EXCLUDED: tuple[str, ...] = (
     "rerun",
     "dry_run",
     "hydra",  # the launcher's own settings
+    "observers",  # who watches, and changes nothing
     "prompts",  # where they are; what they say is in `prompts_digest`
     # What is kept of episodes to be looked at.
     "play.videos",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,15 @@ from llmrl.run.progress import Progress
 from llmrl.run.provenance import FILE_NAME as PROVENANCE_NAME
 from llmrl.run.run import Run
 from llmrl.run.signals import StopFlag
+from llmrl.run.sinks.sink import FOLDER as SINKS_FOLDER
+from llmrl.run.sinks.sink import Sink
 from llmrl.run.tensorboard import PATTERN
 
 _CHECKPOINTS = "checkpoints"
-_NOT_MIRRORED = (_CHECKPOINTS, LOG_NAME, PROVENANCE_NAME, owner.FILE_NAME, queued.FILE_NAME, status.FILE_NAME)
+_NOT_MIRRORED = (
+    *(_CHECKPOINTS, LOG_NAME, PROVENANCE_NAME, owner.FILE_NAME, queued.FILE_NAME, status.FILE_NAME),
+    SINKS_FOLDER,
+)
 
 
 def open_run(
@@ -40,8 +45,9 @@ def open_run(
     checkpoint_every_s: float,
     processes: Processes,
     digest: str | None = None,
+    sinks: Callable[[], Mapping[str, Sink]] = dict,
 ) -> Run:
-    """`Run.open` by the first of the `processes`; the others get a `Follower` of that run.
+    """`Run.open` by the first of the `processes`; the others get a `Follower` of that run, and tell its sinks nothing.
 
     Raises:
         RunFolderError, CheckpointError: as `Run.open`.
@@ -63,6 +69,7 @@ def open_run(
             rerun=rerun,
             checkpoint_every_s=checkpoint_every_s,
             digest=digest,
+            sinks=sinks,
         )
         run.processes = processes
     if processes.world_size == 1:

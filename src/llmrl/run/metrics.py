@@ -1,4 +1,4 @@
-"""`metrics.jsonl`, the one true record of what a run measured, and the TensorBoard curves drawn from it.
+"""`metrics.jsonl`, the one true record of what a run measured; from it the run's sinks are told.
 
 One JSON object a line, a row: `kind`, what the row is about (`KINDS`); `x`, the name of the counter that it is placed
 at; the counters by name, whole numbers such as `env_steps`; the metrics by name; and `time/unix` (seconds) and
@@ -16,16 +16,18 @@ import logging
 import math
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from llmrl.core.errors import RunFolderError
+from llmrl.core.run_context import Counter, Kind
 from llmrl.run.lines import LineFile
-from llmrl.run.tensorboard import EventFile, HyperParameters
+from llmrl.run.sinks.fan_out import FanOut
+from llmrl.run.sinks.sink import Ending, Opening, Row, Sink
 
 log = logging.getLogger(__name__)
 
@@ -35,29 +37,7 @@ SPENT = "spent/"
 FINAL = "Final/"
 """Of the tags of final numbers. Capital, because TensorBoard's HParams tab shows the five metrics that sort first, and
 leaves out of its plots the runs that lack one of them: so only what all runs have in common should be there."""
-Kind = Literal["update", "adaptation", "proposal", "episode", "race", "evaluation", "probe"]
-"""What a row is about.
-
-- update: one or several updates of an agent's weights, and what it saw meanwhile.
-- adaptation: a round in which a society plays under a mechanism and is updated.
-- proposal: what was proposed last, how it did, and what the proposer learned from it.
-- episode: episodes of agents that only play, all so far; or of a library that learns, those since the row before.
-- race: a round in which the best few proposals were measured again, or the winner was.
-- evaluation: agents, or what a search has found, measured without learning.
-- probe: how likely actions are in situations that stay the same.
-"""
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Counter = Literal["env_steps", "updates", "rounds", "proposals", "principal_steps", "iterations", "episodes", "samples"]
-"""What rows count, from the beginning of the run.
-
-- env_steps: environment steps, summed over games, that were played to learn or to judge proposals.
-- updates: of an agent's weights.
-- rounds: of adaptation, over all principal steps.
-- proposals: vectors tried, random ones before a search included.
-- principal_steps, iterations: times that a principal was asked, in mechanism design and in policy search.
-- episodes: that are over.
-- samples: recorded steps that an imitator was shown, each as often as it was.
-"""
 COUNTERS: tuple[Counter, ...] = get_args(Counter)
 KIND, X = "kind", "x"
 _NO_METRICS = frozenset({KIND, X, *COUNTERS})
@@ -66,16 +46,19 @@ _ANYWHERE = (TIME, SPENT)
 
 TextOf = Callable[[Mapping[str, Any]], str | None]
 """From a line of metrics to the Markdown to show beside it, if any. Asked once for each line, in their order."""
+PicturesOf = Callable[[Mapping[str, Any]], Iterable[Path]]
+"""The same for pictures and films, as files."""
 
 
 class MetricLog:
-    """Appends to `metrics.jsonl` in `folder` and to TensorBoard events beside it.
+    """Appends to `metrics.jsonl` in `folder`, and tells the run's sinks.
 
     Args:
         folder: the run folder.
-        hyperparameters: what TensorBoard's HParams table shows of this run.
         lines: length to which an existing file is cut back first: `position()` at the checkpoint that is resumed, or
-            0. The events are rewritten from what remains, so that both files continue as if uninterrupted.
+            0. The sinks are told what remains, so that they, too, go on as if uninterrupted.
+        sinks: by the names of their options; none of their failures is one of this log.
+        opening: what the sinks are told of the run; None: its folder, and no more.
 
     Attributes:
         digest: of all that was logged since, the clock's numbers aside.
@@ -84,7 +67,9 @@ class MetricLog:
         RunFolderError: the file has fewer lines, or cannot be written.
     """
 
-    def __init__(self, folder: Path, hyperparameters: HyperParameters | None = None, lines: int = 0) -> None:
+    def __init__(
+        self, folder: Path, lines: int = 0, sinks: Mapping[str, Sink] | None = None, opening: Opening | None = None
+    ) -> None:
         self._path = folder / FILE_NAME
         self._not_finite: set[str] = set()
         self._file = LineFile(self._path, lines)
@@ -107,13 +92,22 @@ class MetricLog:
         self._x = _x(kept[-1]) if kept else 0
         self.digest = 0
         self._texts: dict[str, TextOf] = {}
-        self._events = _rewrite_events(folder, kept, hyperparameters or {})
+        self._pictures: dict[str, PicturesOf] = {}
+        opening = opening or Opening(folder, folder.parent, folder.parent.name, folder.name, started=time.time())
+        self._sinks = FanOut(sinks or {}, opening, self._rows)
+        self._number = len(kept)
+        if self._sinks:
+            self._sinks.open([row_of(number, line) for number, line in enumerate(kept)])
 
     def attach(self, tag: str, text_of: TextOf) -> None:
-        """Show a text beside lines in TensorBoard's Text tab, under `tag`: beside those there are and those to come."""
+        """Show a text beside rows, under `tag`: beside those there are and those to come."""
         self._texts[tag] = text_of
-        for line in read_metrics(self._path):
-            self._show(tag, text_of, line)
+        self._attached({tag: text_of}, {})
+
+    def attach_pictures(self, tag: str, pictures_of: PicturesOf) -> None:
+        """Show pictures and films beside rows, under `tag`: beside those there are and those to come."""
+        self._pictures[tag] = pictures_of
+        self._attached({}, {tag: pictures_of})
 
     def log(self, kind: Kind, x: Counter, metrics: Mapping[str, Any], **counters: int) -> None:
         """Record `metrics` (anything `float()` takes).
@@ -140,9 +134,11 @@ class MetricLog:
         line[TIME + "unix"] = round(time.time(), 6)  # fine enough to tell what came before the line and what after
         self._file.write([json.dumps(line, allow_nan=False)])
         self._x = line[x]
-        _to_events(self._events, line)
-        for tag, text_of in self._texts.items():
-            self._show(tag, text_of, line)
+        if self._sinks:
+            row = row_of(self._number, line)
+            self._sinks.row(row)
+            self._show(self._texts, self._pictures, row, line)
+        self._number += 1
 
     @property
     def elapsed_s(self) -> float:
@@ -160,31 +156,47 @@ class MetricLog:
         """Raise RunFolderError if the file has been removed, replaced or changed while the run went on."""
         self._file.check()
 
-    def close(self, succeeded: bool = True, final: Mapping[str, Any] | None = None) -> None:
-        """Close both files.
+    def close(self, state: str = "finished", final: Mapping[str, Any] | None = None, error: str = "") -> None:
+        """Close the file and the sinks; asked again, it does nothing. Some sinks go on closing (`wait`).
 
         Args:
-            succeeded: what TensorBoard's HParams table shows as the run's state.
-            final: what the run found; its floats become metrics of that table, as `Final/<name>` where the last row is.
-                Not counts, and not what has a curve, whose last value the table has anyway: names with a slash or
-                `llm_`.
+            state: of the run, as `status.json` has it.
+            final: what the run found, which sinks are told as its summary. Its floats are final numbers, too: metrics
+                `Final/<name>` where the last row is. Not counts, and not what has a curve, whose last value sinks have
+                anyway: names with a slash or `llm_`.
+            error: what ended the run, in a line.
         """
         if not self._file.closed:
             self._file.close()
+            summary = dict(final or {})
             numbers = {
                 FINAL + name: value
-                for name, value in (final or {}).items()
+                for name, value in summary.items()
                 if isinstance(value, float) and "/" not in name and not name.startswith("llm_")
             }
-            if numbers:
-                self._events.scalars(self._x, time.time(), numbers)
-            self._events.end(succeeded)
-            self._events.close()
+            self._sinks.close(Ending(state, error, numbers, self._x, time.time(), summary))
 
-    def _show(self, tag: str, text_of: TextOf, line: Mapping[str, Any]) -> None:
-        text = text_of(line)
-        if text is not None:
-            self._events.text(_x(line), float(line[TIME + "unix"]), tag, text)
+    def wait(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """Wait a while for sinks that go on closing, less long once `hurried`, and report those that lack something."""
+        self._sinks.wait(hurried)
+
+    def _rows(self) -> list[Row]:
+        return [row_of(number, line) for number, line in enumerate(read_metrics(self._path))]
+
+    def _attached(self, texts: Mapping[str, TextOf], pictures: Mapping[str, PicturesOf]) -> None:
+        if self._sinks:
+            for number, line in enumerate(read_metrics(self._path)):
+                self._show(texts, pictures, row_of(number, line), line)
+
+    def _show(
+        self, texts: Mapping[str, TextOf], pictures: Mapping[str, PicturesOf], row: Row, line: Mapping[str, Any]
+    ) -> None:
+        for tag, text_of in texts.items():
+            if (text := text_of(line)) is not None:
+                self._sinks.text(row, tag, text)
+        for tag, pictures_of in pictures.items():
+            for path in pictures_of(line):
+                self._sinks.picture(row, tag, path)
 
     def _check(self, row: Mapping[str, Any]) -> None:
         """Hold a row to what the file promises, and remember it."""
@@ -302,21 +314,18 @@ def _digest(line: Mapping[str, Any], before: int) -> int:
     return zlib.crc32(json.dumps(same).encode(), before)
 
 
-def _rewrite_events(folder: Path, lines: list[dict[str, Any]], hyperparameters: HyperParameters) -> EventFile:
-    """A new event file with all of `lines`, in place of those of earlier attempts, whose ends nobody can trust."""
-    events = EventFile(folder, started=lines[0][TIME + "unix"] if lines else time.time())
-    if hyperparameters:
-        events.hyperparameters(hyperparameters)
-    for line in lines:
-        _to_events(events, line)
-    events.publish()
-    return events
-
-
-def _to_events(events: EventFile, line: Mapping[str, Any]) -> None:
-    values = {
-        name: math.nan if line[name] is None else float(line[name])
-        for name in metrics_of(line)
-        if not name.startswith(TIME)
-    }
-    events.scalars(_x(line), float(line[TIME + "unix"]), values)
+def row_of(number: int, line: Mapping[str, Any]) -> Row:
+    """Return the line `number`, from 0, as sinks are told it."""
+    return Row(
+        number=number,
+        kind=line[KIND],
+        x=line[X],
+        place=_x(line),
+        unix=float(line[TIME + "unix"]),
+        counters={name: int(line[name]) for name in COUNTERS if name in line},
+        metrics={
+            name: math.nan if line[name] is None else float(line[name])
+            for name in metrics_of(line)
+            if not name.startswith(TIME)
+        },
+    )

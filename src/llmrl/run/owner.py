@@ -28,6 +28,8 @@ from llmrl.run.heartbeat import STALE_AFTER_S, Heartbeat
 log = logging.getLogger(__name__)
 
 FILE_NAME = "owner.json"
+JOB_ID = "LLMRL_JOB_ID"
+"""Tells a process the id of its scheduler's job, where that is not SLURM."""
 _EMPTY_GRACE_S = 2.0
 """An owner file is empty for an instant between its creation and its writing; longer means its writer died there."""
 
@@ -200,7 +202,10 @@ def process_exists(machine: str, pid: int, start: str) -> bool:
 
 
 def job_id() -> str:
-    """The id of the scheduler's job this process belongs to (`123`, or `123_4` in a job array), or an empty string."""
+    """The id of the scheduler's job this process belongs to (`123`, or `123_4` in a job array of SLURM's), or an empty
+    string. Other schedulers' backends say it in `LLMRL_JOB_ID`."""
+    if own := os.environ.get(JOB_ID):
+        return own
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 

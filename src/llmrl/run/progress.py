@@ -99,6 +99,10 @@ class Progress:
             self._last_report = now
             self._report(numbers)
 
+    def advance(self, units: float) -> None:
+        """Say that so many more are done."""
+        self.update(self.numbers.done + units)
+
     def say(self, text: str) -> None:
         """A line of news: above the bar on a terminal, below the cell in a notebook, a log line otherwise."""
         if self._bar is not None:

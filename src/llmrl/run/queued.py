@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from llmrl.core.errors import RunFolderError
 from llmrl.core.fields import read_object, record_of
@@ -29,14 +28,14 @@ class Queued:
     """Who took a run on.
 
     Attributes:
-        launcher: `slurm`, or `local` for a pool of processes on one machine.
+        backend: dotted name of the class that computes it (`llmrl.sweeps.backends`).
         attempt: attempts the run had had by then; it has started once its status tells of a later one.
-        job_id: the scheduler's, `123` or `123_4` in an array; empty for `local`.
-        machine, pid, process_start: the launching process; a local queue ends with it.
+        job_id: the scheduler's, `123` or `123_4` in an array; empty where a backend has no scheduler.
+        machine, pid, process_start: the launching process; without a scheduler, the queue ends with it.
         host: its name.
         sweep: folder of the launch.
         log: file that gets what the job prints.
-        cluster, user: of SLURM, whose queue is asked about the job; empty for `local`.
+        cluster, user: whose queue the scheduler is asked for; empty where there is none.
         submitted: Unix time, seconds.
         code: digest of the package's code at that time (`run.provenance.code_digest`).
         overrides: what was typed for this run, as Hydra overrides.
@@ -44,7 +43,7 @@ class Queued:
         cancelled: who or what cancelled it before it began; empty if nobody has.
     """
 
-    launcher: Literal["local", "slurm"]
+    backend: str
     attempt: int
     job_id: str
     machine: str

@@ -56,6 +56,7 @@ from llmrl.run.progress import Progress
 from llmrl.run.provenance import write_provenance
 from llmrl.run.queued import warn_of_changed_code
 from llmrl.run.signals import PROMISED_S, StopFlag
+from llmrl.run.sinks.sink import Opening, Sink
 from llmrl.run.tensorboard import hyperparameters_of
 
 log = logging.getLogger(__name__)
@@ -129,6 +130,7 @@ class Run:
         rerun: bool = False,
         checkpoint_every_s: float = 60.0,
         digest: str | None = None,
+        sinks: Callable[[], Mapping[str, Sink]] = dict,
     ) -> Run:
         """Find or create the run's folder and take hold of it.
 
@@ -136,12 +138,14 @@ class Run:
             root: folder of all outputs.
             name: folder of this experiment or sweep inside it.
             config: the resolved config as plain data.
-            overrides: the command line's; they make the folder readable and are TensorBoard's hyperparameters.
+            overrides: the command line's; they make the folder readable and are the sinks' hyperparameters.
             seed: the run's seed.
             resume: go on from the newest checkpoint of an unfinished run; False: start it anew.
             rerun: start anew even if the run is finished or cannot be resumed. Old content is moved aside.
             checkpoint_every_s: how often `safe_point` saves, in seconds; 0: every time.
             digest: the hash of the config, where it is known already.
+            sinks: makes those that its metrics, texts and pictures go to beside `metrics.jsonl`, by the names of their
+                options; not called for a run that is finished.
 
         Raises:
             ConfigError: the config or an override holds a secret.
@@ -161,11 +165,13 @@ class Run:
         if before is not None and before.state == "finished" and not rerun and not interrupted:
             run.state, run.status, run.result = "finished", before, before.result
             return run
+        made = sinks()  # before anything is moved or written
         run._ownership = owner.Ownership(run.folder, attempt=before.attempt + 1 if before else 1, anew=rerun)
         try:
-            run._start(overrides, fresh=rerun or interrupted or not resume)
+            run._start(root, name, overrides, made, fresh=rerun or interrupted or not resume)
         except BaseException as error:
             run._fail(error)
+            run._leave_sinks()
             run._release()
             raise
         return run
@@ -197,7 +203,7 @@ class Run:
         """Whether an earlier attempt has finished this run, so that there is nothing to do."""
         return self.state == "finished"
 
-    def _start(self, overrides: list[str], fresh: bool) -> None:
+    def _start(self, root: Path, name: str, overrides: list[str], sinks: Mapping[str, Sink], fresh: bool) -> None:
         assert self._ownership is not None
         if fresh:
             set_aside(self.folder)
@@ -213,10 +219,18 @@ class Run:
             self.iteration, self.restored = newest
             self._saved = self.iteration
             lines = self.restored.pop(RUN_KEY)["metrics_lines"]
-        hyperparameters = hyperparameters_of(overrides, self.seed)
         save_config(self.folder / CONFIG_NAME, self.config)
         warn_of_changed_code(self.folder, self.status.attempt, write_provenance(self.folder, self.status.attempt))
-        self.metrics = MetricLog(self.folder, hyperparameters, lines)
+        opening = Opening(
+            self.folder,
+            root.expanduser().absolute(),
+            name,
+            "/".join(self.folder.parts[-2:]),
+            self.config,
+            hyperparameters_of(overrides, self.seed),
+            started=self.status.started,
+        )
+        self.metrics = MetricLog(self.folder, lines, sinks, opening)
         self.status.write(self.folder)
         where = f"resumed from iteration {self.iteration}" if self.state == "resumed" else "new"
         log.info("run %s (%s, attempt %d, config hash %s)", self.folder, where, self.status.attempt, self.digest)
@@ -238,6 +252,7 @@ class Run:
                 else:
                     self._finish_or_fail()
             finally:
+                self._leave_sinks()
                 self._release()
                 self.stop.__exit__()
         if error is None or (isinstance(error, Stopped) and error.together):
@@ -384,7 +399,7 @@ class Run:
         self.metrics.position()  # what it measured is on the disk, all of it
         self.status.state, self.status.result, self.status.error = "finished", self.result, ""
         remove(self.folder / TRACEBACK_NAME)
-        self.metrics.close(final={"result": self.result} | self.summary)
+        self.metrics.close(self.status.state, {"result": self.result} | self.summary)
         if self.summary:
             write_json(self.folder / SUMMARY_NAME, self.summary)
         self.status.write(self.folder)  # last, because it is what makes the run count as finished
@@ -417,9 +432,14 @@ class Run:
             log.error("could not record the failure in %s: %s", self.folder, second)
         try:
             if hasattr(self, "metrics"):
-                self.metrics.close(succeeded=False)
+                self.metrics.close(self.status.state, error=self.status.error)
         except RunFolderError as second:
             log.error("%s", second)
+
+    def _leave_sinks(self) -> None:
+        """Give sinks a while to take the rest; the run itself is written."""
+        if hasattr(self, "metrics"):
+            self.metrics.wait(lambda: self.stop.requested)
 
     def _release(self) -> None:
         if self._log_file is not None:

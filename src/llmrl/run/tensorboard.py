@@ -18,8 +18,7 @@ from llmrl.core.disk import remove, why
 from llmrl.core.errors import RunFolderError
 from llmrl.core.secrets import redact, redact_all
 from llmrl.run.folder import split_overrides
-
-HyperParameters = Mapping[str, bool | int | float | str]
+from llmrl.run.sinks.sink import HyperParameters
 
 PATTERN = "events.out.tfevents.*"
 _UNPUBLISHED = ".events.tmp"
@@ -129,7 +128,7 @@ class EventFile:
 
 
 def hyperparameters_of(overrides: list[str], seed: int) -> HyperParameters:
-    """The overrides as TensorBoard's hyperparameters: numbers as numbers, so that its charts can use them as axes."""
+    """The overrides as hyperparameters: numbers as numbers, so that charts can use them as axes."""
     values: dict[str, bool | int | float | str] = {}
     for key, text in split_overrides(overrides).items():
         try:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from llmrl.analysis.runs import UNFINISHED, RunRecord
 from llmrl.core.errors import RunFolderError
+from llmrl.run.queued import read_queued
 
 KINDS = {
     "backups": "what reruns have moved aside (backup_<k>/)",
     "checkpoints": "checkpoints of finished runs: they cannot be evaluated or built on afterwards",
-    "launches": "what jobs printed, and submitit's files (.sweeps/ in an output root), of launches that are over",
+    "launches": "what jobs printed, and their backends' files (.sweeps/ in an output root), of launches that are over",
     "unfinished": "whole folders of runs that are neither finished nor run nor wait, with checkpoints and paid replies",
 }
 """What can be removed, and what that means."""
@@ -34,7 +35,8 @@ def removable(folder: Path, runs: Sequence[RunRecord], kinds: Sequence[str]) -> 
         if "checkpoints" in kinds and run.state == "finished":
             found += sorted(run.folder.glob("checkpoints"))
     if "launches" in kinds:
-        busy = {Path(run.log).parent.parent for run in runs if run.log and run.state in ("running", "queued")}
+        active = [read_queued(run.folder) for run in runs if run.state in ("running", "queued")]
+        busy = {Path(queued.sweep) for queued in active if queued is not None}
         found += [launch for launch in _launches(folder.absolute()) if launch not in busy]
     return found
 

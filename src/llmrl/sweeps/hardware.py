@@ -9,10 +9,11 @@ import subprocess
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.limits import NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.sweeps.backends.protocol import Backend
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """What numerical libraries read when they are loaded; too late to set in a process that has loaded them."""
@@ -21,63 +22,7 @@ RUNS_BESIDE = "LLMRL_RUNS_BESIDE"
 """Tells a run of a sweep how many share this machine's cores, itself included."""
 
 _CGROUP = Path("/sys/fs/cgroup")
-_SBATCH = re.compile(r"[A-Za-z][\w-]*")
 _GPU_ID = re.compile(r"\d+|(?:GPU|MIG)-.+")
-
-
-@dataclass(frozen=True)
-class Slurm:
-    """How jobs are submitted. None leaves a field to the cluster's default.
-
-    Attributes:
-        partition, account, qos, constraint: as sbatch takes them.
-        time_min: time limit of one attempt, minutes.
-        max_timeouts: how often a run that reached its time limit is put back into the queue.
-        warn_s: seconds before the limit at which the run is told to save.
-        setup: shell lines before the run starts (`module load ...`).
-        srun_args: further arguments of srun.
-        python: command that starts Python in a job; None: the interpreter that launches.
-        extra: further sbatch options by name (`{mail-user: me@example.org}`).
-        nodes: machines of a job, over which its processes are spread.
-        processes_per_node: processes on each of them that compute the run together. A run's cores are each process's
-            then, its memory and GPUs each machine's.
-    """
-
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    time_min: PositiveInt = 1440
-    max_timeouts: NonNegativeInt = 10
-    warn_s: PositiveInt = 120
-    setup: list[str] | None = None
-    srun_args: list[str] | None = None
-    python: str | None = None
-    extra: dict[str, Any] | None = None
-    nodes: PositiveInt = 1
-    processes_per_node: PositiveInt = 1
-
-    def __post_init__(self) -> None:
-        # Each becomes a line of a shell script; a line break would begin one of its own.
-        for name in ("partition", "account", "qos", "constraint"):
-            if not str(getattr(self, name)).isprintable():
-                raise ConfigError(f"hardware.slurm.{name}={getattr(self, name)!r} is to be one line of text")
-        for key, value in (self.extra or {}).items():
-            if not _SBATCH.fullmatch(key) or not str(value).isprintable():
-                raise ConfigError(f"hardware.slurm.extra: {key!r}: {value!r} is no option of sbatch on one line")
-        # submitit takes for a time-out what comes in the last fifth, or ten minutes, of the time limit; SLURM's warning
-        # comes up to a minute early.
-        latest = max(0.2 * 60 * self.time_min, 600.0) - 60
-        if self.warn_s > latest:
-            raise ConfigError(
-                f"hardware.slurm.warn_s={self.warn_s}: with time_min={self.time_min} at most {latest:.0f}, or a "
-                "time-out would be taken for a preemption and the job requeued without end"
-            )
-
-    @property
-    def processes(self) -> int:
-        """How many processes compute a run."""
-        return self.nodes * self.processes_per_node
 
 
 @dataclass(frozen=True)
@@ -85,18 +30,17 @@ class Hardware:
     """One option of `hardware=`.
 
     Attributes:
-        launcher: `local`, processes of this machine; `slurm`, jobs of a cluster.
+        backend: where the runs of a sweep are computed (`llmrl.sweeps.backends`).
         device: torch device of policies and models; `auto`: a GPU where there is one.
         precision: of float32 matrix products (torch.set_float32_matmul_precision).
         threads: of torch and other numerical libraries in one run; None: as many as `cores`.
         cores: processor cores one run keeps busy; None: as many as it has game processes, or threads if those are more.
         memory_gb: memory one run needs, gigabytes.
         gpus: GPUs one run needs.
-        parallel: runs of a sweep at once; None: as many as cores, memory and GPUs allow (slurm: as the cluster allows).
-        slurm: how to submit; needed by `launcher: slurm`.
+        parallel: runs of a sweep at once; None: as many as the backend has room for.
     """
 
-    launcher: Literal["local", "slurm"]
+    backend: Backend
     device: str
     precision: Literal["highest", "high", "medium"]
     threads: PositiveInt | None
@@ -104,16 +48,9 @@ class Hardware:
     memory_gb: PositiveFloat
     gpus: NonNegativeInt
     parallel: PositiveInt | None
-    slurm: Slurm | None = None
 
     def __post_init__(self) -> None:
-        if self.launcher == "slurm" and self.slurm is None:
-            raise ConfigError("hardware.launcher=slurm needs the section hardware.slurm; use hardware=slurm_cpu")
-        if self.slurm is not None and self.device == "cuda" and 1 < self.slurm.processes_per_node != self.gpus:
-            raise ConfigError(
-                f"hardware.slurm.processes_per_node={self.slurm.processes_per_node} with hardware.gpus={self.gpus}: "
-                "each process has a GPU of its own"
-            )
+        self.backend.check(self)
 
     def cores_for(self, game_processes: int) -> int:
         """Cores a run with that many game processes should have for itself."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -17,11 +18,13 @@ from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.printable import printable
 from llmrl.run import owner
 from llmrl.run.content import CONFIG_NAME, save_config
+from llmrl.run.ending import EXIT_IN_USE
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import config_hash, find_folder, run_folder, split_overrides
 from llmrl.run.provenance import code_digest
 from llmrl.run.queued import Queued, cancelled_by
 from llmrl.run.status import read_status
+from llmrl.sweeps.backends.protocol import name_of
 from llmrl.sweeps.hardware import Hardware
 
 Ending = State | Literal["submitted", "elsewhere", "refused"]
@@ -81,6 +84,7 @@ class Outcome:
         result: the scalar of a finished run.
         error: why it is not finished, or who works on it.
         seconds: how long the attempt took, as far as known.
+        job_id: the scheduler's, of a run that was submitted; else empty.
     """
 
     job: Job
@@ -90,6 +94,7 @@ class Outcome:
     result: float | None = None
     error: str = ""
     seconds: float | None = None
+    job_id: str = ""
 
     @staticmethod
     def of(job: Job, record: RunRecord, **changes: Any) -> Outcome:
@@ -136,10 +141,10 @@ def check_distinct(jobs: Sequence[Job]) -> None:
             )
 
 
-def missing(jobs: Sequence[Job], queue: Queue | None) -> tuple[list[Job], list[Outcome]]:
+def missing(jobs: Sequence[Job], queues: Sequence[Queue]) -> tuple[list[Job], list[Outcome]]:
     """The jobs that somebody has to work on, and an outcome for each of the others.
 
-    A job given twice is done once. `queue`: see `llmrl.analysis.runs.read_run`.
+    A job given twice is done once. `queues`: see `llmrl.analysis.runs.read_run`.
     """
     todo: list[Job] = []
     skipped: list[Outcome] = []
@@ -149,7 +154,7 @@ def missing(jobs: Sequence[Job], queue: Queue | None) -> tuple[list[Job], list[O
         if folder in seen:
             continue
         seen.add(folder)
-        record = read_run(folder, queue) if folder.exists() else None
+        record = read_run(folder, queues) if folder.exists() else None
         if record is not None and record.state == "finished" and not job.config["rerun"]:
             skipped.append(Outcome.of(job, record, skipped=True, seconds=None))
         elif record is not None and record.state in ("running", "queued"):
@@ -161,10 +166,14 @@ def missing(jobs: Sequence[Job], queue: Queue | None) -> tuple[list[Job], list[O
     return todo, skipped
 
 
-def take_on(
-    job: Job, launcher: Literal["local", "slurm"], sweep: Path, log: str = "", cluster: str = "", user: str = ""
-) -> Queued:
-    """Make the run's folder and write down that this process has taken it on.
+def take_on(job: Job, sweep: Path, log: str = "", cluster: str = "", user: str = "") -> Queued:
+    """Make the run's folder and write down that this process has taken it on for the job's backend.
+
+    Args:
+        job: the run.
+        sweep: folder of the launch.
+        log: file that will get what the job prints, as far as known.
+        cluster, user: whose queue its scheduler will be asked for; empty without one.
 
     Raises:
         RunFolderError: the folder cannot be written.
@@ -178,7 +187,7 @@ def take_on(
     status = read_status(folder)
     pid = os.getpid()
     queued = Queued(
-        launcher=launcher,
+        backend=name_of(job.hardware.backend),
         attempt=status.attempt if status else 0,
         job_id="",
         machine=owner.this_machine(),
@@ -204,6 +213,34 @@ def cancelled(job: Job) -> Outcome:
     if job.folder.is_dir():
         cancelled_by(job.folder, STOPPED)
     return Outcome(job, job.folder, "cancelled", error=STOPPED)
+
+
+def left_behind(
+    job: Job, attempt: int, code: int, said: str = "", stopped_by: int | None = None, seconds: float | None = None
+) -> Outcome:
+    """Return the outcome of a run whose process has ended, by what that has left behind.
+
+    Args:
+        job: the run.
+        attempt: attempts it had had when it was taken on.
+        code: exit code; negative: the signal that killed the process.
+        said: its last words, for a run that could not record why it failed.
+        stopped_by: the signal by which the sweep was told to stop, if it was.
+        seconds: how long it took, if known.
+    """
+    record = read_run(job.folder)
+    outcome = Outcome.of(job, record, seconds=seconds)
+    begun = record.attempt > attempt
+    if code == EXIT_IN_USE:
+        return replace(outcome, state="elsewhere", skipped=True, error=said)
+    if not begun and stopped_by is not None and code in (-stopped_by, 128 + stopped_by):
+        return replace(cancelled(job), seconds=outcome.seconds)
+    if code < 0:
+        return replace(outcome, state="lost", error=f"its process was killed by {signal.Signals(-code).name}")
+    if code > 0 and (not begun or record.state in ("queued", "running", "lost")):
+        # It could not even write that it has failed.
+        return replace(outcome, state="failed", error=said or f"its process ended with exit code {code}")
+    return outcome
 
 
 def write_log_header(log: Path, job: Job) -> None:

@@ -22,6 +22,7 @@ for name in (
     "llmrl.loops.design",
     "llmrl.loops.learn",
     "llmrl.run.run",
+    "llmrl.run.sinks.tensorboard",
     "numpy.random",
     "pydantic.types",
     "rich._emoji_codes",

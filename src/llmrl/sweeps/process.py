@@ -13,20 +13,18 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.runs import read_run
 from llmrl.core.errors import short_error
 from llmrl.core.trust import NOBODY
 from llmrl.run.owner import process_start
 from llmrl.run.signals import SIGNALS
 from llmrl.sweeps.hardware import RUNS_BESIDE, THREAD_VARIABLES
-from llmrl.sweeps.jobs import Job, Outcome, cancelled
-from llmrl.sweeps.work import EXIT_IN_USE, Task, Work
+from llmrl.sweeps.jobs import Job, Outcome, left_behind
+from llmrl.sweeps.work import Task, Work
 
 PRELOAD = "llmrl.sweeps.preload"
 """The module with what the server imports once for all runs."""
@@ -87,20 +85,8 @@ class RunProcess:
         """What the ended process left behind; `stopped_by` is the signal by which the sweep was told to stop."""
         self._process.join(timeout=10)
         code = self._process.exitcode or 0
-        record = read_run(self.job.folder)
-        outcome = Outcome.of(self.job, record, seconds=time.monotonic() - self._started)
-        said = self._said()
-        begun = record.attempt > self._attempt
-        if code == EXIT_IN_USE:
-            return replace(outcome, state="elsewhere", skipped=True, error=said)
-        if not begun and stopped_by is not None and code in (-stopped_by, 128 + stopped_by):
-            return replace(cancelled(self.job), seconds=outcome.seconds)
-        if code < 0:
-            return replace(outcome, state="lost", error=f"its process was killed by {signal.Signals(-code).name}")
-        if code > 0 and (not begun or record.state in ("queued", "running", "lost")):
-            # It could not even write that it has failed.
-            return replace(outcome, state="failed", error=said or f"its process ended with exit code {code}")
-        return outcome
+        seconds = time.monotonic() - self._started
+        return left_behind(self.job, self._attempt, code, self._said(), stopped_by, seconds)
 
     def _said(self) -> str:
         try:

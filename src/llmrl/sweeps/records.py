@@ -9,51 +9,51 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.runs import CANCELLED, UNFINISHED, RunRecord, find_runs, read_run, read_runs
-from llmrl.core.errors import RunFolderError
+from llmrl.analysis.runs import UNFINISHED, JobEnd, RunRecord, find_runs, read_run, read_runs
+from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.run import owner
 from llmrl.run.content import read_config
 from llmrl.run.queued import cancelled_by, read_queued
 from llmrl.run.status import read_status
-from llmrl.sweeps import slurm
+from llmrl.sweeps.scheduling import ask_schedulers, ended, scheduler_of
 
 UNSETTLED = ("running", "queued", "lost", "preempted")
 """States of which a scheduler may know more than the run folder."""
 
 
 def records(folder: Path, sure: bool = False) -> list[RunRecord]:
-    """A record of every run in and under `folder`; SLURM is asked where one of them is a job that has not ended.
+    """Return a record of every run in and under `folder`; schedulers are asked where one of them is a job that has not
+    ended.
 
     Args:
         folder: one of runs, at any level.
-        sure: raise if SLURM would have to be asked and cannot be.
+        sure: raise if a scheduler would have to be asked and cannot be.
 
     Raises:
         RunFolderError: there is no such folder.
-        SlurmError: see `sure`.
+        SchedulerError: see `sure`.
     """
     found = read_runs(folder)
-    unsettled = [r for r in found if r.launcher == "slurm" and r.state in UNSETTLED]
-    if not unsettled:
+    unsettled = [r.folder for r in found if r.job_id and r.state in UNSETTLED]
+    queues = ask_schedulers(unsettled, sure) if unsettled else []
+    if not queues:
         return found
-    users = {queued.user for r in unsettled if (queued := read_queued(r.folder)) is not None}
-    queue = slurm.ask_queue(users)
-    if queue is None:
-        if sure:
-            raise slurm.SlurmError(
-                f"{unsettled[0].folder} may wait or run as job {unsettled[0].job_id}, and squeue does not answer here"
-            )
-        return found
-    again = [read_run(r.folder, queue) if r.launcher == "slurm" else r for r in found]
-    over = {r.job_id for r in again if r.job_id and r.launcher == "slurm" and r.state in ("lost", "preempted")}
-    gone = slurm.ended_states(over, queue)
-    return [_with_word(r, gone[r.job_id]) if r.job_id in gone and r.state in UNFINISHED else r for r in again]
+    asked = {queue.backend for queue in queues}
+    again = [read_run(r.folder, queues) if r.backend in asked else r for r in found]
+    ends: dict[tuple[str, str], JobEnd] = {}
+    for backend in asked:
+        over = {r.job_id for r in again if r.job_id and r.backend == backend and r.state in ("lost", "preempted")}
+        ends |= {(backend, job): end for job, end in ended(backend, over, queues).items()}
+    return [
+        _with_end(r, ends[r.backend, r.job_id]) if (r.backend, r.job_id) in ends and r.state in UNFINISHED else r
+        for r in again
+    ]
 
 
-def _with_word(run: RunRecord, word: str) -> RunRecord:
-    """A run that nobody works on, with what SLURM says of its job."""
-    error = f"{run.error} (SLURM: {word})"
-    if run.state == "lost" and run.attempt == 0 and word.startswith(CANCELLED):
+def _with_end(run: RunRecord, end: JobEnd) -> RunRecord:
+    """A run that nobody works on, with what the scheduler says of its job."""
+    error = f"{run.error} ({end.word})"
+    if run.state == "lost" and run.attempt == 0 and end.cancelled:
         return replace(run, state="cancelled", error=error)
     return replace(run, error=error)
 
@@ -62,32 +62,43 @@ def cancel(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
     """Stop runs that run or wait; those that run save first.
 
     Returns:
-        How many SLURM jobs were cancelled, how many processes of this machine were told to stop, and what could not be
-        reached.
+        How many jobs of schedulers were cancelled, how many processes of this machine were told to stop, and what could
+        not be reached.
 
     Raises:
-        SlurmError: SLURM refused.
+        SchedulerError: a scheduler refused.
     """
     active = [r for r in runs if r.state in ("running", "queued")]
-    in_slurm = [r for r in active if r.job_id and r.launcher == "slurm"]
-    jobs = [r.job_id for r in in_slurm]
-    slurm.cancel(jobs)
-    for run in in_slurm:
-        if run.state == "queued":
-            cancelled_by(run.folder, f"job {run.job_id}, with llmrl-sweep cancel")
-    told: set[int] = set()
+    jobs: dict[str, list[RunRecord]] = {}
     unreachable: list[str] = []
-    folders = {r.folder for r in active}
+    here: list[RunRecord] = []
     for run in active:
-        if run.job_id and run.launcher == "slurm":
+        try:
+            scheduled = bool(run.job_id) and scheduler_of(run.backend) is not None
+        except ConfigError as error:
+            unreachable.append(f"{run.folder} ({run.state} as job {run.job_id}; {error})")
             continue
+        if scheduled:
+            jobs.setdefault(run.backend, []).append(run)
+        else:
+            here.append(run)
+    for backend, scheduled_runs in jobs.items():
+        scheduler = scheduler_of(backend)
+        assert scheduler is not None
+        scheduler.cancel([run.job_id for run in scheduled_runs])
+        for run in scheduled_runs:
+            if run.state == "queued":
+                cancelled_by(run.folder, f"job {run.job_id}, with llmrl-sweep cancel")
+    told: set[int] = set()
+    folders = {r.folder for r in active}
+    for run in here:
         pid = _launcher_to_stop(run, folders) if run.state == "queued" else _process(run)
         if pid is None:
             unreachable.append(f"{run.folder} ({run.state} on {run.host})")
         elif pid not in told:
             os.kill(pid, signal.SIGTERM)
             told.add(pid)
-    return len(jobs), len(told), unreachable
+    return sum(map(len, jobs.values())), len(told), unreachable
 
 
 def _process(run: RunRecord) -> int | None:

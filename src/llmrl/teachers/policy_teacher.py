@@ -16,7 +16,7 @@ from llmrl.teachers.schedules import Schedule
 from llmrl.teachers.teacher_policy import TeacherPolicy
 
 if TYPE_CHECKING:
-    from llmrl.learners.rollout import Rollout
+    from llmrl.core.rollouts import Rollout
 
 ADVICE = "advice"
 """What joins the minibatches: the teacher's action probabilities."""

@@ -7,14 +7,14 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
 from llmrl.agents.random_agent import RandomPolicy
 from llmrl.core.limits import NonNegativeFloat
-from llmrl.core.protocols import Scorer
+from llmrl.core.protocols import AgentLoop, Scorer
 from llmrl.core.records import Act, Outcome, State
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 
@@ -57,6 +57,7 @@ class Reader:
 class EchoAgent:
     """`agent=echo`."""
 
+    loop: ClassVar[AgentLoop] = "play"
     learns = False
     policy: Any
 

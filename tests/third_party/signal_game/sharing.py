@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from llmrl.core.limits import PositiveFloat
 from llmrl.core.processes import Processes
+from llmrl.core.protocols import AgentLoop
 from llmrl.core.records import Act, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
@@ -43,6 +44,7 @@ class Together:
 class TogetherAgent:
     """`agent=together`: REINFORCE by the reward of each step."""
 
+    loop: ClassVar[AgentLoop] = "learn"
     learns = True
 
     def __init__(self, spec: EnvSpec, seeds: Seeds, processes: Processes, learning_rate: PositiveFloat) -> None:

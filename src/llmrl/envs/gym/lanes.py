@@ -13,7 +13,8 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Controller
 from llmrl.envs.gym.batched.arrays import ArrayGames
 from llmrl.envs.gym.batched.tabular import TabularGames
-from llmrl.envs.gym.games import GameMaker, Games
+from llmrl.envs.gym.games import GameMaker
+from llmrl.envs.gym.protocols import Games
 from llmrl.envs.gym.spaces import observation_channels, to_actions
 from llmrl.envs.gym.success import Criterion
 

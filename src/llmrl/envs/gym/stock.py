@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import gymnasium
     from gymnasium.envs.registration import EnvSpec
 
-    from llmrl.envs.gym.games import GameMaker
+    from llmrl.envs.gym.protocols import EnvArguments
 
 _PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "llmrl.envs.babyai.registration", "llmrl/": "llmrl.envs.gym.tasks"}
 """Modules that register the ids that begin so."""
@@ -44,10 +44,10 @@ class StockGames:
         render: make them able to draw themselves.
 
     Raises:
-        ConfigError: see `GameMaker.make`.
+        ConfigError: see `games.GameMaker.make`.
     """
 
-    def __init__(self, maker: GameMaker, n: int, render: bool = False) -> None:
+    def __init__(self, maker: EnvArguments, n: int, render: bool = False) -> None:
         from gymnasium.spaces import Discrete
 
         self.n = n
@@ -113,11 +113,11 @@ class StockGames:
             env.close()
 
 
-def make(maker: GameMaker, render: bool) -> gymnasium.Env[Any, Any]:
+def make(maker: EnvArguments, render: bool) -> gymnasium.Env[Any, Any]:
     """One environment, without Gymnasium's checks of every step, which cost as much as a small game.
 
     Raises:
-        ConfigError: see `GameMaker.make`.
+        ConfigError: see `games.GameMaker.make`.
     """
     import gymnasium
     from gymnasium import error
@@ -152,7 +152,7 @@ def make(maker: GameMaker, render: bool) -> gymnasium.Env[Any, Any]:
         raise refused(maker.id, maker.kwargs, fault) from fault
 
 
-def _spec(maker: GameMaker) -> EnvSpec | None:
+def _spec(maker: EnvArguments) -> EnvSpec | None:
     """What is registered under an id, once the package that registers it has been imported; None: nothing is.
 
     Raises:
@@ -171,7 +171,7 @@ def _spec(maker: GameMaker) -> EnvSpec | None:
     return gymnasium.registry.get(id)
 
 
-def check_map(spec: EnvSpec, maker: GameMaker) -> None:
+def check_map(spec: EnvSpec, maker: EnvArguments) -> None:
     """Raise ConfigError where each object of FrozenLake would draw a map of its own, from no seed, or where the map is
     none."""
     if not str(spec.entry_point).endswith(":FrozenLakeEnv"):

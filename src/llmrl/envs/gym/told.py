@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.envs.gym.games import Describer
+from llmrl.envs.gym.protocols import Describer
 
 
 class Told:

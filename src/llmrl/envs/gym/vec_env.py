@@ -15,7 +15,8 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec
 from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.gym.faults import MISREAD, check_rewards, first_outside
-from llmrl.envs.gym.games import Describer, Engine, GameMaker
+from llmrl.envs.gym.games import GameMaker
+from llmrl.envs.gym.protocols import Describer, Engine
 from llmrl.envs.gym.replayed import Replayed
 from llmrl.envs.gym.spaces import action_numbers, observation_channels, to_actions
 from llmrl.envs.gym.stock import StockGames

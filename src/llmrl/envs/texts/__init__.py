@@ -9,7 +9,8 @@ from llmrl.core.trust import NOBODY, Trust
 if TYPE_CHECKING:
     import gymnasium
 
-    from llmrl.envs.gym.games import Describer, GameMaker
+    from llmrl.envs.gym.games import GameMaker
+    from llmrl.envs.gym.protocols import Describer
     from llmrl.envs.gym.success import Criterion
 
 

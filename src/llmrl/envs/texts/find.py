@@ -15,13 +15,14 @@ from llmrl.envs.texts.arguments import Arguments
 from llmrl.envs.texts.circumstances import changed, limit, success, together
 from llmrl.envs.texts.decoders import DECODERS, Decoder
 from llmrl.envs.texts.filling import Filling
+from llmrl.envs.texts.own import Drafted, OwnWords
 from llmrl.envs.texts.schema import Text, pairs, read_text
-from llmrl.envs.texts.telling import states_rule, teller
+from llmrl.envs.texts.telling import check_actions, states_rule, teller
 
 if TYPE_CHECKING:
     import gymnasium
 
-    from llmrl.envs.gym.games import Describer
+    from llmrl.envs.gym.protocols import Describer
 
 FILES = Path(__file__).with_name("files")
 
@@ -33,8 +34,6 @@ def shipped() -> list[str]:
 
 def find(text: str, env: gymnasium.Env[Any, Any], criterion: Criterion | None, trust: Trust) -> Describer:
     """See `llmrl.envs.texts.describer_of`."""
-    from llmrl.envs.texts.own import Drafted, OwnWords
-
     if text == "own":
         return OwnWords(env, criterion)
     if text == "auto":
@@ -116,16 +115,3 @@ def _decoder(text: Text, env: gymnasium.Env[Any, Any]) -> Decoder:
         tells = ", ".join(decoder.names)
         raise ConfigError(f"{text.where}: observation has {unknown[0]!r}, and {text.decoder} tells {tells}")
     return decoder
-
-
-def check_actions(actions: tuple[tuple[str, str], ...], space: Any, where: str) -> None:
-    """Raise ConfigError unless there is a text for each choice, or for each number of an action."""
-    from gymnasium import spaces
-
-    discrete = isinstance(space, spaces.Discrete)
-    n = int(space.n) if discrete else int(spaces.flatdim(space)) if isinstance(space, spaces.Box) else -1
-    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
-        n = int(space.shape[0]) if len(space.shape) == 1 else -1
-    if n >= 0 and len(actions) != n:
-        what = "choices" if discrete else "numbers of an action"
-        raise ConfigError(f"{where} describes {len(actions)} actions, and there are {n} {what}")

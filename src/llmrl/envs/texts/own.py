@@ -13,9 +13,8 @@ from llmrl.core.spaces import GameText
 from llmrl.envs.gym.success import Criterion
 from llmrl.envs.texts.arguments import Arguments
 from llmrl.envs.texts.circumstances import changed, limit, success, together
-from llmrl.envs.texts.find import check_actions
 from llmrl.envs.texts.schema import DECIMALS, Field, pairs, parse_text
-from llmrl.envs.texts.telling import states_rule, teller
+from llmrl.envs.texts.telling import check_actions, states_rule, teller
 
 if TYPE_CHECKING:
     import gymnasium

@@ -209,3 +209,16 @@ def _value_of(field: Field, number: float) -> str:
             f"{number:g}: leave values out of the text, and say what it means in its description"
         )
     return field.values[int(number)]
+
+
+def check_actions(actions: tuple[tuple[str, str], ...], space: Any, where: str) -> None:
+    """Raise ConfigError unless there is a text for each choice, or for each number of an action."""
+    from gymnasium import spaces
+
+    discrete = isinstance(space, spaces.Discrete)
+    n = int(space.n) if discrete else int(spaces.flatdim(space)) if isinstance(space, spaces.Box) else -1
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        n = int(space.shape[0]) if len(space.shape) == 1 else -1
+    if n >= 0 and len(actions) != n:
+        what = "choices" if discrete else "numbers of an action"
+        raise ConfigError(f"{where} describes {len(actions)} actions, and there are {n} {what}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmrl.envs.gym.games import Games
+    from llmrl.envs.gym.protocols import Games
 
 Make = Callable[[Mapping[str, Any], int | None, int], "Games | None"]
 

@@ -35,14 +35,11 @@ class Pool:
         sweep_folder: gets a log file of what each run prints.
 
     Raises:
-        ConfigError: a run needs what this machine has not; nothing has been started.
         RunFolderError: `sweep_folder` cannot be written.
     """
 
     def __init__(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> None:
         self.machine = Machine.this()
-        for job in jobs:
-            self.machine.places(job.hardware, job.cores)
         self.jobs, self.task, self.logs = jobs, task, sweep_folder / "logs"
         self.free_gpus = list(self.machine.gpus)
         self.waiting: list[tuple[Job, int, Path]] = []
@@ -95,7 +92,7 @@ class Pool:
                 continue
             try:
                 write_log_header(log_file, job)
-                queued = take_on(job, "local", self.logs.parent, str(log_file))
+                queued = take_on(job, self.logs.parent, str(log_file))
             except RunFolderError as error:
                 self.outcomes.append(Outcome(job, job.folder, "failed", error=str(error)))
                 continue

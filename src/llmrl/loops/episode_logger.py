@@ -1,4 +1,4 @@
-"""The journal of episodes that are played: who did what on which grounds, step by step, and films of it."""
+"""The log of episodes that are played: who did what on which grounds, step by step, and films of it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from llmrl.core.objectives import Objective
+from llmrl.core.observers import Observer, Transition
 from llmrl.core.pictures import beside
 from llmrl.core.protocols import VecEnv
-from llmrl.core.records import Act, Observation, State, Step, embedded, on_host
-from llmrl.loops.outcomes import add_spent
+from llmrl.core.records import Observation, State, embedded, on_host
+from llmrl.core.rollouts import Episode
+from llmrl.loops.outcomes import add_spent, episode_row
 from llmrl.run.episodes import EpisodeFiles
 
 HEIGHT, SOCIETY_HEIGHT, COLUMN = 480, 640, 520
@@ -24,8 +27,8 @@ _MANY = 8
 """Numbers of an observation above which several share a line."""
 
 
-class Journal:
-    """Writes down what happens in a wave of episodes.
+class EpisodeLogger(Observer):
+    """Writes down what happens in a wave of episodes, of games that wait when they are over.
 
     Args:
         env: what is played.
@@ -34,30 +37,44 @@ class Journal:
         records, videos: how many of the first episodes are written down by step, and filmed; from their beginning, so
             where a resumed run has other numbers, they are those of the episodes that begin from then on.
         fps: frames a second of films.
+        objective, spending_cost: what an episode is judged on.
 
     Attributes:
+        first: number of the episode of game 0, to be set before a wave begins; game i plays episode `first` + i.
         playing: games whose episode goes on, [n_envs] bool.
     """
 
-    def __init__(self, env: VecEnv, folder: Path, state: State | None, records: int, videos: int, fps: float) -> None:
+    def __init__(
+        self,
+        env: VecEnv,
+        folder: Path,
+        state: State | None,
+        records: int,
+        videos: int,
+        fps: float,
+        objective: Objective,
+        spending_cost: float,
+    ) -> None:
         self.env, self.spec = env, env.spec
         self.files = EpisodeFiles(folder, None if state is None else state["files"])
         self.records, self.videos, self.fps = records, videos, fps
+        self.objective, self.spending_cost = objective, spending_cost
         self.first = 0 if state is None else state["first"]
         n = self.spec.n_envs
         self.playing = np.zeros(n, dtype=bool) if state is None else np.array(state["playing"])
         # Of each game: steps, sum of rewards, each player's last reflection, and what was spent, so far.
         self._so_far = [{} for _ in range(n)] if state is None else [_copied(each) for each in state["so_far"]]
-        self._pictures: dict[int, np.ndarray] = {}
+        self._ends: dict[int, str] = {}  # of games that are over, and are not written down yet
+        self._pictures: dict[int, np.ndarray] = {}  # of the states that are decided in
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """One line for each episode that is over, in the order in which they ended."""
         return self.files.finished
 
-    def begin(self, first: int, games: np.ndarray) -> None:
-        """A wave: game i of `games` [n_envs] plays episode `first` + i."""
-        self.first, self.playing = first, games.copy()
+    def on_reset(self, games: np.ndarray, observation: Observation) -> None:
+        """A wave begins."""
+        self.playing, self._pictures = games.copy(), {}
         blank = [""] * self.spec.n_agents
         self._so_far = [
             {
@@ -67,15 +84,13 @@ class Journal:
                 "recorded": k < self.records,
                 "filmed": k < self.videos,
             }
-            for k in range(first, first + self.spec.n_envs)
+            for k in range(self.first, self.first + self.spec.n_envs)
         ]
+        self.look()
 
-    def look(self) -> None:
-        """Take the pictures of the state that is decided in now."""
-        self._pictures = {g: self.env.render(g) for g in self._games() if self._filmed(g)}
-
-    def step(self, observation: Observation, act: Act, step: Step, over: Mapping[int, Mapping[str, Any]]) -> None:
-        """What was seen and done, what it led to, and the row of each game whose episode is over."""
+    def on_step(self, transition: Transition) -> None:
+        """What was seen and done, and what it led to."""
+        act, step = transition.act, transition.step
         actions, reward = on_host(act.action), on_host(step.reward)
         for game in self._games():
             so_far = self._so_far[game]
@@ -85,12 +100,24 @@ class Journal:
                 so_far["thoughts"][a] = note.get("reflection", so_far["thoughts"][a])
             # Words cost more than a step of most games, so they are found only where they are written or shown.
             if so_far["recorded"] or game in self._pictures:
-                lines = [self._line(observation, actions, reward, game, a, note) for a, note in enumerate(notes)]
+                lines = [
+                    self._line(transition.observation, actions, reward, game, a, note) for a, note in enumerate(notes)
+                ]
                 self._write(game, lines)
             so_far["return"] += float(reward[game].mean())
             so_far["steps"] += 1
-            if game in over:
-                self._end(game, over[game], bool(np.asarray(step.terminated)[game]))
+            if transition.ended[game]:
+                self._ends[game] = "terminated" if np.asarray(step.terminated)[game] else "truncated"
+        self.look()
+
+    def on_episode_end(self, episode: Episode) -> None:
+        if episode.game in self._ends:
+            row = episode_row(episode, self.objective, self.spending_cost)
+            self._end(episode.game, row, self._ends.pop(episode.game))
+
+    def look(self) -> None:
+        """Take the pictures of the state that is decided in next. To be asked for where a restored wave goes on."""
+        self._pictures |= {game: self.env.render(game) for game in self._games() if self._filmed(game)}
 
     def close(self) -> None:
         """The run is over."""
@@ -105,8 +132,8 @@ class Journal:
         }
 
     def _games(self) -> list[int]:
-        games: list[int] = np.flatnonzero(self.playing).tolist()
-        return games
+        """Those whose episode goes on."""
+        return [game for game in np.flatnonzero(self.playing).tolist() if game not in self._ends]
 
     def _filmed(self, game: int) -> bool:
         # Whether there are pictures at all is decided by the number that a resumed run has now.
@@ -150,7 +177,7 @@ class Journal:
             so_far["decisions"] = so_far.get("decisions", 0) + 1
             so_far["fallbacks"] = so_far.get("fallbacks", 0) + (not note["valid"])
 
-    def _end(self, game: int, row: Mapping[str, Any], terminated: bool) -> None:
+    def _end(self, game: int, row: Mapping[str, Any], end: str) -> None:
         so_far, episode = self._so_far[game], self.first + game
         spent = {name: x for name, x in so_far.items() if name not in _NOT_SPENT}
         if spent:
@@ -158,13 +185,14 @@ class Journal:
             spent["tokens"] = None if told is None or said is None else told + said
             spent["invalid_rate"] = spent["invalid"] / max(spent["replies"], 1)
         if game in self._pictures:
-            end = f"return {row['return']:g} after {row['length']} step{'s' * (row['length'] != 1)}"
+            words = f"return {row['return']:g} after {row['length']} step{'s' * (row['length'] != 1)}"
             if "success" in row:
-                end += ", a success" if row["success"] else ", no success"
-            self._film(game, self.env.render(game), [[("the end", end)]])
-        line = {"episode": episode, **row, "end": "terminated" if terminated else "truncated", **spent}
+                words += ", a success" if row["success"] else ", no success"
+            self._film(game, self.env.render(game), [[("the end", words)]])
+        line = {"episode": episode, **row, "end": end, **spent}
         self.files.end(episode, line, self.fps if self._filmed(game) else None)
         self.playing[game] = False
+        self._pictures.pop(game, None)
 
     def _words(self, line: Mapping[str, Any], thought: str) -> list[tuple[str, str]]:
         action = line["action"] if isinstance(line["action"], str) else _short_numbers(line["action"])

@@ -1,23 +1,21 @@
-"""Trajectories of players as they play, and of rollouts that a learner learns from."""
+"""Observers that write trajectories: of players as they play, and of rollouts that a learner learns from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from llmrl.core.protocols import Policy, VecEnv, Witness, unchanged
-from llmrl.core.records import Act, State, Step, on_host
+from llmrl.core.observers import Observer, Transition
+from llmrl.core.protocols import Policy, VecEnv
+from llmrl.core.records import Observation, State, on_host
+from llmrl.core.rollouts import Rollout
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.texts import Texts
-from llmrl.learners.rollout import Rollout
 from llmrl.run.trajectories import Trajectories, TrajectoryFiles
-
-if TYPE_CHECKING:
-    import torch
 
 CHUNK = 8192
 """Rows of a file of played episodes, about: as much as is held in memory and in a checkpoint."""
@@ -49,7 +47,7 @@ def kept_text(spec: EnvSpec, policy: Policy) -> str | None:
     return TEXT if TEXT in policy.channels else None
 
 
-class Recorder:
+class TrajectoryWriter(Observer):
     """Writes down the episodes of a player, whole ones, in the order in which they ended.
 
     Args:
@@ -60,6 +58,7 @@ class Recorder:
 
     def __init__(self, env: VecEnv, text: str | None, chunk: int = CHUNK) -> None:
         self.env, self.spec, self.text, self.chunk = env, env.spec, text, chunk
+        self.channels = () if text is None else (text,)
         self.next_episode = 0
         self._open: list[list[tuple[Any, ...]] | None] = [None] * self.spec.n_envs
         self._numbers = [0] * self.spec.n_envs
@@ -75,22 +74,23 @@ class Recorder:
             self._numbers = list(state["numbers"])
             self._over = [dict(episode) for episode in state["over"]]
 
-    def started(self, games: np.ndarray) -> None:
+    def on_reset(self, games: np.ndarray, observation: Observation) -> None:
         """New episodes begin in `games` [n_envs] bool, numbered in the order of the games; what was not over in them is
         not kept."""
         for game in np.flatnonzero(games):
             self._open[game], self._numbers[game] = [], self.next_episode
             self.next_episode += 1
 
-    def step(self, observation: Mapping[str, Any], act: Act, step: Step) -> None:
+    def on_step(self, transition: Transition) -> None:
         """What was seen, done and led to in all games; those whose episode is over are passed by."""
+        act, step = transition.act, transition.step
         actions = on_host(act.action)
         log_prob, value = (None if x is None else on_host(x) for x in (act.log_prob, act.value))
         reward, base = on_host(step.reward), on_host(step.base_reward)
         terminated = np.asarray(step.terminated)
         truncated = np.asarray(step.truncated) & ~terminated
         success = on_host(step.info["success"]) if "success" in self.spec.per_step else None
-        texts = None if self.text is None else observation[self.text]
+        texts = None if self.text is None else transition.observation[self.text]
         for game, rows in enumerate(self._open):
             if rows is None:
                 continue
@@ -161,72 +161,26 @@ class Recorder:
         self._over = []
 
 
-class Recorded:
-    """A policy whose play is written down; it acts as without.
-
-    Args:
-        policy: who plays.
-        recorder: who writes.
-    """
-
-    def __init__(self, policy: Policy, recorder: Recorder) -> None:
-        self.policy, self.recorder = policy, recorder
-        more = () if recorder.text is None or recorder.text in policy.channels else (recorder.text,)
-        self.channels = (*policy.channels, *more)
-        self._last: tuple[dict[str, Any], Act] | None = None
-
-    def act(
-        self,
-        observation: dict[str, torch.Tensor],
-        state: torch.Tensor | None = None,
-        generator: torch.Generator | None = None,
-        greedy: bool = False,
-    ) -> Act:
-        act = self.policy.act(self._own(observation), state, generator, greedy)
-        self._last = observation, act
-        return act
-
-    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        return self.policy.values(self._own(observation), state)
-
-    def unchanged(self) -> AbstractContextManager[None]:
-        return unchanged(self.policy)
-
-    def started(self, games: np.ndarray) -> None:
-        if isinstance(self.policy, Witness):
-            self.policy.started(games)
-        self.recorder.started(games)
-
-    def happened(self, step: Step, ended: np.ndarray) -> None:
-        if isinstance(self.policy, Witness):
-            self.policy.happened(step, ended)
-        assert self._last is not None
-        self.recorder.step(*self._last, step)
-
-    def _own(self, observation: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: observation[name] for name in self.policy.channels}
-
-
 @contextmanager
-def recorded(env: VecEnv, policy: Policy, folder: Path | None) -> Iterator[Policy]:
-    """The policy, whose episodes in `env` are written into `folder` as they are played; None: nothing is written."""
+def written_down(env: VecEnv, policy: Policy, folder: Path | None) -> Iterator[list[Observer]]:
+    """The observers with which the episodes of `policy` in `env` are written into `folder`; None: nobody writes."""
     if folder is None:
-        yield policy
+        yield []
         return
-    recorder = Recorder(env, kept_text(env.spec, policy))
-    recorder.open(folder)
-    yield Recorded(policy, recorder)
-    recorder.close()
+    writer = TrajectoryWriter(env, kept_text(env.spec, policy))
+    writer.open(folder)
+    yield [writer]
+    writer.close()
 
 
-class RolloutRecorder:
+class RolloutWriter(Observer):
     """Writes down every k-th rollout of a learner, one file each, named by the number of the update it is for.
 
     Args:
         env: what is played.
         every: k, >= 1.
 
-    Each rollout must be shown, kept or not: episodes are counted.
+    It must observe every rollout of the learner, and no other: episodes are counted.
     """
 
     def __init__(self, env: VecEnv, every: int) -> None:
@@ -246,12 +200,12 @@ class RolloutRecorder:
             self._started = state["started"]
             self._episode, self._length = np.array(state["episode"]), np.array(state["length"])
 
-    def look(self) -> None:
-        """To be called after each step: what the games' episodes are called."""
+    def on_step(self, transition: Transition) -> None:
+        """What the games' episodes are called."""
         if self._wanted:
             self._labels.append(_labels(self.env))
 
-    def show(self, rollout: Rollout) -> None:
+    def on_rollout(self, rollout: Rollout) -> None:
         """The rollout of the next update."""
         first, ends = rollout.first.cpu().numpy(), (rollout.terminated | rollout.truncated).cpu().numpy()
         steps = np.arange(len(first))[:, None]

@@ -1,0 +1,43 @@
+"""The sinks of a run, from the config's `loggers`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmrl.config.builder import Builder
+from llmrl.core.errors import ConfigError
+from llmrl.run.sinks.sink import Sink
+
+
+def check_loggers(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option of a logger that could not be; nothing is built."""
+    builder = Builder(trusted=config["trusted_modules"])
+    for name, node in _nodes(config).items():
+        builder.check(node, f"loggers.{name}")
+
+
+def build_loggers(config: Mapping[str, Any]) -> dict[str, Sink]:
+    """Return the sinks of a resolved config, by the names of their options; none of them is opened.
+
+    Raises:
+        ConfigError: one is no sink, has an option that cannot be, or needs a library that is not installed.
+    """
+    builder = Builder(trusted=config["trusted_modules"])
+    sinks = {}
+    for name, node in _nodes(config).items():
+        sink = builder.build(node, f"loggers.{name}")
+        if sink is not None and not isinstance(sink, Sink):
+            raise ConfigError(f"loggers.{name}._target_={node['_target_']} is no sink (llmrl.run.sinks.sink.Sink)")
+        if sink is not None:
+            sinks[name] = sink
+    return sinks
+
+
+def _nodes(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    nodes: Mapping[str, Mapping[str, Any]] = config.get("loggers") or {}
+    for name, node in nodes.items():
+        if not isinstance(node, Mapping):
+            where = f"loggers.{name}"
+            raise ConfigError(f"{where}={node!r}: give the class of a sink, +{where}._target_=my_package.MySink")
+    return nodes

@@ -1,0 +1,54 @@
+"""TensorBoard: an event file in the run folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmrl.run.evaluation import pictures
+from llmrl.run.sinks.sink import Ending, Opening, Row, Sink
+from llmrl.run.tensorboard import EventFile
+
+
+class TensorBoard(Sink):
+    """Scalars, hyperparameters, texts and pictures of a run for TensorBoard, which shows no MP4 films.
+
+    Resuming: the event file is written anew from the rows that are kept, in place of those of earlier attempts, whose
+    ends nobody can trust. TensorBoard sees it from when all of these are in it.
+    """
+
+    background = False
+
+    def open(self, opening: Opening) -> None:
+        self._events = EventFile(opening.folder, started=opening.started or time.time())
+        if opening.hyperparameters:
+            self._events.hyperparameters(opening.hyperparameters)
+        self._kept = opening.kept
+        if not self._kept:
+            self._events.publish()
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self._events.scalars(row.place, row.unix, row.metrics)
+            if row.number + 1 == self._kept:
+                self._events.publish()
+
+    def text(self, row: Row, tag: str, markdown: str) -> None:
+        self._events.text(row.place, row.unix, tag, markdown)
+
+    def picture(self, row: Row, tag: str, path: Path) -> None:
+        if path.suffix == ".gif":
+            animation, _, size = pictures(path)
+            self._events.image(row.place, row.unix, tag, animation, size)
+        elif path.suffix == ".png":
+            import imageio.v3 as iio
+
+            height, width = iio.improps(path).shape[:2]
+            self._events.image(row.place, row.unix, tag, path.read_bytes(), (height, width))
+
+    def close(self, ending: Ending) -> None:
+        if ending.final:
+            self._events.scalars(ending.place, ending.unix, ending.final)
+        self._events.end(ending.succeeded)
+        self._events.close()

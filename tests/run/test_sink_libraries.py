@@ -1,0 +1,229 @@
+"""Each library's own reader finds the rows of a run once, also after it was killed between two checkpoints."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sink_worker
+from sink_worker import ALL, KEPT, KEY
+
+LOSSES = {10 * n: 0.5 * n for n in range(ALL) if n % 3 != 2}
+RETURNS = {n: 2.0 * n for n in range(ALL) if n % 3 == 2}
+
+
+def attempts(tmp_path: Path, node: dict[str, Any], *ways: str) -> Path:
+    """Run attempts, each in a process of its own with an empty home; returns the run folder. They print nothing, and
+    write nothing but below the output folder, for their owner alone."""
+    home, elsewhere, root = tmp_path / "home", tmp_path / "elsewhere", tmp_path / "outputs"
+    for folder in (home, elsewhere):
+        folder.mkdir(exist_ok=True)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "MLFLOW", "TRACKIO"))}
+    env |= {"HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(Path(sink_worker.__file__).parent)}
+    env.pop("XDG_CACHE_HOME", None)
+    for way in ways:
+        command = [sys.executable, sink_worker.__file__, str(root), json.dumps(node), way]
+        done = subprocess.run(command, cwd=elsewhere, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == (9 if way == "killed" else 0), done.stderr
+        said = [line for line in (done.stdout + done.stderr).splitlines() if "odd (tag) is nan" not in line]
+        assert not said, said
+    assert not list(elsewhere.iterdir()) and not [path for path in home.rglob("*") if path.is_file()]
+    for path in root.rglob("*"):
+        assert path.is_symlink() or not path.stat().st_mode & 0o077, f"{path} is open to others"
+    holding = [path for path in root.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    assert not holding, f"a key is in {holding}"
+    [folder] = (root / "game").glob("*/seed=3")
+    return folder
+
+
+def wandb_records(folder: Path) -> list[Any]:
+    """The records of an offline run, the only one in `folder`: protocol buffers in LevelDB's log format."""
+    from wandb.proto import wandb_internal_pb2 as pb
+
+    [path] = (folder / "loggers" / "wandb").glob("offline-run-*/run-*.wandb")
+    data, at, records, begun = path.read_bytes(), 7, [], b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # no header fits into the rest of a block
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        begun += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or the last piece of one
+            record = pb.Record()
+            record.ParseFromString(begun)
+            records.append(record)
+            begun = b""
+    return records
+
+
+@pytest.mark.slow
+def test_wandb_offline(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    node = {"_target_": "llmrl.run.sinks.wandb.WandB", "mode": "offline"}
+    folder = attempts(tmp_path, node, "killed", "finishes")
+    records = wandb_records(folder)
+    history = []
+    for record in records:
+        if record.WhichOneof("record_type") == "history":
+            row: dict[str, Any] = {}
+            for item in record.history.item:
+                *outer, last = item.nested_key or [item.key]
+                place = row.setdefault(outer[0], {}) if outer else row
+                place[last] = json.loads(item.value_json)
+            history.append(row)
+    assert {row["env_steps"]: row["loss/value"] for row in history if "loss/value" in row} == LOSSES
+    assert len([row for row in history if "loss/value" in row]) == len(LOSSES), "each row once"
+    assert {row["updates"]: row["evaluation/return"] for row in history if "evaluation/return" in row} == RETURNS
+    texts = {row["env_steps"]: row["llm/exchange"]["path"] for row in history if "llm/exchange" in row}
+    assert texts.keys() == {0, 60}
+    [text] = (folder / "loggers" / "wandb").glob(f"offline-run-*/files/{texts[60]}")
+    assert text.read_text().endswith(">*key* &lt;redacted&gt;</pre>")
+    [film] = [row["episode/film"] for row in history if "episode/film" in row]
+    assert film["_type"] == "video-file"
+    [media] = (folder / "loggers" / "wandb").glob(f"offline-run-*/files/{film['path']}")
+    assert media.read_bytes() == sink_worker.film(tmp_path).read_bytes()
+    metrics = {r.metric.name: r.metric.step_metric for r in records if r.WhichOneof("record_type") == "metric"}
+    assert metrics["loss/value"] == "env_steps" and metrics["evaluation/return"] == "updates"
+    [run] = [r.run for r in records if r.WhichOneof("record_type") == "run"][:1]
+    config = {each.key: json.loads(each.value_json) for each in run.config.update}
+    assert (run.project, run.display_name) == ("game", "/".join(folder.parts[-2:]))
+    assert run.run_group == folder.parent.name and run.run_id == (folder / "loggers" / "run_id").read_text()
+    assert config["env.n_envs"] == 4 and config["agent.sizes"] == [8, 8] and config["seed"] == 3
+    assert not run.host and not run.git.remote_url
+    summary = {}
+    for record in records:
+        if record.WhichOneof("record_type") == "summary":
+            summary |= {each.key: json.loads(each.value_json) for each in record.summary.update}
+    assert summary["Final/result"] == 2.5 and summary["state"] == "finished" and summary["best.a"] == 1.0
+    assert [r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit"] == [0]
+
+
+def test_wandb_online_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    from llmrl.core.errors import ConfigError
+    from llmrl.run.sinks.wandb import WandB
+
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_BASE_URL", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with pytest.raises(ConfigError, match=r"WANDB_API_KEY.*mode=offline"):
+        WandB()
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
+    WandB()
+
+
+@pytest.mark.slow
+def test_mlflow_in_a_database(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    node = {"_target_": "llmrl.run.sinks.mlflow.MLflow"}
+    folder = attempts(tmp_path, node, "killed", "finishes")
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'outputs' / 'mlflow' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("game")
+    [run] = client.search_runs([experiment.experiment_id])
+    points = client.get_metric_history(run.info.run_id, "loss/value")
+    assert [(point.step, point.value) for point in points] == list(LOSSES.items()), "each row once"
+    returns = client.get_metric_history(run.info.run_id, "evaluation/return")
+    assert {point.step: point.value for point in returns} == RETURNS and len(returns) == len(RETURNS)
+    assert all(math.isnan(point.value) for point in client.get_metric_history(run.info.run_id, "odd _tag_"))
+    assert run.info.status == "FINISHED" and run.info.run_name == "/".join(folder.parts[-2:])
+    assert run.data.metrics["Final/result"] == 2.5 and run.data.params["agent.lr"] == "0.1"
+    assert run.data.tags["llmrl.rows"] == str(ALL) and run.data.tags["llmrl.state"] == "finished"
+    artifacts = tmp_path / "outputs" / "mlflow" / "artifacts" / run.info.run_id / "artifacts"
+    assert sorted(p.name for p in (artifacts / "llm/exchange").iterdir()) == ["00000000.md", "00000006.md"]
+    assert (artifacts / "llm/exchange/00000006.md").read_text() == "*key* <redacted>"
+    [film] = (artifacts / "episode/film").rglob("*.gif")
+    assert film.read_bytes() == sink_worker.film(tmp_path).read_bytes()
+    assert json.loads((artifacts / "summary.json").read_text())["best"] == {"a": 1.0}
+
+
+def test_mlflow_goes_on_in_the_same_run_where_nothing_was_cut(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    from llmrl.run.metrics import MetricLog
+    from llmrl.run.sinks.mlflow import MLflow
+    from llmrl.run.sinks.sink import Opening
+
+    opening = Opening(tmp_path / "run", tmp_path, "game", "label", {"a": 1}, {}, started=1.0)
+    opening.folder.mkdir()
+    ids = []
+    for begins, ends in ((0, KEPT), (KEPT, ALL)):
+        sink = MLflow()
+        metrics = MetricLog(opening.folder, begins, {"mlflow": sink}, opening)
+        metrics.attach("said", lambda line: "text")
+        sink_worker.record(metrics, range(begins, ends))
+        metrics.close("preempted" if ends < ALL else "finished")
+        metrics.wait()
+        ids.append(sink._run)
+    assert ids[0] == ids[1]
+    points = sink._client.get_metric_history(ids[0], "loss/value")
+    assert [(point.step, point.value) for point in points] == list(LOSSES.items())
+    assert len(sink._client.list_artifacts(ids[0], "said")) == ALL
+    assert sink._client.get_run(ids[0]).info.status == "FINISHED"
+
+
+def test_mlflow_whose_server_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("mlflow")
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    from llmrl.run.run import Run
+    from llmrl.run.sinks.mlflow import MLflow
+
+    sinks = {"mlflow": MLflow(f"http://127.0.0.1:{port}")}
+    with Run.open(tmp_path, "game", sink_worker.CONFIG, sinks=lambda: sinks) as run:
+        sink_worker.record(run.metrics, range(4))
+        run.result = 1.0
+    assert Run.open(tmp_path, "game", sink_worker.CONFIG).finished
+    assert "loggers.mlflow has failed" in caplog.text and "lacks the last 4 of 4 rows" in caplog.text
+
+
+@pytest.mark.slow
+def test_trackio_in_its_database(tmp_path: Path) -> None:
+    pytest.importorskip("trackio")
+    folder = attempts(tmp_path, {"_target_": "llmrl.run.sinks.trackio.Trackio"}, "killed", "finishes")
+    run = "/".join(folder.parts[-2:]).replace("/", " ")
+    script = """
+import json, sys
+from trackio.sqlite_storage import SQLiteStorage as S
+project, run = sys.argv[1:]
+print(json.dumps([S.get_projects(), S.get_runs(project), S.get_logs(project, run), S.get_run_config(project, run)]))
+"""
+    env = {**os.environ, "TRACKIO_DIR": str(tmp_path / "outputs" / "trackio"), "HOME": str(tmp_path / "home")}
+    found = subprocess.run(
+        [sys.executable, "-c", script, "game", run], env=env, capture_output=True, text=True, check=True
+    )
+    projects, runs, logs, config = json.loads(found.stdout)
+    assert projects == ["game"] and runs == [run]
+    losses = [(row["step"], row["loss/value"]) for row in logs if "loss/value" in row]
+    assert sorted(losses) == list(LOSSES.items()), "each row once"
+    assert {row["step"]: row["evaluation/return"] for row in logs if "evaluation/return" in row} == RETURNS
+    texts = [row["llm/exchange"] for row in logs if "llm/exchange" in row]
+    assert [text["_value"] for text in texts] == ["*key* <redacted>"] * 2
+    [film] = [row["episode/film"] for row in logs if "episode/film" in row]
+    media = tmp_path / "outputs" / "trackio" / "media" / film["file_path"]
+    assert media.read_bytes() == sink_worker.film(tmp_path).read_bytes()
+    assert len(list(media.parents[2].rglob("*.gif"))) == 1, "what an earlier attempt left is gone"
+    assert config["agent.lr"] == 0.1 and config["state"] == "finished" and config["summary.best.a"] == 1.0
+    assert [row["Final/result"] for row in logs if "Final/result" in row] == [2.5]
+
+
+@pytest.mark.parametrize("library", ["wandb", "mlflow", "trackio"])
+def test_a_library_is_imported_only_where_it_is_used(library: str) -> None:
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    script = f"import sys, sink_worker; sys.exit({library!r} in sys.modules)"
+    env = {**os.environ, "PYTHONPATH": str(Path(sink_worker.__file__).parent)}
+    assert subprocess.run([sys.executable, "-c", script], env=env).returncode == 0

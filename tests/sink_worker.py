@@ -1,0 +1,67 @@
+"""Runs one attempt of a run with a sink, in a process of its own: `sink_worker.py <root> <config of the sink> <way>`.
+
+`killed`: ends without closing anything, after rows that no checkpoint covers. `finishes`: goes on, and finishes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+
+from llmrl.core.privacy import kept_private
+from llmrl.experiment.loggers import build_loggers
+from llmrl.run.metrics import MetricLog
+from llmrl.run.run import Run
+
+KEY = "sk-abcdefghij0123456789ABCDEFGHIJ"
+CONFIG = {"env": {"_target_": "toy", "n_envs": 4}, "agent": {"lr": 0.1, "sizes": [8, 8]}, "none": None}
+TYPED = ["agent.lr=0.1", "env=toy"]
+KEPT, CUT, ALL = 6, 9, 12
+
+
+def record(metrics: MetricLog, numbers: range) -> None:
+    for number in numbers:
+        if number % 3 == 2:
+            metrics.log("evaluation", "updates", {"evaluation/return": 2.0 * number}, updates=number)
+        else:
+            found = {"loss/value": 0.5 * number, "odd (tag)": float("nan")}
+            metrics.log("update", "env_steps", found, env_steps=10 * number, updates=number)
+
+
+def film(folder: Path) -> Path:
+    path = folder / "episodes" / "7" / "episode.gif"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    iio.imwrite(path, np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8), loop=0)
+    return path
+
+
+def main() -> None:
+    root, node, way = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+    name = node["_target_"].rpartition(".")[2].lower()
+    sinks = build_loggers({"trusted_modules": [], "loggers": {name: node}})
+    with kept_private(True), Run.open(root, "game", CONFIG, TYPED, 3, sinks=lambda: sinks, rerun=way == "anew") as run:
+        movie = film(run.folder)
+        run.metrics.attach("llm/exchange", lambda line: f"*key* {KEY}" if line["updates"] % 6 == 0 else None)
+        run.metrics.attach_pictures("episode/film", lambda line: [movie] if line["updates"] == 3 else [])
+        if way == "killed":
+            record(run.metrics, range(KEPT))
+            run.checkpoint(KEPT, {})
+            record(run.metrics, range(KEPT, CUT))
+            guards = run.metrics._sinks._guards
+            while any(guard.told < CUT and not guard.fault for guard in guards):
+                time.sleep(0.01)
+            time.sleep(0.3)  # the text beside the last rows
+            os._exit(9)
+        record(run.metrics, range(run.iteration, ALL))
+        run.checkpoint(ALL, {})
+        run.result, run.summary = 2.5, {"worst": 0.25, "note": f"found {KEY}", "best": {"a": 1.0}}
+
+
+if __name__ == "__main__":
+    main()
