@@ -45,7 +45,7 @@ def load_agent(
         >>> agent.reset()  # doctest: +SKIP
         >>> env.step(agent.act(observation))  # doctest: +SKIP
     """
-    from llmrl.core.protocols import Witness
+    from llmrl.core.observers import StepObserver
     from llmrl.evaluation.evaluation_budget import with_budget
     from llmrl.evaluation.players import without_teacher
     from llmrl.evaluation.saved_runs import alone, open_saved
@@ -61,7 +61,7 @@ def load_agent(
     [agent] = parts.agents
     agent.load_state_dict(saved.agent)
     found = TrainedAgent(saved, parts, seed)
-    if isinstance(agent.policy, Witness):
+    if isinstance(agent.policy, StepObserver):
         found.close()
         raise ConfigError(
             f"the agent of {saved.folder} has to be told what its actions led to; play it with llmrl.evaluate"
