@@ -1,7 +1,7 @@
 """What finished policy searches found, beside the published numbers of ProPS.
 
     llmrl-train --multirun name=policy_search seed=0,1,2,3,4 principal=cmaes,cem \
-        experiment=search/cartpole,search/mountain_car_continuous,search/inverted_pendulum,search/swimmer
+        experiment=search/linear env=cartpole,mountain_car_continuous,inverted_pendulum,swimmer
     python benchmarks/policy_search_table.py outputs/policy_search
 
 Prints a Markdown table with a row for each config (runs that differ in their seed only are one row; rows that would

@@ -1,5 +1,5 @@
 """CPU-seconds of one principal step on Harvest: five training episodes, each with an update, and one validation episode
-of 1000 steps, seven agents (`experiment=legislative/harvest_published`), on Melting Pot and on the native engine.
+of 1000 steps, seven agents (`experiment=legislative/harvest`), on Melting Pot and on the native engine.
 
     python benchmarks/principal_step.py [--rounds 3] [--societies 16] [overrides ...]       e.g. env.horizon=100
 
@@ -38,7 +38,7 @@ from llmrl.loops.design import DesignLoop
 from llmrl.run.run import Run
 
 PUBLISHED = 190.0  # CPU-seconds
-DEFAULTS = ("experiment=legislative/harvest_published", "principal=fixed", "design.steps=1", "design.references=0")
+DEFAULTS = ("experiment=legislative/harvest", "principal=fixed", "design.steps=1", "design.references=0")
 NATIVE = ("env.engine=native",)
 GRID = (*NATIVE, "env.observe=[grid]", "agent.features=64", "agent.map_channels=[8,16]")
 REFERENCE, ONE = "melting pot, pixels, frozen core", "native, grid, small frozen core"

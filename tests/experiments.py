@@ -24,6 +24,14 @@ def compose(*overrides: str, primary: str = "train") -> dict:
         return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
 
 
+def search_in(env: str, treatment: str = "none") -> tuple[str, ...]:
+    """The overrides of a published policy search in an environment."""
+    if env == "cliff_walking":
+        return ("experiment=search/cliff_walking", f"treatment={treatment}")
+    study = "table" if env in ("frozen_lake", "maze", "nim") else "linear"
+    return (f"experiment=search/{study}", f"env={env}", f"treatment={treatment}")
+
+
 def run(*overrides: str) -> float | None:
     """Run an experiment here and now."""
     from llmrl.experiment.job import run_experiment

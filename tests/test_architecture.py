@@ -39,6 +39,9 @@ ALLOWED["cli"] = set(ALLOWED) - {"hydra_plugins"}
 EXCEPTIONS = {
     # What a preset stands for is known by composing its run, and that is an experiment.
     ("llmrl.config.input_digests", "llmrl.experiment.pretraining"),
+    # A job holds the hardware, which holds the backend that is given the job: for type checking alone.
+    ("llmrl.sweeps.backends.protocol", "llmrl.sweeps.hardware"),
+    ("llmrl.sweeps.backends.protocol", "llmrl.sweeps.jobs"),
 }
 """Imports that go upwards, or round in a circle: (module, what it imports)."""
 HEAVY = {

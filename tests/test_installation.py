@@ -29,7 +29,8 @@ def wheel(tmp_path_factory):
 def test_wheel_holds_every_config_and_prompt(wheel):
     packed = set(zipfile.ZipFile(wheel).namelist())
     assert Path(llmrl.conf.__file__).parent == ROOT / "conf"
-    configs = {f"llmrl/conf/{path.relative_to(ROOT / 'conf').as_posix()}" for path in (ROOT / "conf").rglob("*.yaml")}
+    files = [path for path in (ROOT / "conf").rglob("*") if path.suffix in (".yaml", ".json")]
+    configs = {f"llmrl/conf/{path.relative_to(ROOT / 'conf').as_posix()}" for path in files}
     sources = {
         path.relative_to(ROOT / "src").as_posix()
         for path in (ROOT / "src" / "llmrl").rglob("*")

@@ -1,22 +1,20 @@
 """The main job on the real engine, small: design run, evaluation table, videos, pre-training into governing."""
 
 import json
-from pathlib import Path
 
 import imageio.v3 as iio
 import pytest
 import torch
 
-import llmrl.conf
 from experiments import compose, only_run_folder, run
 from llmrl.cli.evaluate import main as evaluate
+from llmrl.config.treatments import studies
 from llmrl.experiment.parts import build_parts
 from llmrl.llms.ledger import read_calls
 from llmrl.run.content import saved_state
 
-BASES = ("_published", "_independent", "_paper", "escape_room_small", "_native_small")
+GOVERNED = ("cleanup", "harvest", "escape_room", "_independent", "_paper", "escape_room_small", "_native_small")
 """Endings of presets that wait for a principal; test_principals_in_games runs those that have one."""
-PRESETS = Path(llmrl.conf.__file__).parent / "experiment" / "legislative"
 pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]
 SMALL = ("env.n_envs=2", "env.horizon=20", "design.steps=2", "design.adapt_rounds=1", "design.validate_episodes=2")
 
@@ -51,7 +49,7 @@ def same(a, b, part=""):
 @pytest.mark.parametrize("game", ["harvest", "cleanup"])
 def test_pretrained_agents_are_governed(tmp_path, game):
     run(
-        *(f"experiment=legislative/{game}_pretrain_small", "env.n_envs=1", "env.horizon=15", "learn.env_steps=30"),
+        *(f"experiment=legislative/{game}_pretrain", "env.n_envs=1", "env.horizon=15", "learn.env_steps=30"),
         *("learn.evaluate_episodes=1", "name=pretrain", f"output_root={tmp_path}"),
     )
     first = only_run_folder(tmp_path / "pretrain")
@@ -60,7 +58,8 @@ def test_pretrained_agents_are_governed(tmp_path, game):
     assert not any(torch.equal(x, fresh[name]) for name, x in trained.items() if ".core." in name)
     for parts in ("core", "all"):
         command = (
-            *(f"experiment=legislative/{game}_ucb_small", *SMALL, "env.horizon=15", f"agent.init_from='{first}'"),
+            *(f"experiment=legislative/{game}_small", "principal=ucb", "principal.points=3"),
+            *(*SMALL, "env.horizon=15", f"agent.init_from='{first}'"),
             *(f"agent.init_parts={parts}", f"name={parts}", f"output_root={tmp_path}"),
         )
         run(*command)
@@ -78,12 +77,12 @@ def test_pretrained_agents_are_governed(tmp_path, game):
 
 
 def untrained(game):
-    built = build_parts(compose(f"experiment=legislative/{game}_pretrain_small"), None)
+    built = build_parts(compose(f"experiment=legislative/{game}_pretrain"), None)
     built.close()
     return built.agents[0].policy.state_dict()
 
 
-@pytest.mark.parametrize("preset", sorted(path.stem for path in PRESETS.glob("*.yaml") if path.stem.endswith(BASES)))
-def test_presets_run(tmp_path, preset):
+@pytest.mark.parametrize("study", [s for s in studies() if s.startswith("legislative/") and s.endswith(GOVERNED)])
+def test_studies_run(tmp_path, study):
     small = ("env.horizon=5", "design.steps=1", "design.adapt_rounds=1", f"output_root={tmp_path}")
-    assert run(f"experiment=legislative/{preset}", "principal=random", *small) is not None
+    assert run(f"experiment={study}", "principal=random", *small) is not None

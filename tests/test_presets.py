@@ -1,114 +1,117 @@
-"""The presets of conf/experiment: every one composes, builds and is what its name and the documentation say."""
-
-import functools
-import re
-from pathlib import Path
+"""The legislative studies: every one builds under every principal and treatment, and is what the documentation says."""
 
 import pytest
 
-import llmrl.conf
 from experiments import compose
-from llmrl.config.option_catalog import options
+from llmrl.config.treatments import studies, treatments
+from llmrl.core.option_files import options
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
 
-ROOT = Path(__file__).parents[1]
-FOLDER = Path(llmrl.conf.__file__).parent / "experiment" / "legislative"
-PRESETS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 GAMES = ("harvest", "cleanup", "escape_room")
-STUDY = ("egreedy", "ucb", "thompson", "gp", "dual_rl", "metagrad", "llm")
-# `listed` proposes what it is given: it is no method that presets compare.
+# `listed` proposes what it is given: it is no method that is compared.
 PRINCIPALS = sorted(set(options("principal")) - {"none", "listed"})
+TREATMENTS = [name for name, made_for in treatments().items() if "legislative/harvest" in made_for]
+ALONE = ("legislative/cleanup_pretrain", "legislative/harvest_pretrain", "legislative/escape_room_alone")
+OTHERS = [
+    study
+    for study in studies()
+    if study.startswith("legislative/") and study.partition("/")[2] not in GAMES and not study.endswith("_small")
+]
 ARMS = {
     "egreedy": {"harvest": 21**3, "cleanup": 21**3, "escape_room": 6**5},
     "ucb": {"harvest": 11**3, "cleanup": 11**3, "escape_room": 3**5},
     "thompson": {"harvest": 11**3, "cleanup": 11**3, "escape_room": 3**5},
 }
+OWN_SCHEDULES = {"metagrad": {"adapt_rounds", "validate_episodes"}, "fixed": {"steps"}, "gp": {"steps"}}
+"""What a principal sets of design: how it is trained and measured."""
 
 
-def split(preset):
-    """`harvest_dual_rl_small` -> harvest, dual_rl, True."""
-    game = next(game for game in GAMES if preset.startswith(f"{game}_"))
-    rest = preset.removeprefix(f"{game}_")
-    return game, rest.removesuffix("_small").removesuffix("small"), rest.endswith("small")
-
-
-@functools.cache
-def base_of(game, small):
-    """What a preset under a principal builds on: the same games, agents and schedule."""
-    return compose(f"experiment=legislative/{game}_{'small' if small else 'published'}")
-
-
-def chosen(node):
-    """The option of conf/principal that a composed node comes from."""
-    return next(name for name, option in options("principal").items() if option["_target_"] == node["_target_"])
-
-
-@pytest.mark.meltingpot
-@pytest.mark.parametrize("preset", PRESETS)
-def test_it_composes_and_builds(preset):
-    game, part, small = split(preset)
-    governed = part in PRINCIPALS or part in STUDY
-    base = part in ("published", "independent", "paper", "native") or part == ""
-    config = compose(f"experiment=legislative/{preset}", *(["principal=random"] if base else []))
-    assert config["env"].get("substrate", "escape_room") == game
+def built(config):
+    """The loop of a config, and its principal."""
     check_values(config)
-    assert chosen(config["principal"]) == ("random" if base else part if governed else "none")
-    if governed:
-        common = base_of(game, small)
-        own_schedules = {"metagrad": {"adapt_rounds", "validate_episodes"}, "fixed": {"steps"}, "gp": {"steps"}}
-        own_schedule = {**own_schedules, "llm": set() if small else {"steps"}}.get(part, set())
-        assert config["env"] == common["env"]
-        assert {n for n, x in config["design"].items() if x != common["design"][n]} <= own_schedule
-        if part == "metagrad":  # needs agents that go on exploring; published with gradients scaled down apart
-            assert config["agent"]["ppo"]["clip_apart"] == (not small)
-            own = {name: common["agent"]["ppo"][name] for name in ("learning_rate", "clip_apart")}
-            config["agent"]["ppo"].update(own)
-        assert config["agent"] == common["agent"]
     parts = build_parts(config, build_llm(config, None, check=False))
     try:
-        loop = build_loop(config, parts)
-        assert isinstance(loop, LearnLoop if part in ("none", "pretrain") else DesignLoop)
-        if part in ARMS and not small:
-            assert parts.principal.grid.n_arms == ARMS[part][game]
-        if part in ARMS and small and part != "egreedy":
-            each = loop.steps / max(len(parts.env.spec.contexts), 1)
-            assert parts.principal.grid.n_arms <= 1.1 * each, "the grid is too fine to be gone through"
+        return build_loop(config, parts), parts
     finally:
         parts.close()
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.yaml")), ids=lambda path: path.stem)
-def test_its_file_says_what_it_is(path):
-    first, second, *_ = path.read_text().splitlines()
-    assert first == "# @package _global_" and second.startswith("# ")
-    if path.parent == FOLDER:
-        assert re.search(rf"^#   llmrl-train experiment=legislative/{path.stem}( |$)", path.read_text(), re.MULTILINE)
+def same_games_and_agents(config, common, principal, small):
+    """Whether a study under a principal has the games, agents and schedule of the study alone."""
+    own_schedule = {**OWN_SCHEDULES, "llm": set() if small else {"steps"}}.get(principal, set())
+    assert config["env"] == common["env"]
+    assert {name for name, x in config["design"].items() if x != common["design"][name]} <= own_schedule
+    if principal == "metagrad":  # needs agents that go on exploring; published with gradients scaled down apart
+        assert config["agent"]["ppo"]["clip_apart"] == (not small)
+        own = {name: common["agent"]["ppo"][name] for name in ("learning_rate", "clip_apart")}
+        config["agent"]["ppo"].update(own)
+    assert config["agent"] == common["agent"]
 
 
+@pytest.mark.meltingpot
+@pytest.mark.parametrize("treatment", TREATMENTS)
 @pytest.mark.parametrize("game", GAMES)
-def test_every_principal_has_its_presets(game):
-    wanted = {f"{game}_{principal}" for principal in STUDY} | {f"{game}_{principal}_small" for principal in PRINCIPALS}
-    assert wanted | {f"{game}_published", f"{game}_small"} <= set(PRESETS)
+def test_every_published_treatment_builds(game, treatment):
+    config = compose(f"experiment=legislative/{game}", f"treatment={treatment}")
+    assert config["principal"]["_target_"] == options("principal")[treatment]["_target_"]
+    loop, parts = built(config)
+    assert isinstance(loop, DesignLoop)
+    if treatment in ARMS:
+        assert parts.principal.grid.n_arms == ARMS[treatment][game]
+    same_games_and_agents(config, compose(f"experiment=legislative/{game}"), treatment, small=False)
+
+
+@pytest.mark.meltingpot
+@pytest.mark.parametrize("principal", PRINCIPALS)
+@pytest.mark.parametrize("game", GAMES)
+def test_every_principal_builds_in_small(game, principal):
+    config = compose(f"experiment=legislative/{game}_small", f"principal={principal}")
+    loop, parts = built(config)
+    assert isinstance(loop, DesignLoop)
+    if principal in ("ucb", "thompson"):
+        each = loop.steps / max(len(parts.env.spec.contexts), 1)
+        assert parts.principal.grid.n_arms <= 1.1 * each, "the grid is too fine to be gone through"
+    same_games_and_agents(config, compose(f"experiment=legislative/{game}_small"), principal, small=True)
+
+
+@pytest.mark.meltingpot
+@pytest.mark.parametrize("study", OTHERS)
+def test_the_others_build(study):
+    loop, parts = built(compose(f"experiment={study}", *([] if study in ALONE else ["principal=random"])))
+    assert isinstance(loop, LearnLoop if study in ALONE else DesignLoop)
+    assert parts.env.spec.name == next(game for game in GAMES if game in study)
+
+
+@pytest.mark.meltingpot
+@pytest.mark.parametrize("game", ["harvest", "cleanup"])
+def test_small_ones_on_the_native_engine_build(game):
+    loop, parts = built(compose(f"experiment=legislative/{game}_native_small", "principal=cmaes"))
+    assert isinstance(loop, DesignLoop) and parts.env.spec.name == game and parts.env.spec.n_envs == 16
+
+
+def test_published_treatments_are_those_of_the_study():
+    assert set(TREATMENTS) == {"egreedy", "ucb", "thompson", "gp", "dual_rl", "metagrad", "llm"}
 
 
 @pytest.mark.parametrize("game", GAMES)
 def test_language_models_are_asked_as_often_as_published_and_within_a_budget(game):
-    config = compose(f"experiment=legislative/{game}_llm")
-    assert config["design"]["steps"] == 300
+    config = compose(f"experiment=legislative/{game}", "treatment=llm")
+    assert config["design"]["steps"] == 300 and config["llm"]["model"] == "gpt-4o-mini"
     assert 0 < config["llm"]["budget"]["usd"] <= 10
 
 
-def test_presets_named_in_the_documentation_exist():
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *FOLDER.rglob("*.yaml")]
-    text = "\n".join(page.read_text() for page in pages)
-    named = {name for group in re.findall(r"experiment=(\w+/\w+(?:,\w+/\w+)*)", text) for name in group.split(",")}
-    named = {name for name in named if name.startswith("legislative/")}  # others: test_teacher_presets
-    others = {name for group in ("env", "agent", "experiment/regimes") for name in options(group)}
-    written = set(re.findall(rf"`((?:{'|'.join(GAMES)})_[a-z_]+)`", text))
-    named |= {f"legislative/{name}" for name in written - others}
-    known = {f"legislative/{preset}" for preset in PRESETS}
-    assert named <= known
-    assert {f"legislative/{game}_published" for game in GAMES} <= named
+def test_bandits_of_the_small_escape_room_have_two_values_a_number():
+    _, parts = built(compose("experiment=legislative/escape_room_small", "principal=ucb"))
+    assert parts.principal.grid.n_arms == 2**5
+
+
+def test_principals_of_the_small_escape_room_have_the_settings_of_the_measured_ones():
+    study = "experiment=legislative/escape_room_small"
+    assert compose(study, "principal=cem")["principal"]["population"] == 8
+    assert compose(study, "principal=dual_rl")["principal"]["learning_rate"] == 3e-3
+    metagrad, fixed = (compose(study, f"principal={name}") for name in ("metagrad", "fixed"))
+    assert (metagrad["principal"]["learning_rate"], metagrad["agent"]["ppo"]["learning_rate"]) == (2e-3, 1e-3)
+    assert fixed["principal"]["contexts"] == [[5 * (i == lever) for i in range(5)] for lever in range(3)]

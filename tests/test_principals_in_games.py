@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from experiments import only_run_folder, run
-from llmrl.config.option_catalog import options
+from llmrl.core.option_files import options
 from llmrl.run.content import saved_state
 from llmrl.run.metrics import MetricLog, read_metrics
 from llmrl.run.run import Stopped
 
 pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]
-# `listed` proposes what it is given: it is no method that presets compare.
+# `listed` proposes what it is given: it is no method that is compared.
 PRINCIPALS = sorted(set(options("principal")) - {"none", "listed"})
 STEPS, STOP = 4, 2
 TINY = (
@@ -51,7 +51,8 @@ def numbers(row, names):
 @pytest.mark.parametrize("principal", PRINCIPALS)
 def test_it_governs_is_stopped_and_goes_on(tmp_path, monkeypatch, principal, env):
     command = (
-        f"experiment=legislative/{env}_{principal}_small",
+        f"experiment=legislative/{env}_small",
+        f"principal={principal}",
         *TINY,
         *FEW.get(principal, ()),
         f"output_root={tmp_path}",

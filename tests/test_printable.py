@@ -17,8 +17,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrl.cli import llm, report, sweep, train
+from llmrl.cli import llm, sweep, train
 from llmrl.core.errors import ConfigError, LLMError, short_error
+from llmrl.display import console, runs, sweeps
 from llmrl.run.folder import split_overrides
 from llmrl.run.log_file import LogFile
 from llmrl.run.progress import Progress
@@ -148,9 +149,9 @@ def test_the_logs_of_a_run(tmp_path, capsys):
 
 
 def test_tables_titles_and_lines(capsys):
-    report.print_table(FAKE, [FAKE, "b"], [[FAKE, "[link=x]y[/link]"]])
-    report.print_rows(FAKE, [(FAKE, FAKE)])
-    report.terminal().print(FAKE, soft_wrap=True)
+    console.print_table(FAKE, [FAKE, "b"], [[FAKE, "[link=x]y[/link]"]])
+    console.print_rows(FAKE, [(FAKE, FAKE)])
+    console.terminal().print(FAKE, soft_wrap=True)
     said = capsys.readouterr().out
     assert not obeyed(said) and "[link=x]" in said and "smiley" in said and said.count("\\x1b") >= 6
 
@@ -213,7 +214,7 @@ def test_printed_commands_are_quoted(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / NASTY / "run" / "seed=0"
     folder.mkdir(parents=True)
-    report.print_sweep([Outcome(job(folder, []), folder, "failed", error="x")])
+    sweeps.print_sweep([Outcome(job(folder, []), folder, "failed", error="x")])
     said = capsys.readouterr().out
     assert ["llmrl-sweep", "logs", f"{NASTY}/run/seed=0"] in commands(said, "llmrl-sweep")
     for name in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
@@ -221,11 +222,11 @@ def test_printed_commands_are_quoted(tmp_path, capsys, monkeypatch):
     run = SimpleNamespace(
         folder=folder, summary={}, result=None, config={"play": {"videos": 2}, "loggers": {"tensorboard": {}}}
     )
-    report.print_summary(run)
+    runs.print_summary(run)
     said = capsys.readouterr().out
     assert commands(said, "llmrl-evaluate") == [["llmrl-evaluate", str(folder), "--video"]]
     assert commands(said, "tensorboard") == [["tensorboard", "--logdir", str(tmp_path / NASTY)]]
-    report.print_skipped(run)
+    runs.print_skipped(run)
     said = capsys.readouterr().out
     assert shlex.join(["llmrl-evaluate", f"{NASTY}/run/seed=0", "--video"]) in said
 

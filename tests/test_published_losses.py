@@ -209,9 +209,10 @@ class TestTeacher:
 
         return of
 
-    @pytest.mark.parametrize("task", ["simple", "lava", "colored", "two_door"])
-    def test_convolutions(self, built, task):
-        config, parts = built(f"experiment=teacher/{task}_published", "env.n_envs=3", "env.horizon=40")
+    @pytest.mark.parametrize("room", ["simple_doorkey", "lava_doorkey", "colored_doorkey", "two_door"])
+    def test_convolutions(self, built, room):
+        words = ("experiment=teacher/rooms", f"env={room}", "treatment=llm4teach")
+        config, parts = built(*words, "env.n_envs=3", "env.horizon=40")
         rollout = collected(config, parts, steps=60)
         assert rollout.truncated.any()
         advice = copy.deepcopy(parts.teacher).advise(rollout)["advice"]
@@ -222,7 +223,7 @@ class TestTeacher:
 
     def test_memory(self, built):
         """In games as long as these a minibatch is one episode, which the released code does not have to pad."""
-        config, parts = built("experiment=teacher/simple_published", "agent=student_lstm", "env.n_envs=2")
+        config, parts = built("experiment=teacher/rooms", "treatment=llm4teach", "agent=student_lstm", "env.n_envs=2")
         rollout = collected(config, parts, steps=130)
         advice = copy.deepcopy(parts.teacher).advise(rollout)["advice"]
         dealt = stretches(rollout, 128, 3)
@@ -254,12 +255,11 @@ class TestGrounding:
         make_small_model(folder, texts, "seq2seq", width=16, layers=1, heads=2, vocabulary=300, longest=4096)
         return folder
 
-    @pytest.mark.parametrize("preset", ["mixed_gflan", "mixed_npa"])
-    def test_language_models(self, built, model, preset):
+    @pytest.mark.parametrize("treatment", ["gflan", "npa"])
+    def test_language_models(self, built, model, treatment):
         """By scores and by a head; the others differ in where their weights come from."""
-        config, parts = built(
-            f"experiment=grounding/{preset}", f"llm.model={model}", "env.n_envs=4", "env.history=1", "env.horizon=10"
-        )
+        words = ("experiment=grounding/mixed", f"treatment={treatment}", f"llm.model={model}")
+        config, parts = built(*words, "env.n_envs=4", "env.history=1", "env.horizon=10")
         rollout = collected(config, parts, steps=17)
         assert rollout.truncated.any()
         # 68 samples: a minibatch of 64 and one of 4, four times.
@@ -267,14 +267,15 @@ class TestGrounding:
         assert [len(each["action"]) for each in dealt] == 4 * [64, 4]
         watched_update(parts.agents[0], rollout, dealt, self.loss(rollout), compared=(0, 7))
 
-    @pytest.mark.parametrize("preset", ["gflan_lora", "aflan", "npae", "npe"])
-    def test_other_language_models_learn_alike(self, preset):
-        ppo = [compose(f"experiment=grounding/mixed_{name}")["agent"]["ppo"] for name in ("gflan", preset)]
+    @pytest.mark.parametrize("treatment", ["gflan_lora", "aflan", "npae", "npe"])
+    def test_other_language_models_learn_alike(self, treatment):
+        both = [compose("experiment=grounding/mixed", f"treatment={name}") for name in ("gflan", treatment)]
+        ppo = [config["agent"]["ppo"] for config in both]
         assert {name for name, x in ppo[0].items() if x != ppo[1][name]} <= {"learning_rate"}
 
     def test_symbolic(self, built):
         config, parts = built(
-            "experiment=grounding/mixed_symbolic_published", "env.n_envs=4", "env.horizon=25",
+            "experiment=grounding/mixed", "treatment=symbolic_published", "env.n_envs=4", "env.horizon=25",
             "agent.ppo.minibatch_size=80",
         )  # fmt: skip
         rollout = collected(config, parts)
@@ -283,7 +284,7 @@ class TestGrounding:
 
     def test_drrn(self, built):
         """Huber's loss of width 1 on r + 0.9 max Q, from the network itself; norm 5."""
-        config, parts = built("experiment=grounding/mixed_drrn_published", "env.horizon=3")
+        config, parts = built("experiment=grounding/mixed", "treatment=drrn_published", "env.horizon=3")
         agent, rollout = parts.agents[0], collected(config, parts)
         learner, network = agent._learner, agent.policy.network
         assert rollout.truncated.any() and rollout.reward.numel() == 128
@@ -326,7 +327,7 @@ class TestMechanismDesign:
         return of
 
     def test_escape_room(self, built):
-        config, parts = built("experiment=legislative/escape_room_published", "principal=random")
+        config, parts = built("experiment=legislative/escape_room", "principal=random")
         rollout = collected(config, parts, steps=5)
         assert rollout.truncated[-1].all()
         watched_update(parts.agents[0], rollout, shuffled(25, 128, 4, keep_last=True), self.loss(rollout))
@@ -335,7 +336,7 @@ class TestMechanismDesign:
     def test_melting_pot(self, built, game):
         """On the native engine, in short episodes, the smaller last minibatch is learned from, too."""
         config, parts = built(
-            f"experiment=legislative/{game}_published", "principal=random", "env.engine=native", "env.horizon=20"
+            f"experiment=legislative/{game}", "principal=random", "env.engine=native", "env.horizon=20"
         )
         rollout = collected(config, parts, steps=20)
         assert rollout.truncated[-1].all() and not rollout.truncated[:-1].any()
@@ -367,7 +368,7 @@ class TestMechanismDesign:
 
     @pytest.mark.parametrize("payoff", [45.0, -5.0])
     def test_dual_rl(self, built, payoff):
-        _, parts = built("experiment=legislative/escape_room_dual_rl")
+        _, parts = built("experiment=legislative/escape_room", "treatment=dual_rl")
         principal = parts.principal
         principal.ask(context=1, n=1)
         asked, network = principal.asked, principal.network
@@ -404,7 +405,7 @@ class TestMechanismDesign:
     def test_metagrad(self, built, past):
         """Adam on the loss of the actor's head and on that of the critic's, each scaled down by itself; then the sum of
         all agents' log pi times the discounted payoffs to go less the mean of past ones."""
-        _, parts = built("experiment=legislative/escape_room_metagrad")
+        _, parts = built("experiment=legislative/escape_room", "treatment=metagrad")
         env, agent, gamma = parts.env, parts.agents[0], 0.998
         tau = parts.principal.ask(context=0)[0]
         collector, rollouts = Collector(env, agent.policy, "cpu"), []

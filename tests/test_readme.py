@@ -24,8 +24,8 @@ SMALL |= {
     env: ["env.n_envs=2", "learn.rollout_steps=4"] for env in ("simple_doorkey", "unlock_pickup", "simple_spread")
 }
 SMALL |= {env: ["env.n_envs=2", "learn.rollout_steps=4", "env.horizon=8"] for env in ("goto_local", "goto_red_ball")}
-TAUGHT = {"simple": "simple_doorkey", "spread": "simple_spread"}
-"""What the presets of `experiment=teacher/` start with, and the environment it stands for."""
+TAUGHT = {"rooms": "simple_doorkey", "teams": "simple_spread"}
+"""The studies of teachers, and the environment of each."""
 BUDGET = ["design.steps=2", "design.candidates=1", "design.adapt_rounds=1"]
 BUDGET += ["learn.env_steps=6", "learn.evaluate_episodes=1", "play.episodes=1", "design.references=0"]
 
@@ -39,11 +39,9 @@ def commands() -> list[str]:
 
 def environment(word: str) -> str | None:
     """The environment that a word of a command line chooses, if that is cut to seconds."""
-    if found := re.match(rf"(?:env=|experiment=legislative/)({'|'.join(SMALL)})", word):
+    if found := re.match(rf"(?:env=|experiment=(?:legislative|grounding)/)({'|'.join(SMALL)})", word):
         return found[1]
-    if found := re.match(r"experiment=grounding/(goto_\w+)_(?:llm|symbolic)", word):
-        return found[1]
-    found = re.match(rf"experiment=teacher/({'|'.join(TAUGHT)})_", word)
+    found = re.match(rf"experiment=teacher/({'|'.join(TAUGHT)})", word)
     return TAUGHT[found[1]] if found else None
 
 

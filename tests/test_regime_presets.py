@@ -1,17 +1,15 @@
-"""The presets of conf/experiment/regimes, and what the bare commands' games become under each kind of principal."""
-
-from pathlib import Path
+"""The studies of conf/experiment/regimes, and what the bare commands' games become under each kind of principal."""
 
 import pytest
 
-import llmrl.conf
 from experiments import compose
+from llmrl.config.treatments import studies
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values, games_of_a_society
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
 
-PRESETS = sorted(p.stem for p in (Path(llmrl.conf.__file__).parent / "experiment" / "regimes").glob("*.yaml"))
+STUDIES = [study.removeprefix("regimes/") for study in studies() if study.startswith("regimes/")]
 
 
 def built(*overrides):
@@ -25,13 +23,13 @@ def built(*overrides):
         parts.close()
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_builds_what_its_name_says(preset):
-    alone = preset.endswith("_pretrain")
-    config, loop = built(f"experiment=regimes/{preset}", *([] if alone else ["principal=random"]))
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_study_builds_what_its_name_says(study):
+    alone = study.endswith("_pretrain")
+    config, loop = built(f"experiment=regimes/{study}", *([] if alone else ["principal=random"]))
     assert isinstance(loop, LearnLoop if alone else DesignLoop)
-    if preset.endswith("_scratch"):
-        game = preset.removesuffix("_scratch")
+    if study.endswith("_scratch"):
+        game = study.removesuffix("_scratch")
         bare = compose(f"env={game}", "principal=random")
         own = {"adapt_rounds": {"cleanup": 10, "harvest": 40}[game]}
         unlike = {"init_from": None} | ({"freeze": "none"} if game == "harvest" else {})

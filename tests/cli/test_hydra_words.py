@@ -15,6 +15,8 @@ from llmrl.experiment.experiment import Experiment
     ("typed", "meant", "said"),
     [
         (["+experiment=x/y"], ["experiment=x/y"], ""),
+        (["treatment=null", "agent.init_from=null"], ["treatment=none", "agent.init_from=null"], ""),
+        (["principal=ucb,null"], ["principal=ucb,none"], ""),
         (["+agent.kwargs.x=1", "+new.key=2"], ["+agent.kwargs.x=1", "+new.key=2"], ""),
         (["hydra/launcher=basic", "seed=1"], ["hydra/launcher=basic", "seed=1"], ""),
         (["hydra/launcher=submitit_slurm"], ["hardware=slurm_cpu"], "hardware=slurm_gpu asks for GPUs"),
@@ -31,6 +33,7 @@ def test_what_hydra_users_type(typed, meant, said):
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
+        (["treatment=[ucb,llm]"], r"--multirun with treatment=a,b"),
         (["hydra.run.dir=here"], r"output_root=here"),
         (["hydra.sweep.dir=multirun/x"], r"output_root=multirun/x"),
         (["hydra/launcher=submitit_slurm", "hydra.launcher.partition=big"], r"hardware\.\w+\.partition=big"),

@@ -73,6 +73,10 @@ def test_the_page_runs_as_it_is(site, tmp_path):
     assert config["env"] == {"_target_": "my_lab.parts.Coins", "n_envs": 4, "n_agents": 3, "horizon": 10}
     proposals = comparable_metrics(summary.parent, "proposal")
     assert [row["principal/rate"] for row in proposals] == [0.0, 1.0, 2.0]
+    header, *lines = (summary.parent / "loggers" / "csv" / "metrics.csv").read_text().splitlines()
+    told = [line.split(";") for line in lines]
+    assert header == "place;tag;value"
+    assert [float(value) for _, tag, value in told if tag == "principal/rate"] == [0.0, 1.0, 2.0]
 
     done = train([*swept, "name=swept"], site, tmp_path)
     assert done.returncode == 0 and "2 finished" in done.stdout, done.stdout + done.stderr
@@ -87,8 +91,10 @@ def test_options_are_listed_composed_and_overridden_without_an_import(site, stor
     store.syspath_prepend(str(site))
     assert offer_installed() == [] and offer_installed() == [], "done twice, it changes nothing"
     assert installed_options("principal") == ["ladder"] and installed_options("hardware/backend") == ["niced"]
+    assert installed_options("loggers") == ["csv"]
     assert not any(name.startswith("my_lab") for name in sys.modules), "nothing has been imported"
-    config = compose("env=coins", "principal=ladder", "env.horizon=3", "hardware/backend=niced")
+    config = compose("env=coins", "principal=ladder", "env.horizon=3", "hardware/backend=niced", "loggers=[csv]")
+    assert config["loggers"] == {"csv": {"_target_": "my_lab.csv_file.CsvFile", "separator": ","}}
     assert config["env"]["horizon"] == 3 and config["principal"]["rungs"] == 5
     assert config["hardware"]["backend"] == {"_target_": "my_lab.niced.Niced", "level": 10}
     assert Trust().locate("my_lab.parts.Coins", "env._target_").__name__ == "Coins"

@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import llmrl.conf
 from experiments import comparable_metrics, compose, only_run_folder, run
-from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
 from llmrl.experiment.loggers import build_loggers
 from llmrl.experiment.parts import check_values
 from llmrl.run.folder import config_hash

@@ -202,10 +202,10 @@ def test_options_that_are_taken_out_are_told_what_to_write() -> None:
 
 
 def test_a_slip_of_grammar_is_told_by_hydra_alone() -> None:
-    for wrong in (["env.n_envs=[1,2"], ["experiment=search/cartpole_llm", "env.n_envs=[1,2"], ["a={b"], ["x=)"]):
+    for wrong in (["env.n_envs=[1,2"], ["experiment=search/linear", "env.n_envs=[1,2"], ["a={b"], ["x=)"]):
         assert ungrammatical(wrong) and hint([*wrong, "env=taxii"], "train") is None
     assert not ungrammatical(["env=taxi", "experiment=zero_shot/taxi", "--multirun", "~principal", "seed=range(0,3)"])
-    assert hint(["experiment=search/cartpole_llm", "design.stepz=3"], "train") == (
+    assert hint(["experiment=search/linear", "design.stepz=3"], "train") == (
         hint(["design.stepz=3"], "train")
     ) and "stepz" in str(hint(["design.stepz=3"], "train"))
 
@@ -234,7 +234,7 @@ def test_the_saved_config_of_a_run_is_told_how_to_repeat_it(tmp_path: Path) -> N
 WORDS = {
     "taken out": ["env=escape_room", "~principal"],
     "taken out, composition fails": ["env=escape_room", "~env", "env.n_envs=2"],
-    "grammar": ["experiment=search/cartpole_llm", "env.n_envs=[1,2"],
+    "grammar": ["experiment=search/linear", "env.n_envs=[1,2"],
     "saved": ["--config-name", "outputs/a/b/seed=0/config.yaml"],
     "infinite": ["env=escape_room", "design.spending_cost=inf"],
     "too many": ["env=escape_room", "env.n_envs=1000000000000"],

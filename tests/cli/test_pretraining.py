@@ -19,7 +19,7 @@ from llmrl.experiment.pretraining import digest, located, needed, reference
 from llmrl.run.content import saved_state
 from llmrl.run.run import Run, Stopped
 
-STUDY = "preset:legislative/escape_room_none_small"
+STUDY = "preset:legislative/escape_room_alone"
 NEEDS = (
     *("experiment=legislative/escape_room_small", "principal=fixed", "design.steps=1", "design.adapt_rounds=1"),
     f"agent.init_from={STUDY}",
@@ -48,7 +48,7 @@ def test_it_is_computed_once_and_begun_with(tmp_path, capsys):
     run(*NEEDS, f"output_root={tmp_path}")
     found = folders(tmp_path)
     assert len(found) == 2
-    [begun] = [path for name, path in found.items() if "none_small" in name.split("/")[0] and "init_from" not in name]
+    [begun] = [path for name, path in found.items() if "room_alone" in name.split("/")[0] and "init_from" not in name]
     assert located(config)["agent"]["init_from"] == str(begun)
     status = json.loads((begun / "status.json").read_text())
     assert status["state"] == "finished" and status["shared"] == {}
@@ -100,7 +100,7 @@ def test_who_waits_can_be_stopped(tmp_path, monkeypatch):
     ("study", "message"),
     [
         ("preset:legislative/nothing", "agent.init_from=preset:legislative/nothing/seed=0: "),
-        ("preset:legislative/escape_room_ucb_small", "this one has a principal"),
+        ("preset:regimes/escape_room", "this one has a principal"),
     ],
 )
 def test_what_is_no_pretraining_is_refused(tmp_path, study, message):

@@ -88,13 +88,14 @@ def test_a_principal_without_a_mechanism_is_told_what_it_can_search():
         ("transfer=[nim,mze]", "transfer has no option 'mze'. Did you mean maze?"),
         ("experiment=zero_shot/taxxi", "Did you mean zero_shot/taxi"),
         ("experiment=zero_shot/foo", "it has: zero_shot/"),
-        ("experiment=cartpole_llm", "Did you mean search/cartpole_llm"),
+        ("experiment=goto_red_bal", "Did you mean grounding/goto_red_ball"),
+        ("treatment=prop", "Did you mean props"),
         ("experiment=xyz", "it has: grounding/..., legislative/..., regimes/..., search/..., teacher/..., zero_shot/"),
     ],
 )
 def test_a_mistyped_option_is_guessed(argument, hint):
     said = missing_option(["seed=1", argument])
-    assert said is not None and hint in said and "parts" not in said
+    assert said is not None and hint in said and "parts" not in said and "numbers" not in said
 
 
 def test_options_that_are_there_are_not_complained_of(tmp_path):

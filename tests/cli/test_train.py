@@ -1,6 +1,5 @@
 """`llmrl-train` as a user runs it: help, plans, refusals, sweeps, third-party parts. Real processes."""
 
-import itertools
 import json
 import os
 import re
@@ -12,7 +11,7 @@ import pytest
 import yaml
 
 from experiments import only_run_folder
-from llmrl.config.option_catalog import options
+from llmrl.core.option_files import options
 from llmrl.llms.ledger import read_calls
 from tiny_models import make_tiny_causal
 
@@ -195,26 +194,6 @@ def test_generic_prompt_governs_a_third_party_environment(tmp_path):
     assert len(calls) == 3 and "paid for naming 0" in calls[0]
     references = list((tmp_path / "outputs" / "signal_game_references").rglob("summary.json"))
     assert len(references) == 2 and not list((tmp_path / "outputs").glob("*_references/*/*/llm_calls.jsonl"))
-
-
-@pytest.mark.parametrize("group", ["env", "agent", "principal", "teacher", "llm", "hardware"])
-def test_every_option_is_commented_field_by_field(group):
-    """The first line says what the option is; every field carries a comment, on its line or the line before, or in the
-    option that it begins with."""
-    import llmrl.conf
-
-    for name in options(group):
-        lines = (Path(llmrl.conf.__file__).parent / group / f"{name}.yaml").read_text().splitlines()
-        assert lines[0].startswith("# "), f"{group}/{name}.yaml"
-        if any(f"  - {other}" in lines for other in options(group)):
-            continue
-        for before, line in itertools.pairwise(lines):
-            key = line.split(":")[0].strip()
-            is_field = line.strip() and not line.strip().startswith(("#", "-")) and ":" in line
-            sections = ("_target_", "defaults", "ppo", "mechanism", "env", "design", "learn", "limits", "backend")
-            sections += ("task", "scenario", "schedule")
-            if is_field and key not in sections:
-                assert "#" in line or before.strip().startswith("#"), f"{group}/{name}.yaml: {line}"
 
 
 def test_every_option_builds_or_says_what_is_missing(tmp_path):

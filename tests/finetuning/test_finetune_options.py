@@ -6,8 +6,8 @@ import pytest
 
 from experiments import compose
 from llmrl.config.builder import Builder
-from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
 from llmrl.experiment.finetuning import check_values
 
 METHODS, DATASETS, TASKS = (sorted(options(group)) for group in ("method", "dataset", "transfer"))

@@ -69,9 +69,9 @@ def test_an_environment_without_an_expert_is_refused():
         BotAgent(spec)
 
 
-@pytest.mark.parametrize("preset", ["mixed_bot", "mixed_random"])
-def test_its_presets_build(preset):
-    config = compose(f"experiment=grounding/{preset}")
+@pytest.mark.parametrize("treatment", ["bot", "random"])
+def test_its_treatments_build(treatment):
+    config = compose("experiment=grounding/mixed", f"treatment={treatment}")
     check_values(config)
     parts = build_parts(config, build_llm(config, None, check=False))
     try:
@@ -82,9 +82,10 @@ def test_its_presets_build(preset):
 
 def test_both_play_the_same_episodes(tmp_path):
     """MiniGrid's bot succeeds in all of them, random actions seldom; what the bot gave up is counted."""
-    for preset in ("mixed_bot", "mixed_random"):
-        run(f"experiment=grounding/{preset}", "env.n_envs=5", "play.episodes=10", f"output_root={tmp_path / preset}")
-    bot, other = (only_run_folder(tmp_path / preset) for preset in ("mixed_bot", "mixed_random"))
+    for player in ("bot", "random"):
+        words = ("experiment=grounding/mixed", f"treatment={player}", "env.n_envs=5", "play.episodes=10")
+        run(*words, f"output_root={tmp_path / player}")
+    bot, other = (only_run_folder(tmp_path / player) for player in ("bot", "random"))
     summary = json.loads((bot / "summary.json").read_text())
     assert summary["evaluation/success"] == 1.0 and summary["bot/gave_up"] == 0.0
     assert summary["bot/decisions"] == summary["env_steps"]

@@ -427,12 +427,14 @@ def test_a_language_model_imitates_a_bot_and_goes_on_by_reward(tmp_path):
     assert all(torch.allclose(cloned[name], trained[name], atol=1e-9) for name in cloned)
 
 
-@pytest.mark.parametrize("preset", ["goto_local_bc", "mixed_bc"])
-def test_its_presets_build(preset):
-    config = compose(f"experiment=grounding/{preset}", "agent.data=somewhere")
+@pytest.mark.parametrize(
+    ("study", "treatment", "env"), [("goto_local", "small_bc", "goto_local"), ("mixed", "bc", "mixed_train")]
+)
+def test_its_treatments_build(study, treatment, env):
+    config = compose(f"experiment=grounding/{study}", f"treatment={treatment}", "agent.data=somewhere")
     check_values(config)
     assert loop_kind(config) == "clone" and asking(config)
-    assert config["env"]["name"] == {"goto_local_bc": "goto_local", "mixed_bc": "mixed_train"}[preset]
+    assert config["env"]["name"] == env
 
 
 def test_who_imitates_is_given_nothing_by_a_principal():

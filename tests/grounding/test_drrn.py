@@ -272,14 +272,15 @@ def test_games_it_cannot_play_are_refused():
         DRRNAgent(mute, Seeds(0), "cpu", "prompt", 8, 50, 1.0, QUICK)
 
 
-PRESETS = {"goto_red_ball_drrn": 1.0, "goto_local_drrn": 1.0, "mixed_drrn": 1.0, "mixed_drrn_published": 0.25}
+STUDIES = {"goto_red_ball drrn": 1.0, "goto_local drrn": 1.0, "mixed drrn": 1.0, "mixed drrn_published": 0.25}
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_its_presets_build(preset):
-    config = compose(f"experiment=grounding/{preset}", "env.n_envs=2")
+@pytest.mark.parametrize("chosen", STUDIES)
+def test_its_treatments_build(chosen):
+    study, treatment = chosen.split()
+    config = compose(f"experiment=grounding/{study}", f"treatment={treatment}", "env.n_envs=2")
     check_values(config)
-    published = preset.endswith("published")
+    published = treatment.endswith("published")
     assert (config["env"]["kind"], config["env"]["sampling"]) == (
         ("legacy", "rejection") if published else ("per_episode", "direct")
     )
@@ -288,7 +289,7 @@ def test_its_presets_build(preset):
         loop = build_loop(config, parts)
         assert isinstance(loop, LearnLoop) and loop.rollout_steps == 4
         settings = parts.agents[0]._settings
-        assert settings.updates_per_step == PRESETS[preset] and settings.bootstrap_truncation != published
+        assert settings.updates_per_step == STUDIES[chosen] and settings.bootstrap_truncation != published
         assert (settings.target_every is None) == published
         collector = loop.collector
         collector.reset(0)

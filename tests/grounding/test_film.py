@@ -202,15 +202,16 @@ def test_it_goes_on_bit_for_bit():
     assert all(torch.equal(mine[name], other[name]) for name in mine)
 
 
-PRESETS = {"goto_red_ball_symbolic": 1, "goto_local_symbolic": 1, "mixed_symbolic": 5, "mixed_symbolic_published": 5}
+STUDIES = {"goto_red_ball symbolic": 1, "goto_local symbolic": 1, "mixed symbolic": 5, "mixed symbolic_published": 5}
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_its_presets_build(preset):
-    config = compose(f"experiment=grounding/{preset}")
+@pytest.mark.parametrize("chosen", sorted(STUDIES))
+def test_its_treatments_build(chosen):
+    study, treatment = chosen.split()
+    config = compose(f"experiment=grounding/{study}", f"treatment={treatment}")
     check_values(config)
     assert config["env"]["n_envs"] * config["learn"]["rollout_steps"] == 2560
-    published = preset.endswith("published")
+    published = treatment.endswith("published")
     # Of half the squared error.
     assert config["agent"]["ppo"]["value_coefficient"] == (1.0 if published else 0.5)
     config["env"]["n_envs"] = 16
@@ -223,6 +224,6 @@ def test_its_presets_build(preset):
         counted = parts.agents[0].describe()["parameters"]
         assert known is None or counted == known + n_words * 128
         kinds = [name for name in parts.env.spec.metrics if name.startswith("success_")]
-        assert len(kinds) in ((1, 2, 3, 4, 5) if published else (5 if PRESETS[preset] == 5 else 0,))
+        assert len(kinds) in ((1, 2, 3, 4, 5) if published else (5 if STUDIES[chosen] == 5 else 0,))
     finally:
         parts.close()

@@ -1,27 +1,24 @@
-"""Presets of language models that act: each is the published variant its name says, and runs."""
-
-from pathlib import Path
+"""Treatments of language models that act: each is the published variant its name says, and runs."""
 
 import pytest
 
-import llmrl.conf
 from experiments import compose, only_run_folder, silent_run
+from llmrl.config.treatments import treatments
 from llmrl.experiment.parts import check_values
 from llmrl.llms.local.small import make_small_model
 from llmrl.run.status import read_status
 
-FOLDER = Path(llmrl.conf.__file__).parent / "experiment" / "grounding"
 # Weights, what gives the actions, what is tuned.
 PUBLISHED = {
-    "mixed_gflan": ("pretrained", "scores", "full"),
-    "mixed_gflan_lora": ("pretrained", "scores", "lora"),
-    "mixed_aflan": ("pretrained", "head", "full"),
-    "mixed_npae": ("embeddings", "head", "full"),
-    "mixed_npa": ("random", "head", "full"),
-    "mixed_npe": ("embeddings", "scores", "full"),
-    "mixed_zero_shot": ("pretrained", "scores", "nothing"),
+    "gflan": ("pretrained", "scores", "full"),
+    "gflan_lora": ("pretrained", "scores", "lora"),
+    "aflan": ("pretrained", "head", "full"),
+    "npae": ("embeddings", "head", "full"),
+    "npa": ("random", "head", "full"),
+    "npe": ("embeddings", "scores", "full"),
+    "zero_shot": ("pretrained", "scores", "nothing"),
 }
-SMALL = ("goto_red_ball_llm", "goto_local_llm")
+SMALL = ("goto_red_ball", "goto_local")
 TINY = (
     "env.n_envs=2",
     "env.history=1",
@@ -43,30 +40,37 @@ def models(tmp_path_factory):
     return made
 
 
-def test_every_preset_is_one_of_these_or_of_the_baselines():
-    names = {path.stem for path in FOLDER.glob("*.yaml")}
-    llm = {name for name in names if compose(f"experiment=grounding/{name}")["agent"].get("tune") is not None}
-    assert llm == {*PUBLISHED, *SMALL}
+def test_every_treatment_is_one_of_these_or_of_the_baselines():
+    typed = ("agent.data=there", "llm.model=there")
+    for study, expected in (("mixed", {*PUBLISHED}), ("goto_local", {"small_llm"})):
+        fits = [name for name, made_for in treatments().items() if f"grounding/{study}" in made_for]
+        agents = {}
+        for name in fits:
+            words = typed if name == "bc" else typed[:1] if name == "small_bc" else ()
+            agents[name] = compose(f"experiment=grounding/{study}", f"treatment={name}", *words)["agent"]
+        assert {name for name, agent in agents.items() if agent.get("tune") is not None} == expected
 
 
-@pytest.mark.parametrize("preset", PUBLISHED)
-def test_a_published_variant_is_what_it_says(preset):
-    config = compose(f"experiment=grounding/{preset}")
+@pytest.mark.parametrize("treatment", PUBLISHED)
+def test_a_published_variant_is_what_it_says(treatment):
+    config = compose("experiment=grounding/mixed", f"treatment={treatment}")
     check_values(config)
-    assert (config["llm"]["weights"], config["agent"]["actions"], config["agent"]["tune"]) == PUBLISHED[preset]
+    assert (config["llm"]["weights"], config["agent"]["actions"], config["agent"]["tune"]) == PUBLISHED[treatment]
     assert config["llm"]["model"] == "google/flan-t5-large"
     ppo = config["agent"]["ppo"]
     assert (ppo["gamma"], ppo["gae_lambda"], ppo["epochs"], ppo["minibatch_size"]) == (0.99, 0.99, 4, 64)
     assert (ppo["clip"], ppo["value_clip"], ppo["entropy_coefficient"], ppo["adam_eps"]) == (0.2, 0.2, 0.01, 1e-5)
     assert ppo["value_coefficient"] == 1.0  # of half the squared error
-    assert ppo["learning_rate"] == (1e-4 if preset.endswith("lora") else 1e-6)
+    assert ppo["learning_rate"] == (1e-4 if treatment.endswith("lora") else 1e-6)
     assert (config["env"]["n_envs"], config["env"]["history"], config["env"]["reward_scale"]) == (32, 3, 20.0)
     assert (config["learn"]["rollout_steps"], config["learn"]["env_steps"]) == (40, 1_500_000)
 
 
-@pytest.mark.parametrize("preset", [*PUBLISHED, *SMALL])
-def test_it_runs(preset, tmp_path, models):
-    kind = "causal" if preset in SMALL else "seq2seq"
-    overrides = (f"experiment=grounding/{preset}", *TINY, f"llm.model={models[kind]}")
+@pytest.mark.parametrize(
+    ("study", "treatment"), [*(("mixed", name) for name in PUBLISHED), *((world, "small_llm") for world in SMALL)]
+)
+def test_it_runs(study, treatment, tmp_path, models):
+    kind = "causal" if study in SMALL else "seq2seq"
+    overrides = (f"experiment=grounding/{study}", f"treatment={treatment}", *TINY, f"llm.model={models[kind]}")
     silent_run(*overrides, f"output_root={tmp_path}")
     assert read_status(only_run_folder(tmp_path)).state == "finished"

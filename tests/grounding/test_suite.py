@@ -18,8 +18,8 @@ from llmrl.analysis.suite_groups import experiments
 from llmrl.cli.evaluate import main
 from llmrl.cli.suite import split_words
 from llmrl.config.builder import Builder
-from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.babyai.words import LANGUAGES, action_names
@@ -224,8 +224,8 @@ def test_runs_of_several_experiments_stand_side_by_side(tmp_path, suite_file, ca
 
 def test_experiments_are_named_by_what_tells_them_apart(tmp_path):
     typed = (
-        ["experiment=grounding/goto_local_llm", "env.n_envs=2"],
-        ["experiment=grounding/goto_local_llm", "agent.tune=lora", "env.n_envs=2"],
+        ["experiment=grounding/goto_local", "treatment=small_llm", "env.n_envs=2"],
+        ["experiment=grounding/goto_local", "treatment=small_llm", "agent.tune=lora", "env.n_envs=2"],
         ["agent=drrn", "env=goto_local", "env.n_envs=2"],
         [],
         [],
@@ -233,7 +233,7 @@ def test_experiments_are_named_by_what_tells_them_apart(tmp_path):
     runs = [write_run(tmp_path, f"run{i}", words, seed=3) for i, words in enumerate(typed)]
     configs = [{"seed": 3, "name": f"run{i}", "agent": {"skill": i}} for i in range(len(runs))]
     labels = list(experiments(runs, configs))
-    assert labels[:3] == ["goto_local_llm", "goto_local_llm, agent.tune=lora", "agent=drrn"]
+    assert labels[:3] == ["small_llm", "small_llm, agent.tune=lora", "agent=drrn"]
     # Of others nothing is known but where they are.
     assert [label.split("/")[0] for label in labels[3:]] == ["run3", "run4"]
     # Where and how a run was computed makes it no other experiment.

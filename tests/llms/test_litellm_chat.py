@@ -110,7 +110,7 @@ HOSTED = ("gpt4o", "gpt4o_mini", "o_series", "claude", "gemini")
 @pytest.mark.parametrize("option", HOSTED)
 def test_prices_and_windows_are_those_that_litellm_lists(option):
     """Read from its file, as importing litellm takes seconds. A new litellm may list new ones: then look them up."""
-    from llmrl.config.option_catalog import options
+    from llmrl.core.option_files import options
 
     package = Path(importlib.util.find_spec("litellm").origin).parent
     listed = json.loads((package / "model_prices_and_context_window_backup.json").read_text())
@@ -133,7 +133,7 @@ def test_each_provider_is_asked_in_its_own_terms_for_the_schema(option, monkeypa
     from litellm.utils import return_raw_request
 
     from llmrl.config.builder import Builder
-    from llmrl.config.option_catalog import options
+    from llmrl.core.option_files import options
 
     fields = options("llm")[option]
     monkeypatch.setenv(fields["api_key_env"], KEY)

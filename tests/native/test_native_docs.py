@@ -93,7 +93,7 @@ def test_all_symbols_are_listed(substrate: str, title: str) -> None:
 
 
 @pytest.mark.parametrize("game", ["cleanup", "harvest"])
-def test_presets_run_without_melting_pot(game: str, tmp_path: Path) -> None:
+def test_studies_run_without_melting_pot(game: str, tmp_path: Path) -> None:
     small = ("env.horizon=8", "design.steps=2", "design.adapt_rounds=1", f"output_root={tmp_path}")
     assert run(f"experiment=legislative/{game}_native_small", "principal=llm", *OWN, *small) is not None
     summary = json.loads((only_run_folder(tmp_path) / "summary.json").read_text())

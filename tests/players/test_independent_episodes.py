@@ -103,6 +103,6 @@ def test_plans_that_are_drawn_once_are_shared_by_all_episodes():
 
 
 def test_the_published_player_was_told_of_no_other_episode():
-    for preset in ("taxi", "blackjack", "lunar_lander"):
-        config = compose(f"experiment=zero_shot/{preset}_published", "llm=scripted")
+    for study in ("taxi", "blackjack", "lunar_lander"):
+        config = compose(f"experiment=zero_shot/{study}", "treatment=observation_only", "llm=scripted")
         assert config["agent"]["show"] == [] and config["agent"]["lessons"] == 0

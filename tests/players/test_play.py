@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from experiments import comparable_metrics, compose, only_run_folder, run
-from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.llms.ledger import read_calls

@@ -9,8 +9,8 @@ import imageio.v3 as iio
 import pytest
 
 from experiments import comparable_metrics, only_run_folder, run, silent_run
-from llmrl.config.option_catalog import options
 from llmrl.core.errors import BudgetExhausted
+from llmrl.core.option_files import options
 from llmrl.llms.ledger import read_calls
 from llmrl.run.files import read_lines
 

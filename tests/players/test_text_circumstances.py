@@ -7,8 +7,8 @@ import gymnasium
 import pytest
 import yaml
 
-from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
 from llmrl.core.seeding import Seeds
 from llmrl.envs.gym.games import GameMaker
 from llmrl.envs.gym.success import Criterion

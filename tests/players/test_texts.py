@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
 from llmrl.envs.babyai.sentences import sentences
 from llmrl.envs.gym.games import GameMaker
 from llmrl.envs.texts import describer

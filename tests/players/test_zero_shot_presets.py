@@ -1,4 +1,4 @@
-"""The presets of conf/experiment/zero_shot: every one composes, builds, and is what its name and the page say."""
+"""The studies of conf/experiment/zero_shot: every one composes, builds, and is what its name and the page say."""
 
 import json
 import re
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import llmrl.conf
 from experiments import compose, only_run_folder, run
+from llmrl.config.treatments import studies
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.llms.ledger import read_calls
@@ -16,25 +16,31 @@ from llmrl.loops.play import PlayLoop
 from llmrl.players.llm_player import LLMPlayer
 
 ROOT = Path(__file__).parents[2]
-FOLDER = Path(llmrl.conf.__file__).parent / "experiment" / "zero_shot"
-PRESETS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-PUBLISHED = {"blackjack_published": (None, 10, 5), "lunar_lander_published": (80, 5, 5), "taxi_published": (50, 1, 25)}
+STUDIES = [study.removeprefix("zero_shot/") for study in studies() if study.startswith("zero_shot/")]
+PUBLISHED = {"blackjack": (None, 10, 5), "lunar_lander": (80, 5, 5), "taxi": (50, 1, 25)}
 """Steps, episodes and exchanges of the published runs."""
 
 
 @pytest.mark.meltingpot
-@pytest.mark.parametrize("preset", PRESETS)
-def test_it_composes_and_builds(preset):
-    config = compose(f"experiment=zero_shot/{preset}")
+@pytest.mark.parametrize(
+    ("study", "treatment"),
+    [
+        *((study, "none") for study in STUDIES),
+        *((study, "observation_only") for study in PUBLISHED),
+        ("taxi", "lessons"),
+    ],
+)
+def test_it_composes_and_builds(study, treatment):
+    config = compose(f"experiment=zero_shot/{study}", f"treatment={treatment}")
     check_values(config)
     parts = build_parts(config, build_llm(config, None, check=False))
     try:
         loop, [agent] = build_loop(config, parts), parts.agents
         assert isinstance(loop, PlayLoop) and isinstance(agent, LLMPlayer)
-        assert parts.env.spec.name == preset.removesuffix("_published").removesuffix("_lessons")
-        assert (agent.policy.lessons > 0) == preset.endswith("_lessons")
-        if preset in PUBLISHED:
-            assert (parts.env.spec.horizon, loop.episodes, agent.policy.history) == PUBLISHED[preset]
+        assert parts.env.spec.name == study
+        assert (agent.policy.lessons > 0) == (treatment == "lessons")
+        if treatment == "observation_only":
+            assert (parts.env.spec.horizon, loop.episodes, agent.policy.history) == PUBLISHED[study]
             assert (config["llm"]["temperature"], config["llm"]["max_tokens"]) == (0.0, 256)
             assert agent.policy.asker.repair_turns == 0 and not agent.policy.must_reflect
             system = agent.policy.system[0].text
@@ -44,33 +50,24 @@ def test_it_composes_and_builds(preset):
 
 
 @pytest.mark.parametrize("llm", ["scripted", "claude", "ollama"])
-@pytest.mark.parametrize("preset", sorted(PUBLISHED))
-def test_published_ones_take_any_model(preset, llm):
+@pytest.mark.parametrize("study", sorted(PUBLISHED))
+def test_published_ones_take_any_model(study, llm):
     """As typed: with its temperature and its longest reply."""
-    config = compose(f"experiment=zero_shot/{preset}", f"llm={llm}")
+    config = compose(f"experiment=zero_shot/{study}", "treatment=observation_only", f"llm={llm}")
     check_values(config)
     assert (config["llm"]["temperature"], config["llm"]["max_tokens"]) == (0.0, 256)
 
 
 def test_a_published_one_runs_offline(tmp_path):
-    run("experiment=zero_shot/blackjack_published", "llm=scripted", "play.videos=0", f"output_root={tmp_path}")
+    words = ("experiment=zero_shot/blackjack", "treatment=observation_only", "llm=scripted", "play.videos=0")
+    run(*words, f"output_root={tmp_path}")
     replies = [call["reply"] for call in read_calls(only_run_folder(tmp_path) / "llm_calls.jsonl")]
     assert len(replies) >= 10 and all(json.loads(reply)["action"] in (0, 1) for reply in replies)
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.yaml")), ids=lambda path: path.stem)
-def test_its_file_says_what_it_is(path):
-    first, second, *_ = path.read_text().splitlines()
-    assert first == "# @package _global_" and second.startswith("# ")
-    if path.parent == FOLDER:
-        assert re.search(rf"^#   llmrl-train experiment=zero_shot/{path.stem}( |$)", path.read_text(), re.MULTILINE)
-
-
 def test_the_page_names_them_all():
     page = (ROOT / "docs" / "zero_shot.md").read_text()
-    named = {name for group in re.findall(r"experiment=zero_shot/([\w,/]+)", page) for name in group.split(",")}
-    assert {name.removeprefix("zero_shot/") for name in named} <= set(PRESETS)
-    assert not [preset for preset in PRESETS if f"`{preset}`" not in page]
+    assert not [study for study in STUDIES if f"`{study}`" not in page]
 
 
 def blocks(language):

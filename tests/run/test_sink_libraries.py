@@ -9,12 +9,14 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sink_worker
+from llmrl.run.signals import PROMISED_S
 from sink_worker import ALL, KEPT, KEY
 
 LOSSES = {10 * n: 0.5 * n for n in range(ALL) if n % 3 != 2}
@@ -120,6 +122,38 @@ def test_wandb_online_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         WandB()
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
     WandB()
+
+
+@pytest.mark.slow
+def test_wandb_whose_server_is_down_holds_up_no_stop(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    script = """
+import os, signal, sys, time
+from pathlib import Path
+import sink_worker
+from llmrl.run.run import Run, Stopped
+from llmrl.run.sinks.wandb import WandB
+try:
+    with Run.open(Path(sys.argv[1]), "game", sink_worker.CONFIG, sinks=lambda: {"wandb": WandB()}) as run:
+        run.checkpoint(0, {})
+        while not list(run.folder.glob("loggers/wandb/*")):
+            time.sleep(0.01)
+        time.sleep(1.0)  # it tries to reach the server
+        print(time.time(), flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        run.safe_point(1, dict)
+except Stopped:
+    pass
+"""
+    env = {**os.environ, "WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    env["PYTHONPATH"] = str(Path(sink_worker.__file__).parent)
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
+    took = time.time() - float(done.stdout.split()[0])
+    assert took < PROMISED_S, f"{took:.0f} s"
+    assert "Traceback" not in done.stderr
+    [record] = tmp_path.rglob("run.log")
+    assert "loggers.wandb could not be closed: it did not answer in time" in record.read_text()
 
 
 @pytest.mark.slow

@@ -70,7 +70,10 @@ class Stuck(Notes):
 
     def __init__(self, at: str) -> None:
         super().__init__()
-        self.at, self.answer = at, threading.Event()
+        self.at, self.answer, self.abandoned = at, threading.Event(), False
+
+    def abandon(self) -> None:
+        self.abandoned = True
 
     def rows(self, rows: Sequence[Row]) -> None:
         if self.at == "rows":
@@ -154,7 +157,7 @@ def test_a_sink_that_fails_ends_neither_the_run_nor_another_sink(
     with caplog.at_level(logging.WARNING), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: sinks) as run:
         for number in range(4):
             record(run.metrics, range(number, number + 1))
-            wait_until(lambda n=number: not background or len(notes.numbers) == n + 1)
+            wait_until(lambda n=number: len(notes.numbers) == n + 1 and broken.numbers == [0])
         run.result = 1.0
     assert Run.open(tmp_path, "toys", CONFIG).finished
     assert notes.numbers == [0, 1, 2, 3] and isinstance(notes.told[-1], Ending)
@@ -213,7 +216,7 @@ def test_a_run_that_is_told_to_stop_does_not_wait_for_a_server(
     assert time.monotonic() - begun < fan_out.FINISH_S / 2
     assert "loggers.stuck" in caplog.text and "did not answer in time" in caplog.text
     assert ("lacks the last 2 of 2 rows" in caplog.text) == (at == "rows")
-    assert not isinstance((stuck.told or [None])[-1], Ending)
+    assert not isinstance((stuck.told or [None])[-1], Ending) and stuck.abandoned
     stuck.answer.set()
 
 
@@ -224,7 +227,7 @@ def test_a_finished_run_waits_for_what_a_sink_still_has_to_take(
     with Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"stuck": stuck}) as run:
         record(run.metrics, range(2))
         threading.Timer(0.3, stuck.answer.set).start()
-    assert isinstance(stuck.told[-1], Ending) and "loggers.stuck" not in caplog.text
+    assert isinstance(stuck.told[-1], Ending) and "loggers.stuck" not in caplog.text and not stuck.abandoned
 
 
 def test_no_secret_reaches_a_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +322,7 @@ def test_a_library_that_is_missing_is_named_with_what_installs_it(
 ) -> None:
     from importlib import util
 
-    from llmrl.config.option_catalog import options
+    from llmrl.core.option_files import options
 
     find = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == library else find(name, *rest))

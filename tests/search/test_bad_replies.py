@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from experiments import only_run_folder, run
+from experiments import only_run_folder, run, search_in
 from fake_openai_server import FakeOpenAIServer
 from llmrl.agents.search_agent import TabularAgent
 from llmrl.core.errors import ConfigError
@@ -54,22 +54,22 @@ def numbers_in(text):
 
 
 @pytest.mark.parametrize(
-    ("preset", "overrides", "takes_any"),
+    ("chosen", "overrides", "takes_any"),
     [
-        ("cartpole", ("principal=llm", "env.horizon=60", "search.warmup=2"), False),
-        ("mountain_car_props", ("env.horizon=30", "search.warmup=2"), True),
-        ("nim_props", ("search.warmup=2",), False),
-        ("reacher_props", ("env.horizon=10", "search.warmup=2"), True),
+        (("cartpole",), ("principal=llm", "env.horizon=60", "search.warmup=2"), False),
+        (("mountain_car", "props"), ("env.horizon=30", "search.warmup=2"), True),
+        (("nim", "props"), ("search.warmup=2",), False),
+        (("reacher", "props"), ("env.horizon=10", "search.warmup=2"), True),
     ],
 )
-def test_a_storm_of_malformed_replies(tmp_path, preset, overrides, takes_any):
+def test_a_storm_of_malformed_replies(tmp_path, chosen, overrides, takes_any):
     """Half of all replies are spoilt: the search goes on, and each of them is counted. Where numbers out of bounds are
     tried, they are no bad ones."""
-    if preset.startswith("reacher"):
+    if chosen[0] == "reacher":
         pytest.importorskip("mujoco")
     budget = ("search.iterations=30", "search.episodes=1", "principal.repair_turns=1", "principal.fallback=best")
     model = ("llm=scripted", *STORM)
-    last, calls, proposals = searched(tmp_path, f"experiment=search/{preset}", *overrides, *budget, *TINY, *model)
+    last, calls, proposals = searched(tmp_path, *search_in(*chosen), *overrides, *budget, *TINY, *model)
     far = [len(call["reply"]) > 0 and np.abs(numbers_in(call["reply"])).max(initial=0.0) >= 1e4 for call in calls]
     for call, huge in zip(calls, far, strict=True):
         text = call["reply"]
@@ -97,7 +97,7 @@ def test_actions_that_there_are_not_are_never_played(tmp_path, task, states, act
         return good if repaired else bad
 
     budget = ("search.iterations=3", "search.episodes=2", "principal.repair_turns=1", "principal.fallback=best")
-    preset = (f"experiment=search/{task}_props", "search.warmup=1")
+    preset = (*search_in(task, "props"), "search.warmup=1")
     last, calls, proposals = answered(tmp_path, reply, *preset, *budget, *TINY)
     assert [last[f"llm/{name}"] for name in ("invalid_replies", "repairs", "fallbacks")] == [4, 2, 1]
     assert f"params[0]={action} is outside [0, {actions - 1}]" in calls[1]["messages"][2]["content"]
@@ -140,7 +140,7 @@ def test_numbers_that_break_the_game_are_counted_and_the_best_is_played(tmp_path
         return lines([next(x for key, x in sizes.items() if f"This is iteration {key}" in messages[0]["content"])] * d)
 
     budget = ("search.iterations=3", "search.episodes=2", "search.warmup=0", "env.horizon=20")
-    last, calls, proposals = answered(tmp_path, reply, f"experiment=search/{task}_props", *budget, *TINY)
+    last, calls, proposals = answered(tmp_path, reply, *search_in(task, "props"), *budget, *TINY)
     assert last["llm/unplayable_proposals"] == 1 and last["llm/repeated_proposals"] == 0 and len(calls) == 3
     assert [p["vector"] for p in proposals] == [[0.1] * d, [0.1] * d, [0.2] * d]
     assert [p.get("reasoning") for p in proposals] == ["Because.", None, "Because."]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import compose
+from experiments import compose, search_in
 from fake_openai_server import FakeOpenAIServer
 from llmrl.agents.search_agent import LinearAgent, MLPAgent, TabularAgent
 from llmrl.core.errors import ConfigError, LLMError
@@ -264,11 +264,11 @@ class TestReplies:
 
 
 def test_a_part_of_the_history_takes_a_fifth_of_the_tokens():
-    """400 iterations after 20 random vectors: the best 20 and the last 10 as a preset shows them, described, and all
+    """400 iterations after 20 random vectors: the best 20 and the last 10 as a treatment shows them, described, and all
     under names as published. Prompts are rendered at every fortieth iteration, and grow evenly in between."""
     moments, total = range(0, 401, 40), []
-    for preset in ("cartpole_llm", "cartpole_props"):
-        settings = {**compose(f"experiment=search/{preset}")["principal"]}
+    for treatment in ("short_history", "props"):
+        settings = {**compose(*search_in("cartpole", treatment))["principal"]}
         assert settings.pop("_target_").endswith("LLMPrincipal")
         principal, tokens = searcher(TEN, LinearAgent(TEN), **settings), []
         principal.expect(400, 20)
@@ -318,13 +318,13 @@ class TestSeveralMeasurements:
         assert row.startswith("140.93 (mean of 3 measurements, standard error ")
 
     def test_but_three_as_published(self):
-        settings = {**compose("experiment=search/cartpole_props")["principal"]}
+        settings = {**compose(*search_in("cartpole", "props"))["principal"]}
         del settings["_target_"]
         assert self.rows(**settings) == ["122.00", "145.00", "152.20", "148.60"]
 
-    @pytest.mark.parametrize("preset", ["cartpole_props", "cartpole_props_main", "maze_props_plus"])
-    def test_presets_of_the_published_prompts_and_budget(self, preset):
-        config = compose(f"experiment=search/{preset}")
+    @pytest.mark.parametrize("chosen", [("cartpole", "props"), ("cartpole", "props_main"), ("maze", "props_plus")])
+    def test_treatments_of_the_published_prompts_and_budget(self, chosen):
+        config = compose(*search_in(*chosen))
         assert config["principal"]["measurements"] == "separate" and config["search"]["race"] == 0
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments import comparable_metrics, compose, only_run_folder, run, silent_run
+from experiments import comparable_metrics, compose, only_run_folder, run, search_in, silent_run
 from llmrl.agents.search_agent import LinearAgent
 from llmrl.cli.evaluate import evaluate, parser
 from llmrl.core.errors import BudgetExhausted, ConfigError
@@ -168,8 +168,8 @@ class TestWarmup:
 
     def test_the_published_counts_of_episodes(self):
         """20 random policies of one episode: 8,020; 21 judged like all others, and one wasted an iteration: 8,820."""
-        for preset, episodes in (("cartpole_props", 8020), ("cartpole_props_main", 8820)):
-            config = compose(f"experiment=search/{preset}", "llm=scripted")
+        for treatment, episodes in (("props", 8020), ("props_main", 8820)):
+            config = compose(*search_in("cartpole", treatment), "llm=scripted")
             parts = build_parts(config, build_llm(config, None, check=False))
             try:
                 assert build_loop(config, parts).total_episodes == episodes
@@ -291,7 +291,7 @@ def test_a_policy_without_numbers_is_not_played(agent):
 
 
 def test_the_plan_tells_episodes_and_tokens():
-    config = compose("experiment=search/cartpole_props", "llm=scripted")
+    config = compose(*search_in("cartpole", "props"), "llm=scripted")
     parts = build_parts(config, build_llm(config, None, check=False))
     try:
         rows = dict(plan(config, parts, build_loop(config, parts)))

@@ -1,22 +1,19 @@
-"""CMA-ES and the cross-entropy method solve what linear policies can solve; all presets build and run."""
+"""CMA-ES and the cross-entropy method solve what linear policies can solve; all treatments build and run."""
 
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
-import yaml
 
 import llmrl.conf
-from experiments import compose, only_run_folder, run
+from experiments import compose, only_run_folder, run, search_in
 from llmrl.envs.gym import tasks
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.loops.proposals import read_proposals
 from llmrl.loops.search import SearchLoop
 
-FOLDER = Path(llmrl.conf.__file__).parent / "experiment" / "search"
-PRESETS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 TASKS = {
     "mountain_car_continuous": ("MountainCarContinuous-v0", 3, 100, 1.0, {"warmup": 0}),
     "inverted_pendulum": ("InvertedPendulum-v5", 5, 1000, 1.0, {}),
@@ -69,13 +66,15 @@ def test_solved(tmp_path, env, principal, settings, least):
     """On unseen seeds, mean over the first two seeds of runs: what Gymnasium calls solved (475 and 90), or near it."""
     iterations, candidates, episodes, *others = settings
     budget = (f"search.iterations={iterations}", f"search.candidates={candidates}", f"search.episodes={episodes}")
-    overrides = (f"experiment=search/{env}", f"principal={principal}", *budget, *others)
+    overrides = (*search_in(env), f"principal={principal}", *budget, *others)
     measured = ("search.evaluate_every=0", "search.evaluate_episodes=40", f"output_root={tmp_path}")
     assert np.mean([run(*overrides, *measured, f"seed={seed}") for seed in range(2)]) >= least
 
 
-def test_every_task_has_its_presets():
-    assert {f"{name}{kind}" for name in NUMBERS for kind in ("", "_props", "_props_plus")} <= set(PRESETS)
+def test_every_task_has_its_published_settings():
+    folder = Path(llmrl.conf.__file__).parent / "treatment" / "numbers"
+    for treatment in ("props", "props_plus"):
+        assert {path.stem for path in (folder / treatment).glob("*.yaml")} == set(TASKS)
 
 
 def kind_of(name):
@@ -83,15 +82,14 @@ def kind_of(name):
     return "props" if list(NUMBERS).index(name) % 2 else "props_plus"
 
 
-OTHERS = [f"{name}_{'props_plus' if kind_of(name) == 'props' else 'props'}" for name in NUMBERS]
+OTHERS = [(name, "props_plus" if kind_of(name) == "props" else "props") for name in NUMBERS]
 
 
-@pytest.mark.parametrize("preset", [*OTHERS, "cartpole_llm", "cartpole_props_main"])
-def test_presets_build(preset):
-    """Those that are not run below; the tasks themselves (`search/cartpole`) are what all of them are made of."""
-    name = next(name for name in sorted(NUMBERS, key=len, reverse=True) if preset.startswith(name))
+@pytest.mark.parametrize(("name", "treatment"), [*OTHERS, ("cartpole", "short_history"), ("cartpole", "props_main")])
+def test_treatments_build(name, treatment):
+    """Those that are not run below."""
     task(name)
-    config = compose(f"experiment=search/{preset}", "llm=scripted", "env.n_envs=1")
+    config = compose(*search_in(name, treatment), "llm=scripted", "env.n_envs=1")
     check_values(config)
     parts = build_parts(config, build_llm(config, None, check=False))
     try:
@@ -102,19 +100,10 @@ def test_presets_build(preset):
         parts.close()
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.yaml")), ids=lambda path: path.stem)
-def test_a_preset_s_file_says_what_it_is(path):
-    lines = path.read_text().splitlines()
-    assert lines[0] == "# @package _global_" and lines[1].startswith("# ")
-    assert yaml.safe_load(path.read_text())
-    if path.parent == FOLDER:
-        assert any(f"llmrl-train experiment=search/{path.stem}" in line for line in lines)
-
-
 @pytest.mark.parametrize("kind", ["props", "props_plus"])
 @pytest.mark.parametrize("name", TASKS)
 def test_published_settings(name, kind):
-    config = compose(f"experiment=search/{name}_{kind}")
+    config = compose(*search_in(name, kind))
     env, search, principal, agent = (config[group] for group in ("env", "search", "principal", "agent"))
     id_, _, optimum, step_size, otherwise = TASKS[name]
     told = {"iterations": 400, "episodes": 20, "warmup": 20, "optimum": optimum, "takes": [0, 1, 2]}
@@ -152,7 +141,7 @@ def test_the_scripted_searcher_runs_every_task(tmp_path, name):
     task(name)
     small = ("search.iterations=3", "search.episodes=2", "search.evaluate_episodes=2", "env.horizon=30", "env.n_envs=1")
     overrides = (
-        f"experiment=search/{name}_{kind_of(name)}",
+        *search_in(name, kind_of(name)),
         "llm=scripted",
         *small,
         "search.warmup=2",
@@ -172,5 +161,5 @@ def test_the_scripted_searcher_finds_the_best_table(tmp_path, name, optimum, bud
     return the same.)"""
     searched = [f"search.{key}={n}" for key, n in zip(("iterations", "episodes"), budget, strict=True)]
     asked = ("principal=llm", "llm=scripted", "principal.prompt=numeric", "principal.together=true")
-    overrides = (f"experiment=search/{name}", *asked, *searched, "search.candidates=8", "search.evaluate_every=0")
+    overrides = (*search_in(name), *asked, *searched, "search.candidates=8", "search.evaluate_every=0")
     assert run(*overrides, f"output_root={tmp_path}") == pytest.approx(optimum)

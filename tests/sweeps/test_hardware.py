@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from experiments import compose
-from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
 from llmrl.experiment.means import Means, build_hardware, game_processes
 from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.slurm import Slurm

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from drawn_rooms import draw
 from llmrl.config.builder import Builder
+from llmrl.core import option_files
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.protocols import Policy, Teacher
 from llmrl.core.seeding import Seeds
@@ -43,7 +43,7 @@ def environment(task=ColoredDoorKey, n_envs=N_ENVS, seed=0):
 
 
 def build(option, env=None, llm=None, **changes):
-    node = yaml.safe_load((CONF / "teacher" / f"{option}.yaml").read_text()) | changes
+    node = option_files.option("teacher", option) | changes
     injected = {
         "spec": (env or environment()).spec,
         "seeds": Seeds(5),
@@ -358,10 +358,7 @@ class TestOptions:
             build("oracle", schedule=None)
 
     def test_only_one_asks_for_a_model(self):
-        nodes = {
-            name: yaml.safe_load((CONF / "teacher" / f"{name}.yaml").read_text())
-            for name in ("llm", "offline", "oracle")
-        }
+        nodes = {name: option_files.option("teacher", name) for name in ("llm", "offline", "oracle")}
         assert [name for name, node in nodes.items() if Builder().needs(node, "llm", "teacher")] == ["llm"]
 
     def test_parity_plays_as_published(self):

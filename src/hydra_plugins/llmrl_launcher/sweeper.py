@@ -49,7 +49,7 @@ class LlmrlSweeper(Sweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         typed = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
         runs = combinations(parser.parse_overrides(typed))
-        size = len(runs) if self.max_batch_size is None else self.max_batch_size
+        size = max(1, len(runs)) if self.max_batch_size is None else self.max_batch_size  # none: the launcher says so
         batches = [runs[i : i + size] for i in range(0, len(runs), size)] or [runs]
         if isinstance(self.launcher, LlmrlLauncher):
             from llmrl.sweeps.jobs import differing_keys

@@ -67,6 +67,8 @@ class PPOAgent:
     """
 
     loop: ClassVar[AgentLoop] = "learn"
+    plays_if = ("freeze", "all")
+    """Option, and its value with which the agent only plays."""
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class PPOAgent:
             for _ in range(n_networks)
         ]
         self.policy = SocietyPolicy(spec, networks, core_frozen=freeze == "core").to(device)
-        self.learns = freeze != "all"
+        self.learns = freeze != self.plays_if[1]
         self._keep_optimizer = keep_optimizer
         if freeze == "core" and init_from is None:
             logger.info("the agents' core is frozen at random weights; agent.init_from=<run> would load trained ones")

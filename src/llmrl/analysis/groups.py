@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmrl.analysis.runs import RunRecord
+from llmrl.run.folder import TREATMENT, spoken
 from llmrl.run.shared import PRETRAINING
 
 SCRIPTED = "scripted"
@@ -131,7 +132,8 @@ def _task(title: str, groups: Sequence[list[RunRecord]]) -> Task:
     keys = list(dict.fromkeys(key for each in overrides for key in each))
     differing = [key for key in keys if len({each.get(key) for each in overrides}) > 1]
     alone = ALONE if len(groups) == 1 else _DEFAULT
-    labels = [", ".join(f"{key}={each[key]}" for key in differing if key in each) or alone for each in overrides]
+    told = _told(differing, overrides)
+    labels = [", ".join(spoken({key: each[key] for key in told if key in each})) or alone for each in overrides]
     # Equal overrides in different folders: something else, such as a default, changed between them.
     repeated = Counter(labels)
     labels = [
@@ -150,6 +152,21 @@ def _task(title: str, groups: Sequence[list[RunRecord]]) -> Task:
     ]
     common = {key: value for key, value in overrides[0].items() if key not in differing}
     return Task(title, common, tuple(sorted(made, key=lambda group: group.label)))
+
+
+def _told(differing: Sequence[str], overrides: Sequence[Mapping[str, str]]) -> list[str]:
+    """The keys that labels tell, of those that differ: no model that a treatment has chosen.
+
+    >>> _told(["llm", "treatment"], [{"treatment": "ucb"}, {"treatment": "llm", "llm": "gpt4o_mini"}])
+    ['treatment']
+    """
+    if TREATMENT not in differing:
+        return list(differing)
+    models: dict[str | None, set[str | None]] = {}
+    for each in overrides:
+        models.setdefault(each.get(TREATMENT), set()).add(each.get("llm"))
+    follows = {"llm"} if all(len(same) == 1 for same in models.values()) else set()
+    return [key for key in differing if key not in follows]
 
 
 def _overrides(runs: Sequence[RunRecord]) -> dict[str, str]:

@@ -12,13 +12,13 @@ import numpy as np
 from llmrl.analysis.runs import read_run
 from llmrl.analysis.statistics import describe
 from llmrl.core.errors import ConfigError
-from llmrl.run.folder import config_hash
+from llmrl.run.folder import config_hash, spoken
 from llmrl.run.shared import PRETRAINING
 
 Results = Mapping[str, Any]
 STUDENT = "student"
 """The player of a single experiment, and the one of each run that stands for its experiment."""
-_FIRST = ("agent", "experiment", "env")
+_FIRST = ("agent", "treatment", "experiment", "env")
 """Overrides that tell experiments apart best, in this order."""
 
 
@@ -69,8 +69,8 @@ def _labels(runs: Sequence[Path]) -> list[str]:
 
 
 def _said(key: str, value: str) -> str:
-    # A preset is known by its name alone.
-    return value.rpartition("/")[2] if key == "experiment" else f"{key}={value}"
+    # A study is known by its name alone, as a treatment is.
+    return value.rpartition("/")[2] if key == "experiment" else spoken({key: value})[0]
 
 
 def together(found: Sequence[Results], groups: Mapping[str, Sequence[int]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from llmrl.cli.explain import FLAG, explain
 from llmrl.run.ending import EXIT_FAILED, ending, say
 
 
@@ -44,6 +45,7 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
     from llmrl.config.installed_options import offer_installed
     from llmrl.config.overrides import translated
     from llmrl.config.trusting import guard_hydra
+    from llmrl.core.option_files import hide_bases
     from llmrl.core.privacy import keep_private
     from llmrl.core.secrets import refuse_arguments
     from llmrl.core.terminal import guard_terminal
@@ -64,6 +66,11 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
     guard_hydra()
     for problem in offer_installed():
         say(name, problem)
+    hide_bases()
+    if FLAG in sys.argv:
+        with ending(name):
+            explain(config_name, [argument for argument in sys.argv[1:] if argument != FLAG])
+        return
     try:
         app()
     except SystemExit as stop:

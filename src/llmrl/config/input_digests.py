@@ -47,7 +47,7 @@ def without_digests(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prompts(config: dict[str, Any]) -> list[str]:
-    return _one(config["prompts"])
+    return _one(config.get("prompts"))
 
 
 def _one(place: Any) -> list[str]:
@@ -89,7 +89,7 @@ def _table(config: dict[str, Any]) -> list[str]:
 
 
 def _adapter(config: dict[str, Any]) -> list[str]:
-    return _one(config["llm"].get("adapter"))
+    return _one(config.get("llm", {}).get("adapter"))
 
 
 def _preset(config: dict[str, Any]) -> list[str]:

@@ -1,42 +1,16 @@
-"""The options of the config groups that the package ships, and which of them work where the chosen one does not."""
+"""Which shipped options work where the chosen one does not."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import resources
 from typing import Any, get_args
 
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
 from llmrl.core.protocols import AgentLoop, VecEnv
 
 Config = Mapping[str, Any]
-
-
-def options(group: str) -> dict[str, dict[str, Any]]:
-    """Every option of a config group shipped with the package, as unresolved plain dicts.
-
-    Options that also set a customary budget (`# @package _global_`) hold the part under the group's own key. Those that
-    begin with another option of the group (`defaults`) hold its fields too.
-    """
-    import yaml
-
-    folder = resources.files("llmrl.conf") / group
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
-    contents: dict[str, dict[str, Any]] = {f.name.removesuffix(".yaml"): yaml.safe_load(f.read_text()) for f in files}
-    wholes = {name: _whole(content, contents) for name, content in contents.items()}
-    return {name: whole.get(group, whole) for name, whole in wholes.items()}
-
-
-def _whole(option: Config, siblings: Mapping[str, Config]) -> dict[str, Any]:
-    """An option with the fields of the siblings that its `defaults` name."""
-    whole: dict[str, Any] = {}
-    for name in option.get("defaults", []):
-        if isinstance(name, str) and name in siblings:
-            whole |= _whole(siblings[name], siblings)
-    whole |= option
-    whole.pop("defaults", None)
-    return whole
 
 
 def can_search(principal: Config, builder: Builder) -> bool:

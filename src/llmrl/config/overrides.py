@@ -47,11 +47,14 @@ def opened(argument: str) -> str:
 def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return command-line arguments in the words of this package, and sentences that say what was changed.
 
-    `+experiment=<option>` chooses as `experiment=<option>` does; `hydra/launcher=submitit_slurm` and `submitit_local`
+    `+experiment=<option>` chooses as `experiment=<option>` does, `treatment=null` as `treatment=none`, in every group
+    that has such an option, which Hydra cannot choose by `null`; `hydra/launcher=submitit_slurm` and `submitit_local`
     choose the hardware whose runs are computed so.
 
-    >>> translated(["+experiment=search/maze", "seed=1"])
-    (['experiment=search/maze', 'seed=1'], [])
+    >>> translated(["+experiment=search/table", "seed=1"])
+    (['experiment=search/table', 'seed=1'], [])
+    >>> translated(["treatment=null,props", "agent.init_from=null"])
+    (['treatment=none,props', 'agent.init_from=null'], [])
 
     Raises:
         ConfigError: a word has no counterpart; which, and what to write.
@@ -62,7 +65,10 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             f"{key}: a run's folder is named after what it computes, so that the same command finds it again; write "
             f"output_root={typed[key] or '<folder>'} for where folders are, and name=<name> for what is compared"
         )
-    found = [opened(argument.removeprefix("+") if _adds_an_option(argument) else argument) for argument in arguments]
+    if typed.get("treatment", "").startswith("["):
+        raise ConfigError("treatment= is one at a time; --multirun with treatment=a,b compares several")
+    plain = (argument.removeprefix("+") if _adds_an_option(argument) else argument for argument in arguments)
+    found = [opened(_none_for_null(argument)) for argument in plain]
     chosen = typed.get("hydra/launcher")
     if chosen not in _LAUNCHERS:
         return found, []
@@ -81,6 +87,16 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     found = [*(argument for argument in found if argument.partition("=")[0] != "hardware"), f"hardware={there}"]
     other = f"; hardware={_ON_SLURM['gpu']} asks for GPUs" if there == _ON_SLURM["cpu"] else ""
     return found, [f"hydra/launcher={chosen}: llmrl's own launcher submits with submitit, with hardware={there}{other}"]
+
+
+def _none_for_null(argument: str) -> str:
+    """The choice of a group's option `none` where `null` is chosen."""
+    group, equals, value = argument.partition("=")
+    if not equals or not group.isidentifier() or "null" not in value.split(","):
+        return argument
+    if not (resources.files("llmrl.conf") / group / "none.yaml").is_file():
+        return argument
+    return f"{group}={','.join('none' if each == 'null' else each for each in value.split(','))}"
 
 
 def _adds_an_option(argument: str) -> bool:

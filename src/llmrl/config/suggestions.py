@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from llmrl.core.option_files import choosable, root
+
 _CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-path", "-cp", "--config-dir", "-cd")}
+_IN_FOLDERS = ("experiment", "treatment")
+"""Groups whose options are in folders, `experiment=<family>/<study>`."""
 _OPEN_KEY = re.compile(r"\.(kwargs|arguments|replace)(\.|$)")
-_PARTS = {"parts", "backend"}
-"""Folders of what options are made of, which nobody chooses as such."""
 
 
 def removed(overrides: Sequence[str]) -> str | None:
@@ -86,22 +88,23 @@ def missing_option(arguments: Sequence[str]) -> str | None:
     folders of `--config-dir` or in an installed package; None if all do."""
     from llmrl.config.installed_options import installed_options
 
-    shipped = Path(str(resources.files("llmrl.conf")))
-    roots = [shipped, *_folders(arguments)]
+    roots = [root(), *folders(arguments)]
     for argument in arguments:
         key, equals, value = argument.partition("=")
         group = key.lstrip("+").partition("@")[0]
         if not equals or group.startswith("hydra") or not any((root / group).is_dir() for root in roots):
             continue
         found = {
-            path.relative_to(root / group).with_suffix("").as_posix()
-            for root in roots
-            for path in (root / group).rglob("*.yaml")
+            path.relative_to(each / group).with_suffix("").as_posix()
+            for each in roots
+            for path in (each / group).rglob("*.yaml")
         }
         found.update(installed_options(group))
         for option in (each.strip(" []'\"") for each in value.split(",")):
             if option.removesuffix(".yaml") not in {*found, "null", ""} and not any(c in option for c in "(){}:$"):
-                return _no_option(group, option, {each for each in found if _PARTS.isdisjoint(each.split("/"))})
+                # A folder inside another group is a group of its own, such as hardware/backend.
+                within = {each for each in found if choosable(each) and (group in _IN_FOLDERS or "/" not in each)}
+                return _no_option(group, option, within)
     return None
 
 
@@ -118,8 +121,8 @@ def _no_option(group: str, option: str, found: set[str]) -> str:
     return f"{group} has no option '{option}'; it has: {', '.join(beside or inside or sorted(found))}"
 
 
-def _folders(arguments: Sequence[str]) -> list[Path]:
-    """Folders of the user's own options."""
+def folders(arguments: Sequence[str]) -> list[Path]:
+    """Return the folders of the user's own options (`--config-dir`)."""
     return [Path(each) for each in _values(arguments, "--config-dir", "-cd")]
 
 
@@ -146,7 +149,7 @@ def missing_field(arguments: Sequence[str], primary: str = "train") -> str | Non
     pairs = [a.partition("=")[::2] for a in overrides]
     groups = {entry.name for entry in resources.files("llmrl.conf").iterdir() if entry.is_dir()}
     choices = [f"{key}={value.split(',')[0]}" for key, value in pairs if key in groups]
-    searchpath = [str(folder) for folder in _folders(arguments)]
+    searchpath = [str(folder) for folder in folders(arguments)]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("llmrl.conf", **BASE):

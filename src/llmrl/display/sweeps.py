@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def print_sweep(outcomes: Sequence[Outcome]) -> None:
     """The closing table of a sweep, and what to do next."""
-    from llmrl.run.folder import split_overrides
+    from llmrl.run.folder import split_overrides, spoken
 
     outcomes = list({outcome.folder: outcome for outcome in outcomes}.values())
     counts = Counter(outcome.state for outcome in outcomes)
@@ -34,7 +34,7 @@ def print_sweep(outcomes: Sequence[Outcome]) -> None:
         table.add_column(column, justify="right" if column in ("seed", "result") else "left", overflow="fold")
     for outcome, note in zip(outcomes, notes, strict=True):
         named = split_overrides(outcome.job.naming)
-        name = ", ".join(f"{key}={value}" for key, value in named.items()) or outcome.folder.parent.name
+        name = ", ".join(spoken(named)) or outcome.folder.parent.name
         result = "" if outcome.result is None else f"{outcome.result:.5g}"
         style = {"finished": None, "submitted": None, "elsewhere": "dim"}.get(outcome.state, "bold")
         cells = [name, str(outcome.job.config["seed"]), outcome.state, result, *([note] if any(notes) else [])]

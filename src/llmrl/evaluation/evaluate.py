@@ -10,6 +10,7 @@ from llmrl.analysis.comparison import counted
 from llmrl.config.env_overrides import check_same_players, folder_name, parsed
 from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import BudgetExhausted, ConfigError
+from llmrl.core.option_files import content, root
 from llmrl.core.protocols import Agent
 from llmrl.core.seeding import Seeds
 from llmrl.evaluation.adapting import Plan, adapted, planned
@@ -69,7 +70,8 @@ def evaluate_run(run: Path, settings: EvaluationSettings, tell: Teller) -> dict[
         plan = _adapting(plan, settings, agent, mechanisms)
         players = build_players(names, whole, parts)
         asking = askers(names, config, llm)
-        usual = config["play"]["episodes"] if asking else 100 if spec.deterministic else 10
+        play = config.get("play", content(root() / "train.yaml")["play"])  # a run that learnt has no such section
+        usual = play["episodes"] if asking else 100 if spec.deterministic else 10
         wanted = usual if settings.episodes is None else settings.episodes
         if asking:
             steps = [n for n in (settings.video_steps, spec.horizon) if n is not None]

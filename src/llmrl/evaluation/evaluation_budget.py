@@ -32,6 +32,8 @@ def askers(names: Sequence[str], config: Config, llm: object) -> list[str]:
 def with_budget(config: Config, calls: int | None) -> Config:
     """The config as evaluations ask: with a budget of their own, so many replies (None: that of the run), and where
     invalid replies are only counted, as an evaluation has nothing to save."""
+    if "llm" not in config:  # nobody asks a model
+        return config
     llm = {**config["llm"], "max_invalid": None}
     if calls is not None:
         llm["budget"] = {**config["llm"]["budget"], "calls": calls, "tokens": None, "usd": None}

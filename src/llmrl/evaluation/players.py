@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrl.config.builder import Builder
-from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import option
 from llmrl.core.protocols import Policy
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.parts import Parts
@@ -51,7 +51,7 @@ def build_players(names: Sequence[str], config: Mapping[str, Any], parts: Parts)
         else:
             injected = {"spec": parts.env.spec, "seeds": Seeds(config["seed"]).child("oracle"), "folder": None}
             own = {key: config["teacher"][key] for key in ("domain", "parity") if key in config["teacher"]}
-            node = options("teacher")["oracle"] | (own if own.get("domain") is not None else {})
+            node = option("teacher", "oracle") | (own if own.get("domain") is not None else {})
             oracle = Builder(injected, config["trusted_modules"]).build(node, "teacher")
             players[name] = oracle.policy
     return players

@@ -35,7 +35,7 @@ class SavedRun:
         """Which of the saved agents plays (`mechanisms.society`)."""
         from llmrl.evaluation.mechanisms import society
 
-        return society(self.state.get("history", []), self.config["design"].get("societies", 1))
+        return society(self.state.get("history", []), self.config.get("design", {}).get("societies", 1))
 
     @property
     def agent(self) -> State:

@@ -74,7 +74,7 @@ def _content(suite: str, changes: Sequence[str], episodes: int | None) -> tuple[
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from llmrl.config.option_catalog import options
+    from llmrl.core.option_files import options
 
     own = Path(suite).expanduser()
     shipped = options("suite")

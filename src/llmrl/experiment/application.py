@@ -34,7 +34,7 @@ class Application(ABC):
 
     @abstractmethod
     def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Return a resolved config with digests of the files that decide results.
+        """Return of a resolved config what its run reads, with digests of the files that decide results.
 
         Raises:
             ConfigError: a file is not there, or no longer what it was when the run was submitted.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmrl.config.builder import Builder
-from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
 from llmrl.core.processes import Processes, placed
 from llmrl.core.spaces import EnvSpec
 from llmrl.experiment.means import build_hardware

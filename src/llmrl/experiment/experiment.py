@@ -68,15 +68,19 @@ class Experiment:
         """Resolve what Hydra has composed; Hydra's own config must be set.
 
         Raises:
-            ConfigError: a value is missing, a part cannot be found, or a file says which code is to be trusted.
+            ConfigError: a value is missing, a part cannot be found, a file says which code is to be trusted, or the
+                treatment is none of the study's.
         """
         from hydra.core.hydra_config import HydraConfig
 
+        from llmrl.config.treatments import check_treatment
         from llmrl.config.trusting import only_typed
         from llmrl.experiment.composition import plain_config
 
         hydra_config = HydraConfig.get()
         overrides = list(hydra_config.overrides.task)
+        folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
+        check_treatment(hydra_config.runtime.choices, folders)
         plain = only_typed(plain_config(config), overrides)
         typed = {override.lstrip("+~").partition("=")[0] for override in overrides}
         choices = hydra_config.runtime.choices

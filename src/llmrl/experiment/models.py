@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.builder import Builder
-from llmrl.config.option_catalog import options
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
 from llmrl.core.protocols import Scorer
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.means import Means, Model

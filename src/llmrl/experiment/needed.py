@@ -44,9 +44,9 @@ class NeededRun:
         Raises:
             ConfigError: a file that the config names is not there.
         """
-        from llmrl.config.input_digests import with_digests
+        from llmrl.experiment.applications import application_of
 
-        return cls(what, name, with_digests(dict(config)), list(overrides), env_steps)
+        return cls(what, name, application_of(config).with_digests(dict(config)), list(overrides), env_steps)
 
     @property
     def folder(self) -> Path:

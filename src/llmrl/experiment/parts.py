@@ -106,7 +106,7 @@ def build_parts(
     device = means.device
     trusted = config["trusted_modules"]
     env_node = dict(config["env"])
-    if render is None and config["play"]["videos"]:
+    if render is None and config.get("play", {}).get("videos"):
         render = True
     if render is not None and "render" in env_node:
         env_node["render"] = render
@@ -122,7 +122,7 @@ def build_parts(
             "llm": llm if isinstance(llm, ChatModel) else None,
             "scorer": llm if isinstance(llm, Scorer) else None,
             "governed": governed,
-            "prompt_folder": None if config["prompts"] is None else Path(config["prompts"]).expanduser(),
+            "prompt_folder": None if config.get("prompts") is None else Path(config["prompts"]).expanduser(),
             "folder": folder,
             "processes": processes_here(),
         }
@@ -136,7 +136,7 @@ def build_parts(
             offered["spec"] = replace(env.spec, n_envs=env.spec.games_per_group(candidates * societies))
         agents, teacher = [], None
         # In the order of `loops.societies.Societies`.
-        for own in seeds.replicates(societies, design["society_seeds"] == "consecutive") * candidates:
+        for own in seeds.replicates(societies, shared and design["society_seeds"] == "consecutive") * candidates:
             teacher = Builder({**offered, "seeds": own.child("teacher")}, trusted).build(config["teacher"], "teacher")
             builder = Builder({**offered, "seeds": own.child("agent"), "teacher": teacher}, trusted)
             if teacher is not None and not builder.needs(config["agent"], "teacher", "agent"):
@@ -307,6 +307,7 @@ def check_values(config: Config) -> None:
             if config["llm"].get(policy) is not None:
                 builder.check(config["llm"][policy], f"llm.{policy}")
     kind = loop_kind(config)
-    # Whether an agent learns is known when it is built.
+    # Whether an agent learns may be known only when it is built.
     for each in ("learn", "play") if kind == "learn" else (kind,):
-        builder.check({"_target_": LOOPS[each], **config[section(each)]}, section(each))
+        if section(each) in config:
+            builder.check({"_target_": LOOPS[each], **config[section(each)]}, section(each))

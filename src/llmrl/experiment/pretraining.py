@@ -65,12 +65,13 @@ def _plain(wanted: str, *overrides: str) -> dict[str, Any]:
 
 def digest(wanted: Path) -> str:
     """Return 8 hexadecimal digits of what a reference's run is computed from."""
+    from llmrl.experiment.used import only_read
     from llmrl.run.folder import config_hash
 
-    taken_over = dict.fromkeys(_TAKEN_OVER)
+    taken_over: dict[str, Any] = {**dict.fromkeys(_TAKEN_OVER), "trusted_modules": []}  # which does not count
     reference_ = reference({"agent": {"init_from": str(wanted)}})
     assert reference_ is not None
-    return config_hash(composed(reference_, taken_over)[0])
+    return config_hash(only_read(composed(reference_, taken_over)[0]))
 
 
 def needed(config: Config) -> list[NeededRun]:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.analysis.references import LINES
 from llmrl.config.input_digests import without_digests
-from llmrl.config.option_catalog import options
 from llmrl.core.errors import RunFolderError
 from llmrl.core.fields import read_object
+from llmrl.core.option_files import option
 from llmrl.experiment import needed as needed_runs
-from llmrl.experiment.models import POLICIES, asking
+from llmrl.experiment.models import asking
 from llmrl.experiment.needed import Compute, NeededRun
 from llmrl.experiment.parts import Parts, games_of_a_society, loop_kind
 from llmrl.loops.references import References, Situation, coarse_scan
@@ -139,14 +139,14 @@ def _derived(config: Config, vectors: list[list[float]], games: int, contexts: i
     starts = range(0, len(vectors), candidates)
     laid_out = [vector for i in starts for _ in range(contexts) for vector in vectors[i : i + candidates]]
     own = without_digests(config)
+    own.pop("llm", None)  # nobody asks a model, and nobody writes prompts
+    own.pop("prompts", None)
     own |= {
         "name": config["name"] + _SUFFIX,
         "seed": 0,
         "resume": True,
         "rerun": False,
-        "prompts": None,
-        "principal": {**options("principal")["listed"], "vectors": laid_out},
-        "llm": {key: config["llm"][key] for key in POLICIES} | {"share_replies": False} | options("llm")["none"],
+        "principal": {**option("principal", "listed"), "vectors": laid_out},
         "env": {**config["env"], "n_envs": candidates * games},
     }
     own["design"] = {

@@ -16,6 +16,7 @@ from llmrl.experiment.models import asking, model_asked
 from llmrl.experiment.needed import Compute, ensure
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.experiment.plan import plan
+from llmrl.experiment.used import only_read
 from llmrl.llms.transcript import Transcript
 from llmrl.llms.usage import llm_summary
 from llmrl.run.shared import shared_of
@@ -39,7 +40,7 @@ class Training(Application):
         return ["llm"] if asking(config) else []
 
     def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
-        return with_digests(config)
+        return with_digests(only_read(config))
 
     def check_values(self, config: Config) -> None:
         check_values(config)

@@ -62,6 +62,8 @@ class LanguagePPOAgent:
     """
 
     loop: ClassVar[AgentLoop] = "learn"
+    plays_if = ("tune", "nothing")
+    """Option, and its value with which the agent only plays."""
 
     def __init__(
         self,
@@ -105,7 +107,7 @@ class LanguagePPOAgent:
         self.policy = LanguagePolicy(spec, network).to(device)
         if divided and processes.world_size > 1:
             network.divide()
-        self.learns = tune != "nothing"
+        self.learns = tune != self.plays_if[1]
         self.tune, self.label = tune, scorer.label
         self._model, self._files = scorer.model, folder_fingerprint(scorer.model, sampled=True)
         self._trained = {name for name, p in self.policy.named_parameters() if p.requires_grad}

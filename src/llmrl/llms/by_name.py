@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from llmrl.core import option_files
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.trust import NOBODY
@@ -32,14 +32,10 @@ def chat_model(
         ConfigError: no such option, it is no chat model, or it has no such setting, or needs one that is not given.
         LLMError: it could never answer (missing key or package, server down).
     """
-    import yaml
-
-    folder = resources.files("llmrl.conf") / "llm"
-    file = folder / f"{option}.yaml"
-    if not file.is_file():
-        known = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    known = option_files.names("llm")
+    if option not in known:
         raise ConfigError(f"there is no llm={option}; there are {', '.join(known)}")
-    node = {**(yaml.safe_load(file.read_text()) or {}), **settings}
+    node = {**option_files.option("llm", option), **settings}
     target = node.pop("_target_", None)
     if target is None:
         raise ConfigError(f"llm={option} is no model")

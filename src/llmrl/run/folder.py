@@ -56,6 +56,9 @@ EXCLUDED: tuple[str, ...] = (
 )
 """Config keys that are left out of the hash and of the readable part, with all that is in them."""
 
+TREATMENT = "treatment"
+"""The config group of what is compared with others in a study."""
+
 HASH_LENGTH = 8
 MAX_READABLE = 100
 
@@ -120,18 +123,31 @@ def _is_excluded(key: str) -> bool:
     )
 
 
+def spoken(overrides: Mapping[str, str]) -> list[str]:
+    """Return how overrides read in names and labels: the treatment first, by its name alone.
+
+    >>> spoken({"env": "hopper", "treatment": "props"})
+    ['props', 'env=hopper']
+    """
+    treatment = [overrides[TREATMENT]] if TREATMENT in overrides else []
+    return [*treatment, *(f"{key}={value}" for key, value in overrides.items() if key != TREATMENT)]
+
+
 def readable(overrides: Iterable[str], name: str = "") -> str:
     """A folder-name-safe summary of the overrides, at most `MAX_READABLE` characters of `[A-Za-z0-9._=+,-]`.
 
-    `env=<name>` is left out where the folder above, `name`, already says it: TensorBoard cuts long names.
+    `env=<name>` is left out where the folder above, `name`, already says it: TensorBoard cuts long names. A treatment
+    comes first, and by its name alone.
 
     >>> readable(["principal=ucb", "env=escape_room", "seed=1"])
     'env=escape_room,principal=ucb'
     >>> readable(["principal=ucb", "env=escape_room", "seed=1"], name="escape_room")
     'principal=ucb'
+    >>> readable(["experiment=search/linear", "treatment=props", "llm=gpt4o"])
+    'props,experiment=search-linear,llm=gpt4o'
     """
     chosen = {key: value for key, value in split_overrides(overrides).items() if (key, value) != ("env", name)}
-    text = redact(",".join(f"{key}={value}" for key, value in chosen.items()))
+    text = redact(",".join(spoken(chosen)))
     text = re.sub(r"[\s\[\]{}'\"]+", "", text)  # lists and quotes read well without their brackets
     text = re.sub(r"[^A-Za-z0-9._=+,-]+", "-", text)[:MAX_READABLE].strip("-.,")
     return text or "defaults"

@@ -1,7 +1,5 @@
 """The scorers against one plain pass of the model per (prompt, candidate) pair."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -267,14 +265,11 @@ def test_any_texts(case):
 
 
 def test_the_option_files_build_scorers(t5_folder, llama_folder):
-    from omegaconf import OmegaConf
-
-    import llmrl.conf
     from llmrl.config.builder import Builder
+    from llmrl.core.option_files import options
 
-    files = Path(llmrl.conf.__file__).parent / "llm"
     for name, folder in (("local_scorer_seq2seq", t5_folder), ("local_scorer_causal", llama_folder)):
-        option = OmegaConf.to_container(OmegaConf.load(files / f"{name}.yaml"))
+        option = options("llm")[name]
         scorer = Builder({"device": "cpu"}).build(option, "llm")
         assert isinstance(scorer, Scorer) and scorer.label == f"{option['model']} (local scorer)"
         scorer.check()

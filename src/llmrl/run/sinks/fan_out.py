@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 FINISH_S = 30.0
 """How long a run that has ended by itself waits for its sinks to take the rest and close, seconds."""
-STOP_S = 3.0
+STOP_S = 5.0
 """The same where a signal asks the run to stop: schedulers wait no longer than for what has to be saved."""
 AGAIN_S = 300.0
 """How long after its failure a sink in the background is opened again, seconds."""
@@ -96,7 +96,7 @@ class FanOut:
         for guard in self._guards:
             if (lacks := guard.lacks()) is not None:
                 log.warning("%s %s; metrics.jsonl in the run folder has everything", guard.name, lacks)
-            guard.left = True
+            guard.leave()
         self._guards = []
 
     def _safe(self, row: Row) -> Row:
@@ -147,6 +147,13 @@ class _Guard:
         missing = self.all - self.told
         what = f"lacks the last {missing:,} of {self.all:,} rows" if missing else "was not closed properly"
         return f"{what}: {self.fault}"
+
+    def leave(self) -> None:
+        """Nobody waits for it any more."""
+        self.left = True
+        if self.busy:
+            self.fault = ""
+            self._try(lambda sink: sink.abandon())
 
     def _open(self, rows: Sequence[Row]) -> None:
         opening = replace(self._opening, kept=len(rows))

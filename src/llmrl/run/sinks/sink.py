@@ -159,6 +159,10 @@ class Sink(ABC):
     def close(self, ending: Ending) -> None:  # noqa: B027 (not every sink has something to close)
         """Write what is left. A run that is told to stop waits a few seconds for it, see `llmrl.run.sinks.fan_out`."""
 
+    def abandon(self) -> None:  # noqa: B027 (few libraries hold up a process)
+        """Let go of what would hold up the end of the process: `close`, or what came before it, took too long. Called
+        by the run, beside the method that takes so long, and is to return at once."""
+
 
 def need(module: str, option: str, extra: str) -> None:
     """Raise ConfigError if a library is not installed; it is not imported.

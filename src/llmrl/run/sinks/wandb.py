@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
@@ -132,6 +133,15 @@ class WandB(Sink):
         if ending.error:
             self._run.summary["error"] = ending.error
         self._run.finish(exit_code=0 if ending.succeeded else 1)
+
+    def abandon(self) -> None:
+        """End the library's own process, which the end of this one would wait for while it tries to reach a server."""
+        from wandb.sdk import wandb_setup
+
+        with suppress(AttributeError):  # what is not there yet, or not any more
+            connection: Any = wandb_setup.singleton()._connection
+            connection._cleanup()
+            connection._proc._process.kill()
 
     def _log(self, row: Row, values: dict[str, Any], counters: dict[str, int]) -> None:
         for name in counters.keys() - self._axes:

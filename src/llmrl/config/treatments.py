@@ -1,0 +1,103 @@
+"""Which treatments a study can be done with: `experiment=<family>/<study> treatment=<name>`.
+
+A treatment's file says which studies it was made for, in its head: `# @studies search/*,regimes/escape_room`, `*` for
+any name. One of the user's own that says nothing goes with any study, and a study of the user's own with any treatment.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from importlib import resources
+from pathlib import Path
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import PIECES
+
+_STUDIES = re.compile(r"^# @studies (\S+)$", re.MULTILINE)
+
+
+def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] = ()) -> None:
+    """Refuse a treatment that was not made for the study, that has none to change, or that is of another principal.
+
+    Args:
+        choices: the option of each config group, None or "none" where there is none.
+        folders: folders of the user's own options, where a treatment may be, too.
+
+    Raises:
+        ConfigError: says which treatments the study has, or which studies the treatment has.
+    """
+    treatment, study = choices.get("treatment"), choices.get("experiment")
+    for group, option in (("experiment", study), ("treatment", treatment)):
+        if option is not None and not set(PIECES).isdisjoint(option.split("/")):
+            raise ConfigError(f"{group}={option} is a piece of what can be chosen, not an option; llmrl-train --help")
+    if treatment in (None, "none"):
+        return
+    files = [root / "treatment" / f"{treatment}.yaml" for root in (_shipped(), *folders)]
+    file = next((each for each in files if each.is_file()), None)
+    if file is None:
+        return
+    made_for = _studies_of(file)
+    if made_for is not None and study is None:
+        raise ConfigError(f"treatment={treatment} is a way to do a study: add {_one_of('experiment', made_for)}")
+    if made_for is not None and study in studies() and study not in made_for:
+        others = [name for name, each in treatments().items() if study in each]
+        takes = _one_of("treatment", others) if others else "no treatment: choose its parts, such as principal="
+        raise ConfigError(
+            f"treatment={treatment} is for {_one_of('experiment', made_for)}; experiment={study} takes {takes}"
+        )
+    meant, chosen = _principal_of(file), choices.get("principal")
+    if meant is not None and meant != chosen:
+        raise ConfigError(
+            f"treatment={treatment} sets numbers of principal={meant}, which principal={chosen} has not: leave one of "
+            "the two out"
+        )
+
+
+def treatments() -> dict[str, list[str]]:
+    """Return the treatments that the package ships, and the studies that each was made for, all sorted."""
+    files = sorted((_shipped() / "treatment").glob("*.yaml"))
+    return {file.stem: _studies_of(file) or [] for file in files if file.stem != "none"}
+
+
+@functools.cache
+def studies() -> tuple[str, ...]:
+    """Return the studies that the package ships, `<family>/<name>`, sorted."""
+    root = _shipped() / "experiment"
+    names = [file.relative_to(root).with_suffix("").as_posix() for file in root.glob("*/*.yaml")]
+    return tuple(sorted(name for name in names if name.split("/")[0] not in PIECES))
+
+
+def _shipped() -> Path:
+    return Path(str(resources.files("llmrl.conf")))
+
+
+def _studies_of(file: Path) -> list[str] | None:
+    """Return the studies that a treatment was made for; None if its file does not say."""
+    found = _STUDIES.search(file.read_text())
+    return None if found is None else [s for s in studies() if any(fnmatchcase(s, p) for p in found[1].split(","))]
+
+
+def _principal_of(file: Path) -> str | None:
+    """Return the principal that a treatment chooses, itself or in a treatment that it begins with, and sets numbers of;
+    None if it does neither."""
+    import yaml
+
+    content = yaml.safe_load(file.read_text())
+    chosen = None
+    for entry in content.get("defaults", []):
+        if isinstance(entry, str) and (sibling := file.parent / f"{entry}.yaml").is_file():
+            chosen = _principal_of(sibling)
+        elif isinstance(entry, dict):
+            chosen = entry.get("override /principal", chosen)
+    return chosen if "principal" in content else None
+
+
+def _one_of(group: str, options: Sequence[str]) -> str:
+    """
+    >>> _one_of("env", ["a", "b", "c"])
+    'env=a, b or c'
+    """
+    return f"{group}={' or '.join([*([', '.join(options[:-1])] if options[1:] else []), options[-1]])}"

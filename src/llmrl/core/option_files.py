@@ -1,0 +1,136 @@
+"""The option files that the package ships (`llmrl.conf`), with what they are composed from.
+
+Files whose names begin with `_` are bases, which options begin with and nobody chooses; so are the folders `PIECES`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+PIECES = ("parts", "numbers")
+"""Folders of what options are made of, which nobody chooses."""
+
+
+def root() -> Path:
+    """Return the folder of the shipped options."""
+    return Path(str(resources.files("llmrl.conf")))
+
+
+def choosable(path: str) -> bool:
+    """Return whether an option or a folder of options is one to choose.
+
+    >>> choosable("env/cartpole"), choosable("env/_rooms"), choosable("experiment/search/parts/props")
+    (True, False, False)
+    """
+    return not any(name.startswith("_") or name in PIECES for name in path.split("/"))
+
+
+def names(group: str) -> list[str]:
+    """Return the names of the options of a group, in order."""
+    return sorted(path.stem for path in (root() / group).glob("*.yaml") if choosable(path.stem))
+
+
+def options(group: str) -> dict[str, dict[str, Any]]:
+    """Return every option of a group, as `option` does."""
+    return {name: option(group, name) for name in names(group)}
+
+
+def option(group: str, name: str) -> dict[str, Any]:
+    """Return an option as an unresolved plain dict, with the fields of the bases that its `defaults` name.
+
+    Options that also set keys outside (`# @package _global_`) are shown by what they hold under the group's own key.
+    What they choose of other groups is left out.
+
+    Raises:
+        FileNotFoundError: there is no such option.
+    """
+    return copy.deepcopy(_option(group, name))
+
+
+@functools.cache
+def _option(group: str, name: str) -> dict[str, Any]:
+    whole: dict[str, Any] = {}
+    for path, package in chain(group, name):
+        fields = {key: value for key, value in content(path).items() if key != "defaults"}
+        for part in reversed(package):
+            fields = {part: fields}
+        merge(whole, fields)
+    found: dict[str, Any] = whole.get(group, {})
+    return found
+
+
+def chain(group: str, name: str) -> list[tuple[Path, tuple[str, ...]]]:
+    """Return the files that an option is composed from, what covers others last, each with the place that its keys have
+    in a config. What an option chooses of other groups is left out.
+
+    Raises:
+        FileNotFoundError: there is no such option.
+    """
+    path = root() / group / f"{name}.yaml"
+    return _chain(path, () if is_global(path) else (group,))
+
+
+def _chain(path: Path, package: tuple[str, ...]) -> list[tuple[Path, tuple[str, ...]]]:
+    files: list[tuple[Path, tuple[str, ...]]] = []
+    for base in content(path).get("defaults", []):
+        if isinstance(base, dict):
+            # Of a group inside this one (`backend: slurm`); other groups are chosen by their own names.
+            ((inner, chosen),) = base.items()
+            if isinstance(chosen, str) and (path.parent / inner).is_dir():
+                base = f"{inner}/{chosen}@{inner}"
+        if not isinstance(base, str) or base == "_self_" or base.startswith("/experiment/"):
+            continue
+        where, _, place = base.partition("@")
+        file = (root() / where[1:] if where.startswith("/") else path.parent / where).with_suffix(".yaml")
+        inside = () if is_global(file) else (*package, *(part for part in place.split(".") if part))
+        files += _chain(file, inside)
+    return [*files, (path, package)]
+
+
+def is_global(path: Path) -> bool:
+    """Return whether a file sets keys of the whole config, and not of its group alone."""
+    header = itertools.takewhile(lambda line: line.startswith("#"), _text(path).splitlines())
+    return any(line.split() == ["#", "@package", "_global_"] for line in header)
+
+
+@functools.cache
+def content(path: Path) -> dict[str, Any]:
+    """Return what an option file holds; not to be changed."""
+    import yaml
+
+    return yaml.safe_load(_text(path)) or {}
+
+
+@functools.cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    """Put the fields of `above` over those of `below`, in place; what is missing (`???`) covers nothing."""
+    for key, value in above.items():
+        if isinstance(value, Mapping) and isinstance(below.get(key), dict):
+            merge(below[key], value)
+        elif value != "???" or key not in below:
+            below[key] = copy.deepcopy(value)
+
+
+def hide_bases() -> None:
+    """Have Hydra list only what can be chosen (`--help`, messages, completion, `glob(*)`); done once a process."""
+    from hydra._internal.config_repository import ConfigRepository
+
+    every: Callable[..., list[str]] = ConfigRepository.get_group_options
+    if hasattr(every, "__wrapped__"):
+        return
+
+    @functools.wraps(every)
+    def chosen(self: ConfigRepository, group_name: str, *args: Any, **kwargs: Any) -> list[str]:
+        return [name for name in every(self, group_name, *args, **kwargs) if choosable(name)]
+
+    ConfigRepository.get_group_options = chosen  # type: ignore[method-assign]
