@@ -47,6 +47,11 @@ def test_an_environment_as_a_run_would_build_it():
     assert llmrl.make_env("escape_room").spec.n_envs == 32  # as conf/env says
 
 
+def test_any_id_of_gymnasium():
+    env = llmrl.make_env("gymnasium", id="Pendulum-v1", kwargs={"g": 9.0}, n_envs=2)
+    assert env.reset(seed=0)["vector"].shape == (2, 1, 3)
+
+
 def test_fields_of_a_field_are_set_one_by_one():
     incentives = llmrl.make_env("cleanup", n_envs=1, horizon=5, map="own", mechanism={"max_incentive": 1.5})
     assert incentives.spec.mechanism is not None and set(incentives.spec.mechanism.high) == {1.5}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.typed_values import typed
 
 if TYPE_CHECKING:
     from llmrl.core.protocols import VecEnv
@@ -91,7 +92,7 @@ def make_env(
     """
     games = 1 if n_envs is None and api != "vec" else n_envs
     own = options if games is None else {**options, "n_envs": games}
-    return build(with_options(_composed(env, trusted), own), api, render_mode, seed, device, trusted)
+    return build(_composed(env, own, trusted), api, render_mode, seed, device, trusted)
 
 
 def build(
@@ -131,10 +132,12 @@ def with_options(node: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
     return changed
 
 
-def _composed(env: str, trusted: Sequence[str]) -> dict[str, Any]:
-    """The option of the group `env`, resolved."""
+def _composed(env: str, options: Mapping[str, Any], trusted: Sequence[str]) -> dict[str, Any]:
+    """The option of the group `env` with some fields set, resolved."""
     from llmrl.experiment.experiment import Experiment
 
-    typed = [f"trusted_modules=[{','.join(trusted)}]"] if trusted else []
-    node: dict[str, Any] = Experiment.compose(f"env={env}", *typed).config["env"]
+    words = [typed("env", env), *(typed(f"env.{name}", value) for name, value in options.items())]
+    if trusted:
+        words.append(typed("trusted_modules", trusted))
+    node: dict[str, Any] = Experiment.compose(*words).config["env"]
     return node
