@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from experiments import only_run_folder
+from llmrl.config.loop_sections import LOOPS, section
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.parts import LOOPS, build_parts, loop_kind, section
+from llmrl.experiment.parts import build_parts, loop_kind
 from llmrl.experiment.used import JUDGED, agent_learns, only_read
 
 SECTIONS = {section(kind) for kind in LOOPS}

@@ -8,13 +8,11 @@ import pytest
 from llmrl.config.builder import Builder
 from llmrl.config.option_docs import composed, documented, entries, header, shown
 from llmrl.config.option_schema import groups
-from llmrl.core.option_files import chain, choosable, content, is_global, names, option, options, root
+from llmrl.core.option_files import chain, content, is_global, names, option, options, root
 from llmrl.experiment.models import POLICIES
 
 COMMANDS = [(root() / f"{name}.yaml", ()) for name in ("_run", "train", "finetune")]
 FILES = sorted(path for path in root().rglob("*.yaml") if path.relative_to(root()).parts[0] in (*groups(), path.name))
-# Groups whose options still hold copies of one another.
-UNDIVIDED = ("hardware",)
 # Groups that the command `train` has none of.
 FINETUNING = ("dataset", "method", "transfer")
 OPTIONS = [(group, name) for group in groups() for name in names(group)]
@@ -65,8 +63,6 @@ def test_no_comment_is_copied():
     """Sentences of more than a few words stand in one file."""
     where = defaultdict(set)
     for path in FILES:
-        if path.parent.name in UNDIVIDED:
-            continue
         for entry in entries(path):
             for sentence in re.split(r"[;.:] ", entry.comment):
                 if len(sentence.split()) > 6:
@@ -97,7 +93,7 @@ def settled(node):
 
 
 def test_bases_are_composed_from_and_not_chosen():
-    bases = {path for path in FILES if not choosable(path.relative_to(root()).as_posix())}
+    bases = {path for path in FILES if path.stem.startswith("_")}
     used = {path for group, name in OPTIONS for path, _ in chain(group, name)}
     assert len(bases) > 15 and bases - {root() / "_run.yaml"} <= used
     assert not any(name.startswith("_") for _, name in OPTIONS)

@@ -10,7 +10,7 @@ import pytest
 from experiments import compose
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
-from llmrl.experiment.means import Means, build_hardware, game_processes
+from llmrl.experiment.means import Means, game_processes
 from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.slurm import Slurm
 from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine
@@ -86,7 +86,7 @@ def test_a_run_has_a_core_for_each_of_its_games_or_threads():
     assert CPU.cores_for(0) == 1 and CPU.cores_for(4) == 4
     assert replace(CPU, threads=8).cores_for(4) == 8 and replace(CPU, cores=2).cores_for(4) == 2
     config = compose("env=cleanup", "env.engine=meltingpot", "env.n_envs=3")
-    assert build_hardware(config).cores_for(game_processes(config)) == 3
+    assert Means(config).hardware.cores_for(game_processes(config)) == 3
     assert game_processes(compose("env=escape_room", "env.n_envs=64")) == 0
 
 
@@ -99,6 +99,6 @@ def test_a_warning_that_would_not_count_as_a_time_out_is_refused():
 
 @pytest.mark.parametrize("name", options("hardware"))
 def test_every_option_is_whole(name):
-    hardware = build_hardware(compose(f"hardware={name}"))
+    hardware = Means(compose(f"hardware={name}")).hardware
     assert isinstance(hardware.backend, Slurm if name.startswith("slurm") else Local)
     assert (hardware.gpus > 0) == (name in ("gpu", "slurm_gpu", "slurm_multi_gpu", "slurm_finetune", "local"))

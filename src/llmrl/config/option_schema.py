@@ -51,7 +51,7 @@ def generated() -> dict[str, str]:
 
 
 def _whole() -> Schema:
-    from llmrl.experiment.parts import LOOPS, section
+    from llmrl.config.loop_sections import LOOPS, section
 
     parts: dict[str, Schema] = {}
     sections: dict[str, list[str]] = {}

@@ -41,7 +41,7 @@ class Application(ABC):
         """
 
     @abstractmethod
-    def check_values(self, config: Config) -> None:
+    def check_values(self, config: Config, means: Means) -> None:
         """Raise ConfigError for values that no run could be built with, as far as that is known without building."""
 
     @abstractmethod

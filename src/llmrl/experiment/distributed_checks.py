@@ -10,19 +10,15 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
 from llmrl.core.processes import Processes, placed
 from llmrl.core.spaces import EnvSpec
-from llmrl.experiment.means import build_hardware
+from llmrl.experiment.means import Means
 
 Config = Mapping[str, Any]
 
 
-def processes_of(config: Config) -> int:
-    """How many processes a run is computed by: those that are there, or those that jobs of a cluster will have."""
-    return max(build_hardware(config).backend.processes, placed()[1])
-
-
-def check_together(config: Config) -> None:
-    """Raise ConfigError for an experiment of which several processes would compute the same, each all of it."""
-    n = processes_of(config)
+def check_together(config: Config, means: Means) -> None:
+    """Raise ConfigError for an experiment of which several processes would compute the same, each all of it: those that
+    are there, or those that jobs of a cluster will have."""
+    n = max(means.hardware.backend.processes, placed()[1])
     if n == 1:
         return
     fewer = "start it as one process: no torchrun, hardware.backend.nodes=1 hardware.backend.processes_per_node=1"

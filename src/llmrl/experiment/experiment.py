@@ -128,7 +128,7 @@ class Experiment:
         Raises:
             ConfigError, LLMError, RunFolderError: what is wrong, and what would work.
         """
-        self.application.check_values(self.config)
+        self.application.check_values(self.config, self.means)
         if not self.config["dry_run"] and not self.folder.exists():
             _ = self.sinks  # what they need is there
             self.means.check()

@@ -53,9 +53,9 @@ class FineTuning(Application):
     def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
         return with_digests(config)
 
-    def check_values(self, config: Config) -> None:
+    def check_values(self, config: Config, means: Means) -> None:
         check_installed()
-        check_values(config)
+        check_values(config, means)
 
     def make_model(self, means: Means) -> Model:
         return build_model(means)
@@ -65,7 +65,7 @@ class FineTuning(Application):
             return parts.plan()
 
     def compute(self, config: Config, means: Means, run: Run, compute_needed: Compute) -> None:
-        self.check_values(config)
+        self.check_values(config, means)
         with build(config, means, run) as parts:
             run.status.env, run.status.llm = parts.task.name, parts.client.label
             run.result = parts.loop.run(run)
@@ -143,7 +143,7 @@ def with_digests(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "runs_digest": found}
 
 
-def check_values(config: Config) -> None:
+def check_values(config: Config, means: Means | None = None) -> None:
     """Raise ConfigError for values that no run could be built with, as far as can be told without building one."""
     builder = Builder(trusted=config["trusted_modules"])
     if not isinstance(config["seed"], int) or config["seed"] < 0:
@@ -161,7 +161,7 @@ def check_values(config: Config) -> None:
         )
     for group in ("env", "agent", "principal", "hardware", "dataset", "method", "rewards", "evaluation"):
         builder.check(config[group], group)
-    check_together(config)
+    check_together(config, means or Means(config))
     check_loggers(config)
     builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
     for name, nodes in config["transfer"].items():
@@ -172,9 +172,10 @@ def check_values(config: Config) -> None:
 
 def planned(config: Config, means: Means | None = None) -> FinetuneParts:
     """Return the parts of a run that is not to be computed; else as `build`."""
+    means = means or Means(config, build_model)
     check_installed()
-    check_values(config)
-    return build(config, means or Means(config, build_model), None)
+    check_values(config, means)
+    return build(config, means, None)
 
 
 def build(config: Config, means: Means, run: Run | None) -> FinetuneParts:

@@ -39,7 +39,8 @@ class Means:
         Raises:
             ConfigError: a field makes no sense.
         """
-        return build_hardware(self.config)
+        hardware: Hardware = Builder(trusted=self.config["trusted_modules"]).build(self.config["hardware"], "hardware")
+        return hardware
 
     @cached_property
     def device(self) -> str:
@@ -98,20 +99,10 @@ class Means:
             model.close()
 
 
-def build_hardware(config: Config, submits: bool = False) -> Hardware:
-    """What the run is computed on.
-
-    Args:
-        config: resolved, plain containers.
-        submits: whether jobs are to be made of it, whose command lines must then be trusted.
-
-    Raises:
-        ConfigError: a field makes no sense, or holds a command line that is not trusted.
-    """
-    if submits:
-        Trust(tuple(config["trusted_modules"])).check_shell(shell_keys(config["hardware"], config["trusted_modules"]))
-    hardware: Hardware = Builder(trusted=config["trusted_modules"]).build(config["hardware"], "hardware")
-    return hardware
+def check_command_lines(config: Config) -> None:
+    """Raise ConfigError for a config of jobs in which a file has put a command line that is not trusted."""
+    trusted = config["trusted_modules"]
+    Trust(tuple(trusted)).check_shell(shell_keys(config["hardware"], trusted))
 
 
 def game_processes(config: Config) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.config.builder import Builder
+from llmrl.config.loop_sections import LOOPS, WATCHED, LoopKind, section
 from llmrl.config.option_catalog import agent_loop, can_search, needs_mechanism, no_mechanism
 from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.core.limits import NonNegativeFloat
@@ -26,22 +27,6 @@ from llmrl.experiment.pretraining import located
 from llmrl.llms.client import ChatClient
 
 Config = Mapping[str, Any]
-
-LoopKind = Literal["design", "search", "baseline", "clone", "learn", "play"]
-
-LOOPS: Mapping[LoopKind, str] = {
-    "design": "llmrl.loops.design.DesignLoop",
-    "search": "llmrl.loops.search.SearchLoop",
-    "baseline": "llmrl.loops.baseline.BaselineLoop",
-    "clone": "llmrl.loops.clone.CloneLoop",
-    "learn": "llmrl.loops.learn.LearnLoop",
-    "play": "llmrl.loops.play.PlayLoop",
-}
-"""What each kind of loop is built from, with the section of the config that has its name (`section`)."""
-
-
-WATCHED: tuple[LoopKind, ...] = ("design", "learn", "clone", "play")
-"""Loops whose steps observers can be told of."""
 
 
 @dataclass
@@ -199,11 +184,6 @@ def loop_kind(config: Config) -> LoopKind:
     return "search" if loop == "search" else "design"
 
 
-def section(kind: LoopKind) -> str:
-    """The section of the config that says how long a loop goes on: a baseline has the budget of the searches."""
-    return "search" if kind == "baseline" else kind
-
-
 def proposals_of(config: Config, kind: Literal["design", "search"]) -> int:
     """Vectors that a principal proposes in a run, in all contexts together; a race proposes none."""
     node = config[kind]
@@ -288,7 +268,7 @@ def _searched(controller: Controller, env: VecEnv) -> dict[str, Any]:
     return {"space": controller.space, "controller": controller}
 
 
-def check_values(config: Config) -> None:
+def check_values(config: Config, means: Means | None = None) -> None:
     """Raise ConfigError for values that no run could be built with, as far as can be told without building one."""
     builder = Builder(trusted=config["trusted_modules"])
     if type(config["seed"]) is not int or config["seed"] < 0:
@@ -299,7 +279,7 @@ def check_values(config: Config) -> None:
         builder.check(node, f"observers[{i}]")
     check_games(config["env"].get("n_envs"))
     spending_cost(config)
-    check_together(config)
+    check_together(config, means or Means(config))
     check_loggers(config)
     if asking(config):
         builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")

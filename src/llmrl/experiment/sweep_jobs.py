@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.means import build_hardware, game_processes
+from llmrl.experiment.means import check_command_lines, game_processes
 from llmrl.sweeps.jobs import Job
 
 
@@ -22,8 +22,9 @@ def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[s
         ConfigError: a value that no run could be built with.
     """
     config = experiment.config
-    experiment.application.check_values(config)
+    experiment.application.check_values(config, experiment.means)
     absolute = {**config, "output_root": str(Path(config["output_root"]).expanduser().absolute())}
-    hardware = build_hardware(config, submits=True)
+    check_command_lines(config)
+    hardware = experiment.means.hardware
     cores = hardware.cores_for(game_processes(config))
     return Job(absolute, experiment.overrides, hardware, cores, list(naming), dict(environment or {}))

@@ -42,8 +42,8 @@ class Training(Application):
     def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
         return with_digests(only_read(config))
 
-    def check_values(self, config: Config) -> None:
-        check_values(config)
+    def check_values(self, config: Config, means: Means) -> None:
+        check_values(config, means)
 
     def make_model(self, means: Means) -> Model:
         return model_asked(means)

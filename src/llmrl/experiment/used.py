@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmrl.config.builder import Builder
+from llmrl.config.loop_sections import LOOPS, section
 from llmrl.core.only_plays import OnlyPlays
 from llmrl.experiment.models import asking
-from llmrl.experiment.parts import LOOPS, loop_kind, section
+from llmrl.experiment.parts import loop_kind
 
 Config = Mapping[str, Any]
 
