@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
-EXTRAS := llm,local-llm,four-bit,finetune,mujoco,box2d,sb3,plots,loggers,search,slurm,tuning,dev
+EXTRAS := llm,local-llm,four-bit,finetune,mujoco,box2d,sb3,plots,loggers,analysis,search,slurm,tuning,dev
 
 .PHONY: install demo test test-fast test-hydra-next lint format bench docs clean
 install: $(VENV)/.installed

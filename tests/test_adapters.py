@@ -9,9 +9,10 @@ from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
+from llmrl.envs.adapters.gymnasium_env import GymnasiumAdapter
+from llmrl.envs.adapters.parallel import ParallelAdapter
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.mechanisms import BracketedTax, Incentives
-from llmrl.envs.pettingzoo_adapter import GymnasiumAdapter, parallel_env
 
 
 def melting_pot(substrate, mechanism, **options):
@@ -48,7 +49,7 @@ FACTORIES = [
 
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_parallel_api(factory):
-    env = parallel_env(factory())
+    env = ParallelAdapter(factory())
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
@@ -59,11 +60,11 @@ def test_parallel_api(factory):
 
 @pytest.mark.parametrize("factory", NATIVE)
 def test_a_seed_gives_the_same_game_again(factory):
-    parallel_seed_test(lambda: parallel_env(factory()), num_cycles=30)
+    parallel_seed_test(lambda: ParallelAdapter(factory()), num_cycles=30)
 
 
 def test_what_was_seen_stays():
-    env = parallel_env(native("harvest", None, observe=["pixels"]))
+    env = ParallelAdapter(native("harvest", None, observe=["pixels"]))
     seen = env.reset(seed=1)[0]["player_0"]["pixels"]
     kept = seen.copy()
     for _ in range(3):
@@ -72,7 +73,7 @@ def test_what_was_seen_stays():
 
 
 def test_parallel_env_passes_rewards_and_metrics_on():
-    env = parallel_env(EscapeRoom(Seeds(0), n_envs=1, horizon=2))
+    env = ParallelAdapter(EscapeRoom(Seeds(0), n_envs=1, horizon=2))
     env.env.set_mechanism([0, 0, 0, 0, 3])
     observation, _ = env.reset(seed=1, options={"context": 0})
     assert set(observation) == {f"player_{i}" for i in range(5)}
@@ -103,9 +104,9 @@ def test_gymnasium_checks_a_society_of_one():
 
 def test_several_games_are_refused():
     with pytest.raises(ConfigError, match="n_envs=1"):
-        parallel_env(EscapeRoom(Seeds(0), n_envs=2))
+        ParallelAdapter(EscapeRoom(Seeds(0), n_envs=2))
 
 
 def test_gymnasium_refuses_several_agents():
-    with pytest.raises(ConfigError, match="use parallel_env"):
+    with pytest.raises(ConfigError, match="use PettingZoo"):
         GymnasiumAdapter(EscapeRoom(Seeds(0), n_envs=1))

@@ -28,11 +28,13 @@ ALLOWED: dict[str, set[str]] = {
     "sweeps": {"core", "run", "analysis"},
     "loops": {"core", "learners", "run", "analysis"},
     "config": {"core", "envs", "llms", "run", "teachers"},
+    "gym": {"envs"},
 }
 ALLOWED["display"] = {"core", "llms", "run", "analysis", "sweeps", "finetuning"}
 ALLOWED["experiment"] = set(ALLOWED)
 ALLOWED["evaluation"] = set(ALLOWED)
 ALLOWED["hydra_plugins"] = set(ALLOWED) - {"evaluation"}
+ALLOWED["api"] = set(ALLOWED) - {"hydra_plugins"}
 ALLOWED["cli"] = set(ALLOWED) - {"hydra_plugins"}
 EXCEPTIONS = {
     # A job holds the hardware, which holds the backend that is given the job: for type checking alone.
@@ -60,6 +62,8 @@ HEAVY = {
     "scipy",
     "sklearn",
     "cmaes",
+    "pandas",
+    "pyarrow",
 }
 TORCH_LAYERS = {"networks", "learners", "agents", "teachers", "players", "language"}
 # Folders of other layers that are torch programs: they are imported when one of their environments is built.
@@ -67,7 +71,9 @@ TORCH_FOLDERS = ("llmrl.envs.native",)
 # Nobody imports these at module level but who wants the libraries they are about.
 ABOUT_THEM = {
     "envs/babyai/text_wrapper.py",
-    "envs/pettingzoo_adapter.py",
+    "envs/adapters/gymnasium_env.py",
+    "envs/adapters/parallel.py",
+    "envs/adapters/spaces.py",
     "envs/gym/tasks/gymnasium_envs.py",
     "envs/rooms/room_env.py",
     "finetuning/keeper.py",

@@ -305,10 +305,10 @@ def test_picture_shows_door_lever_and_agents() -> None:
 def test_pettingzoo_api() -> None:
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
-    from llmrl.envs.pettingzoo_adapter import parallel_env
+    from llmrl.envs.adapters.parallel import ParallelAdapter
 
-    parallel_api_test(parallel_env(make(show_mechanism=True)), num_cycles=60)
-    parallel_seed_test(lambda: parallel_env(make()))
+    parallel_api_test(ParallelAdapter(make(show_mechanism=True)), num_cycles=60)
+    parallel_seed_test(lambda: ParallelAdapter(make()))
 
 
 class SlowRoom:

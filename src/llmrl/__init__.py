@@ -1,6 +1,65 @@
 """llmrl: experiments that mix language models and reinforcement learning, composed with Hydra.
 
-Importing this package is cheap; torch, litellm and the game engines load only when a part that needs them is built.
+Importing this package is cheap: the functions of the Python API load what they need when they are first used.
 """
 
+from __future__ import annotations
+
 __version__ = "0.1.0"
+
+TYPE_CHECKING = False  # as type checkers know it; `typing` costs more than all else here
+if TYPE_CHECKING:
+    from llmrl.api.environments import make_env
+    from llmrl.api.evaluations import evaluate
+    from llmrl.api.experiments import Plan, RunResult, SweepResult, plan, sweep, train
+    from llmrl.api.results import Results, load
+    from llmrl.api.trained_agents import TrainedAgent, load_agent
+
+_HOMES = {
+    "Plan": "experiments",
+    "Results": "results",
+    "RunResult": "experiments",
+    "SweepResult": "experiments",
+    "TrainedAgent": "trained_agents",
+    "evaluate": "evaluations",
+    "load": "results",
+    "load_agent": "trained_agents",
+    "make_env": "environments",
+    "plan": "experiments",
+    "sweep": "experiments",
+    "train": "experiments",
+}
+"""Public name -> module of `llmrl.api` that defines it."""
+
+__all__ = [
+    "Plan",
+    "Results",
+    "RunResult",
+    "SweepResult",
+    "TrainedAgent",
+    "__version__",
+    "evaluate",
+    "load",
+    "load_agent",
+    "make_env",
+    "plan",
+    "sweep",
+    "train",
+]
+
+
+if not TYPE_CHECKING:  # who checks types is to miss a name that is not there
+
+    def __getattr__(name):
+        """Import a public name when it is first asked for."""
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'llmrl' has no attribute {name!r}")
+        from importlib import import_module
+
+        found = getattr(import_module(f"llmrl.api.{home}"), name)
+        globals()[name] = found
+        return found
+
+    def __dir__():
+        return sorted(__all__)

@@ -84,7 +84,7 @@ def test_words_and_numbers(given, asked):
     ("given", "message"),
     [
         (["none,1,2"], "give words"),
-        (["most"], r"--mechanism most: give words \(none, last, best"),
+        (["most"], r"mechanism most: give words \(none, last, best"),
         (["0,,1"], "give words"),
         (["none", "best,none"], "none is there twice"),
         (["1,2", "1.0,2"], "1,2 is there twice"),
@@ -182,7 +182,7 @@ def test_when_societies_adapt():
     assert planned(True, False, ["student"], governed) == Plan(1, 4, True)
     with pytest.raises(ConfigError, match="this run has no principal"):
         planned(True, True, ["student"], alone)
-    with pytest.raises(ConfigError, match="not --policy random"):
+    with pytest.raises(ConfigError, match="not policy=random"):
         planned(True, True, ["random"], governed)
 
 
@@ -244,7 +244,7 @@ def test_without_adapting_it_is_what_single_evaluations_find(escape, tmp_path):
 
 def test_what_cannot_be_compared_is_refused(escape, tmp_path):
     for words in (("--mode", "both"), ("--policy", "student,random")):
-        with pytest.raises(ConfigError, match="by one --policy in one --mode"):
+        with pytest.raises(ConfigError, match="by one policy in one mode"):
             evaluated(escape, "--mechanism", "none,best", *words)
     run("env=escape_room", "env.mechanism=false", "learn.env_steps=40", f"output_root={tmp_path}")
     with pytest.raises(ConfigError, match="has no mechanism to compare"):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from experiments import only_run_folder, run
 from llmrl.cli import train
 from llmrl.core.errors import ConfigError
-from llmrl.core.hydra_values import spelt
+from llmrl.core.typed_values import written
 from llmrl.experiment.again import repeated
 from llmrl.experiment.composition import plain as plain_config
 from llmrl.experiment.experiment import Experiment
@@ -143,5 +143,5 @@ PLAIN = st.recursive(
 
 @given(PLAIN)
 def test_values_come_back_from_hydra_as_they_were(value):
-    [override] = OverridesParser.create().parse_overrides([f"++a.b={spelt(value)}"])
+    [override] = OverridesParser.create().parse_overrides([f"++a.b={written(value)}"])
     assert override.value() == value or (isinstance(value, str) and str(override.value()) == value)

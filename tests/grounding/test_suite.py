@@ -3,11 +3,13 @@
 import contextlib
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
+import llmrl
 from errands import Errands, Reader
 from experiments import compose, only_run_folder
 from llmrl.analysis.proportions import mean_proportion, proportion
@@ -144,6 +146,19 @@ def runs_of(root, *configs):
     return found
 
 
+def test_a_suite_from_python(tmp_path, suite_file):
+    for seed in (0, 1):
+        run_experiment(config(tmp_path / "runs", seed), [f"seed={seed}"])
+    runs = sorted((tmp_path / "runs").rglob("seed=*"))
+    results = llmrl.evaluate(
+        runs, suite=str(suite_file), suite_options={"only": ["same"], "episodes": 4}, trusted=["errands"]
+    )
+    assert [test["name"] for test in results["tests"]] == ["same"] and results["episodes"] == 4
+    assert results["runs"] == [str(run) for run in runs] and (Path(results["out"]) / "table.csv").exists()
+    with pytest.raises(ConfigError, match="video cannot be used"):
+        llmrl.evaluate(runs, suite=str(suite_file), video=True, trusted=["errands"])
+
+
 def test_several_runs_are_put_together(tmp_path, suite_file, capsys):
     runs = runs_of(tmp_path / "runs", (0, 1.0, []), (1, 1.0, []))
     words = ["suite.only=[kinds,more]", "--policy", "student,random", "--out", str(tmp_path / "both")]
@@ -242,8 +257,8 @@ def test_experiments_are_named_by_what_tells_them_apart(tmp_path):
         (["suite={file}", "suite.metric=won"], "no such metric, but success"),
         (["suite={file}", "suite.kinds=[sleep]", "suite.only=[kinds]"], "no test could be played; env.kind=sleep"),
         (["suite={file}", "--policy", "teacher"], "a suite is played by student, random, bot"),
-        (["suite={file}", "--mode", "both"], "--mode=both cannot be used with a suite"),
-        (["suite={file}", "--video"], "--video cannot be used with a suite"),
+        (["suite={file}", "--mode", "both"], "mode=both cannot be used with a suite"),
+        (["suite={file}", "--video"], "video cannot be used with a suite"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path, suite_file, capsys, words, message):

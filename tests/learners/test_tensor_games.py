@@ -9,8 +9,8 @@ import torch
 from llmrl.core.observers import Observer
 from llmrl.core.seeding import Seeds
 from llmrl.core.summaries import Entropy
+from llmrl.envs.adapters.parallel import ParallelAdapter
 from llmrl.envs.escape_room import EscapeRoom
-from llmrl.envs.pettingzoo_adapter import parallel_env
 from llmrl.learners.rollout import Collector
 from llmrl.loops.playing import play_episodes
 from llmrl.loops.trajectory_writers import written_down
@@ -161,7 +161,7 @@ def test_what_is_written_of_tensors_is_what_is_written_of_arrays(tmp_path):
 
 
 def test_a_tensor_game_is_a_pettingzoo_environment():
-    adapter = parallel_env(OnDevice(EscapeRoom(Seeds(0), n_envs=1, n_agents=3)))
+    adapter = ParallelAdapter(OnDevice(EscapeRoom(Seeds(0), n_envs=1, n_agents=3)))
     observation, _ = adapter.reset(seed=1)
     assert all(adapter.observation_space(agent).contains(seen) for agent, seen in observation.items())
     _, reward, _, truncated, info = adapter.step(dict.fromkeys(adapter.agents, 1))

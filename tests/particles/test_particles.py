@@ -298,9 +298,9 @@ def test_picture_shows_every_disc_where_it_is(scenario: Scenario) -> None:
 def test_pettingzoo_api(scenario: Scenario) -> None:
     from pettingzoo.test import parallel_api_test
 
-    from llmrl.envs.pettingzoo_adapter import parallel_env
+    from llmrl.envs.adapters.parallel import ParallelAdapter
 
-    parallel_api_test(parallel_env(make(scenario, 1)), num_cycles=60)
+    parallel_api_test(ParallelAdapter(make(scenario, 1)), num_cycles=60)
 
 
 def test_options_of_the_command_line_build_their_game() -> None:

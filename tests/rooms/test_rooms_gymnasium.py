@@ -108,7 +108,7 @@ def test_the_mission_is_the_task_s() -> None:
 
 
 def test_the_batched_rooms_through_gymnasium() -> None:
-    from llmrl.envs.pettingzoo_adapter import GymnasiumAdapter
+    from llmrl.envs.adapters.gymnasium_env import GymnasiumAdapter
 
     env = RoomsEnv(Seeds(0), SimpleDoorKey(), 1, observe=["grid", "view", "direction"])
     check_env(GymnasiumAdapter(env), skip_render_check=True)

@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmrl.core.protocols import Agent
-    from llmrl.evaluation.adapting import Plan
-    from llmrl.evaluation.mechanisms import Imposed
-    from llmrl.experiment.parts import Config, Parts
+    from llmrl.evaluation.settings import EvaluationSettings
 
 
 def parser() -> argparse.ArgumentParser:
@@ -101,141 +98,47 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def evaluate(args: argparse.Namespace) -> dict[str, Any]:
-    """Play and return the results that were saved.
+def settings_of(args: argparse.Namespace) -> EvaluationSettings:
+    """What a command line asks.
 
     Raises:
-        ConfigError, CheckpointError: the folder is no run, has no whole checkpoint, names code that is not trusted, or
-            the mechanism is out of bounds.
-        LLMError: a language model that plays does not answer, or its budget is used up.
+        ConfigError: a number is out of range.
     """
-    from llmrl.config.env_overrides import check_same_players, folder_name, parsed
-    from llmrl.config.input_digests import with_digests
-    from llmrl.config.trusting import check_known
-    from llmrl.core.errors import BudgetExhausted, ConfigError
-    from llmrl.core.option_files import content, root
-    from llmrl.core.seeding import Seeds
-    from llmrl.display.console import print_rows
-    from llmrl.evaluation.adapting import adapted, planned
-    from llmrl.evaluation.evaluation_budget import announced, askers, refused, with_budget
-    from llmrl.evaluation.mechanisms import asked_for, imposed, society
-    from llmrl.evaluation.players import MODES, build_players, without_teacher
-    from llmrl.evaluation.results import write_results
-    from llmrl.evaluation.stage import NO_FILMS, Stage
-    from llmrl.experiment.models import build_llm
-    from llmrl.experiment.parts import build_parts, judged_on
-    from llmrl.llms.usage import UNDERSTOOD, llm_summary
-    from llmrl.run.content import RUN_KEY, read_config, saved_state
-    from llmrl.run.files import inside
-    from llmrl.run.metrics import FILE_NAME as METRICS_NAME
-    from llmrl.run.metrics import place_of, read_metrics
+    from llmrl.evaluation.settings import EvaluationSettings
 
-    asked = asked_for(args.mechanism or ["last"])
-    names, modes = args.policy.split(","), MODES if args.mode == "both" else (args.mode,)
+    same = ("episodes", "mode", "seed", "adapt", "context", "env", "trajectories", "video", "video_steps", "fps")
+    return EvaluationSettings(
+        policies=args.policy.split(","),
+        mechanisms=args.mechanism or ["last"],
+        trusted=args.trust,
+        calls=args.calls,
+        out=args.out,
+        **{name: getattr(args, name) for name in same},
+    )
+
+
+def evaluate(args: argparse.Namespace) -> dict[str, Any]:
+    """Evaluate the run of a command line; returns the results that were saved.
+
+    Raises:
+        LlmrlError: as `llmrl.evaluation.evaluate.evaluate_run`.
+    """
+    from llmrl.core.errors import ConfigError
+    from llmrl.evaluation.evaluate import evaluate_run
+
     if args.others:
         raise ConfigError("several runs can be evaluated together in a suite only: suite=babyai_text")
-    if args.episodes is not None and args.episodes < 1:
-        raise ConfigError(f"--episodes={args.episodes}: at least 1 is needed")
-    if args.calls is not None and args.calls < 0:
-        raise ConfigError(f"--calls={args.calls}: at least 0 is needed")
-    if len(asked) > 1 and len(names) * len(modes) > 1:
-        raise ConfigError("several mechanisms are compared by one --policy in one --mode; name one of each")
-    iteration, state = saved_state(args.run)
-    config = read_config(args.run, args.trust)
-    if "method" in config:
-        raise ConfigError(f"{args.run} is a run of llmrl-finetune, which evaluates itself: see its evaluation.json")
-    check_known(config, str(args.run / "config.yaml"))
-    if not args.env:
-        with_digests(config, only=["map_digest"])
-    # A run computed on a cluster's GPU can be looked at anywhere.
-    own = {**config, "hardware": {**config["hardware"], "device": "auto"}}
-    config = whole = {**own, "env": parsed(args.env, config["env"])}
-    if "teacher" not in names:
-        config = without_teacher(config)
-    plan = planned(args.adapt, len(asked) > 1, names, own)
-    compared = [f"mechanism={','.join(x if x.isalpha() else f'[{x}]' for x in asked)}"] if len(asked) > 1 else []
-    out = args.out or inside(args.run, folder_name([*args.env, *compared]))
-    out.mkdir(parents=True, exist_ok=True)
-    # The principal, whose language model might cost money, is left out; an agent that needs a model gets it.
-    playing = {**(config if plan is None else whole), "principal": {"_target_": None}}
-    llm = build_llm(with_budget(playing, args.calls), folder=out)
-    parts = build_parts(config, llm, render=args.video, play_only=True)
-    try:
-        [agent] = parts.agents
-        spec, history = parts.env.spec, state.get("history", [])
-        mechanisms, context = imposed(asked, args.context, state, spec)
-        place = society(history, config["design"].get("societies", 1))
-        saved = state["agents"][place]
-        if args.env and "policy" in saved:
-            check_same_players(args.env, saved["policy"], agent.state_dict()["policy"])
-        plan = _adapting(plan, args, agent, mechanisms)
-        players = build_players(names, whole, parts)
-        asking = askers(names, config, llm)
-        play = config.get("play", content(root() / "train.yaml")["play"])  # a run that learnt has no such section
-        usual = play["episodes"] if asking else 100 if spec.deterministic else 10
-        wanted = usual if args.episodes is None else args.episodes
-        if asking:
-            steps = [n for n in (args.video_steps, spec.horizon) if n is not None]
-            filmed = 0 if not args.video or names[0] not in asking else min(steps, default=None)
-            rounds = len(modes) * len(mechanisms)
-            print_rows("What is asked, at most", announced(asking, parts, wanted, rounds, filmed, len(mechanisms)))
-        seeds = Seeds(args.seed).child("evaluate")
-        states = [saved] * len(mechanisms)
-        if plan is not None:
-            _tell(plan, whole, parts, mechanisms)
-            vectors = [each.vector for each in mechanisms if each.vector is not None]
-            states = adapted(plan, own, llm, vectors, context, seeds, saved)
-        judged, cost = judged_on(config, spec), config["design"]["spending_cost"]
-        stage = Stage(args, parts, players, modes, mechanisms, context, judged, cost, seeds, out)
-        films = stage.film(states) if args.video else NO_FILMS
-        found = stage.play(states, wanted, bool(asking))
-    except BudgetExhausted as error:
-        raise refused(error) from error
-    finally:
-        parts.close()
-    about = {
-        "run": str(args.run),
-        "checkpoint": iteration,
-        "env": args.env,
-        "seed": args.seed,
-        "context": None if context is None else spec.contexts[context],
-        "society": place if plan is None else None,
-        "adapted": None if plan is None else plan.record(),
-        "llm": None if llm is None else llm.label,
-        "carried": stage.carried,
-        **({} if llm is None else {k: v for k, v in llm_summary(llm).items() if k in UNDERSTOOD}),
-    }
-    logged = read_metrics(args.run / METRICS_NAME)[: state[RUN_KEY]["metrics_lines"]]
-    return write_results(stage, about, found, films, place_of(logged)) | {"out": str(out)}
+    return evaluate_run(args.run, settings_of(args), show)
 
 
-def _adapting(plan: Plan | None, args: argparse.Namespace, agent: Agent, mechanisms: Sequence[Imposed]) -> Plan | None:
-    """The plan, if there is anything to adapt, and to adapt to."""
-    from llmrl.core.errors import ConfigError
-
-    if plan is None or (not agent.learns and args.adapt is None):
-        return None
-    if not agent.learns:
-        raise ConfigError("--adapt: the agents of this run do not learn; leave it out")
-    if any(each.vector is None for each in mechanisms):
-        raise ConfigError("--adapt: nobody has proposed anything in this run; name a mechanism (--mechanism 0,2,0)")
-    return plan
-
-
-def _tell(plan: Plan, whole: Config, parts: Parts, mechanisms: Sequence[Imposed]) -> None:
-    """Say what adapting will take: it is the longer part, and a teacher may ask a language model."""
-    from llmrl.analysis.comparison import counted
+def show(text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
+    """Print what an evaluation says while it goes on: tables where results go, lines beside them."""
     from llmrl.display.console import print_rows
-    from llmrl.evaluation.evaluation_budget import askers
-    from llmrl.llms.client import ChatClient
 
-    n = len(mechanisms)
-    words = ", ".join(each.title for each in mechanisms)
-    long = f"{counted(plan.rounds, 'round')} of {counted(plan.games, 'game')}"
-    sys.stderr.write(f"llmrl-evaluate: {long} to adapt to: {words}\n")
-    if isinstance(parts.llm, ChatClient) and askers(["teacher"], whole, parts.llm):
-        rows = [("model", parts.llm.label), ("episodes", f"{n * plan.rounds * plan.games:,} with a teacher")]
-        print_rows("What adapting asks", [*rows, ("LLM calls", "unknown; --calls limits them")])
+    if rows:
+        print_rows(text, rows)
+    else:
+        sys.stderr.write(f"llmrl-evaluate: {text}\n")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -243,7 +146,7 @@ def main(argv: list[str] | None = None) -> None:
     from llmrl.core.terminal import guard_terminal
 
     guard_terminal()
-    from llmrl.cli.suite import evaluate_suite, print_suite, split_words
+    from llmrl.cli.suite import print_suite, split_words, which_suite
 
     words, rest = split_words(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(rest)
@@ -263,7 +166,10 @@ def main(argv: list[str] | None = None) -> None:
             args.run = run_folder_of(args.run, args.output_root)
         keep_private_like(args.run)
         if words or args.suite:
-            for results in evaluate_suite(args, words):
+            from llmrl.evaluation.suite import evaluate_suite
+
+            suite, changes = which_suite(args.suite, words)
+            for results in evaluate_suite([args.run, *args.others], suite, settings_of(args), show, changes):
                 print_suite(results)
         else:
             print_evaluation(evaluate(args))

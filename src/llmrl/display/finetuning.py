@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from llmrl.core.hydra_values import spelt
+from llmrl.core.typed_values import quoted
 from llmrl.display.console import print_rows, print_table, terminal
 from llmrl.display.runs import print_misgiving
 from llmrl.finetuning.loop import read_results
@@ -44,8 +44,8 @@ def use_of(config: dict[str, Any], adapter: str, overrides: list[str]) -> str:
 
 
 def _for_hydra(value: str) -> str:
-    """A text as the value of an override."""
-    return value if _PLAIN.fullmatch(value) else spelt(value)
+    """A text as the value of an override: names of run folders have equals signs."""
+    return value if _PLAIN.fullmatch(value) else quoted(value)
 
 
 _PLAIN = re.compile(r"[\w./-]+", re.ASCII)

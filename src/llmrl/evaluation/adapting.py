@@ -45,7 +45,7 @@ def planned(wanted: bool | None, several: bool, names: Sequence[str], config: Co
     """How societies adapt to what they are evaluated under; None: the agents play that the run saved.
 
     Args:
-        wanted: `--adapt`; None: where `several` mechanisms are compared and it can be.
+        wanted: whether somebody wants it; None: where `several` mechanisms are compared and it can be.
         several: whether they are.
         names: who plays.
         config: of the run.
@@ -57,9 +57,9 @@ def planned(wanted: bool | None, several: bool, names: Sequence[str], config: Co
     if wanted is False or (wanted is None and not (several and governed and student)):
         return None
     if not governed:
-        raise ConfigError("--adapt: this run has no principal, whose steps say how societies adapt; leave it out")
+        raise ConfigError("adapt: this run has no principal, whose steps say how societies adapt; leave it out")
     if not student:
-        raise ConfigError(f"--adapt: the run's own agents adapt, not --policy {','.join(names)}; leave one of them out")
+        raise ConfigError(f"adapt: the run's own agents adapt, not policy={','.join(names)}; leave one of them out")
     design = config["design"]
     return Plan(design["adapt_rounds"], games_of_a_society(config), design["reset_agents"])
 
@@ -96,7 +96,7 @@ def adapted(
     env, agents = parts.env, parts.agents
     try:
         if env.spec.horizon is None:
-            raise ConfigError("--adapt: the environment has no horizon, so nobody knows how long a round is")
+            raise ConfigError("adapt: the environment has no horizon, so nobody knows how long a round is")
         societies = Societies(env, agents, n, 1)
         if plan.initial:
             societies.reset()

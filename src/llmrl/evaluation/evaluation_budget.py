@@ -58,7 +58,7 @@ def announced(
     rows = [("model", parts.llm.label), ("episodes", f"{len(names) * rounds * episodes:,}{film}")]
     horizon, [agent] = parts.env.spec.horizon, parts.agents
     if names != ["student"] or not isinstance(agent, Estimating) or horizon is None or filmed is None:
-        return [*rows, ("LLM calls", "unknown, about as many as there are decisions; --calls limits them")]
+        return [*rows, ("LLM calls", "unknown, about as many as there are decisions; calls (--calls) limits them")]
     played = agent.estimate(horizon, episodes)
     estimates = [played] * rounds + ([agent.estimate(filmed, films)] if filmed else [])
     return [*rows, *calls(_sum(estimates), parts.llm)]
@@ -69,7 +69,7 @@ def refused(error: BudgetExhausted) -> BudgetExhausted:
     return BudgetExhausted(
         error.reached,
         "Evaluations of a run may together spend what the run itself may, and this one has saved no results. Replies "
-        "that were paid for are in the cache: play fewer --episodes, or allow more replies with --calls",
+        "that were paid for are in the cache: play fewer episodes, or allow more replies with calls (--calls)",
     )
 
 

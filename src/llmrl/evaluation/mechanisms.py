@@ -1,4 +1,4 @@
-"""Which mechanisms an evaluation imposes: words and numbers of `--mechanism`, and the context they are played in."""
+"""Which mechanisms an evaluation imposes: words and numbers, and the context they are played in."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Imposed:
 
 
 def asked_for(texts: Sequence[str]) -> list[str]:
-    """The mechanisms that the values of `--mechanism` name, each one of `WORDS` or numbers like `0,2,0`.
+    """The mechanisms that some texts name, each one of `WORDS` or numbers like `0,2,0`.
 
-    A value holds words, several with commas, or the numbers of one vector.
+    A text holds words, several with commas, or the numbers of one vector.
 
     Raises:
         ConfigError: neither words nor numbers, or one of them twice.
@@ -52,13 +52,13 @@ def asked_for(texts: Sequence[str]) -> list[str]:
             asked += parts
         elif any(words) or not all(_is_number(part) for part in parts):
             raise ConfigError(
-                f"--mechanism {text}: give words ({', '.join(WORDS)}; several with commas) or the numbers of one "
-                "vector (0.5,1,0), and for several vectors --mechanism several times"
+                f"mechanism {text}: give words ({', '.join(WORDS)}; several with commas) or the numbers of one vector "
+                "(0.5,1,0); several vectors are given one by one"
             )
         else:
             asked.append(",".join(f"{float(part):.12g}" for part in parts))
     if twice := [name for i, name in enumerate(asked) if name in asked[:i]]:
-        raise ConfigError(f"--mechanism: {twice[0]} is there twice")
+        raise ConfigError(f"mechanism: {twice[0]} is there twice")
     return asked
 
 
@@ -76,13 +76,13 @@ def imposed(
     history = state.get("history", [])
     if context is not None and spec.contexts and not 0 <= context < len(spec.contexts):
         listed = ", ".join(f"{i} = {name}" for i, name in enumerate(spec.contexts))
-        raise ConfigError(f"--context={context}: there is {listed}")
+        raise ConfigError(f"context={context}: there is {listed}")
     rows = {"best": _best(state, context, spec) if history and "best" in asked else None, "last": last(history)}
     if len(asked) > 1:
         if spec.mechanism is None:
-            raise ConfigError(f"--mechanism {','.join(asked)}: env={spec.name} has no mechanism to compare")
+            raise ConfigError(f"mechanism {','.join(asked)}: env={spec.name} has no mechanism to compare")
         if lacking := [name for name in asked if name in rows and rows[name] is None]:
-            raise ConfigError(f"--mechanism {lacking[0]}: nobody has proposed anything in this run; give numbers")
+            raise ConfigError(f"mechanism {lacking[0]}: nobody has proposed anything in this run; give numbers")
     named = [_imposed(name, rows.get(name), spec) for name in asked]
     if not spec.contexts:
         return named, None
@@ -112,7 +112,7 @@ def _best(state: Mapping[str, Any], context: int | None, spec: EnvSpec) -> Row:
     for row in rows:
         if row["context"] == spec.contexts[context]:
             return row
-    raise ConfigError(f"--context={context}: nothing was proposed in {spec.contexts[context]}; give numbers")
+    raise ConfigError(f"context={context}: nothing was proposed in {spec.contexts[context]}; give numbers")
 
 
 def _imposed(name: str, row: Row | None, spec: EnvSpec) -> Imposed:

@@ -13,7 +13,6 @@ from llmrl.core.seeding import Seeds
 from llmrl.experiment.parts import Parts
 
 PLAYERS = ("student", "teacher", "oracle", "bot", "random")
-MODES = ("stochastic", "deterministic")
 
 
 def without_teacher(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,7 +33,7 @@ def build_players(names: Sequence[str], config: Mapping[str, Any], parts: Parts)
     players: dict[str, Policy] = {}
     for name in names:
         if name not in PLAYERS:
-            raise ConfigError(f"--policy={name}: there are {', '.join(PLAYERS)}, several with commas")
+            raise ConfigError(f"policy={name}: there are {', '.join(PLAYERS)}, several with commas")
         if name == "student":
             players[name] = parts.agents[0].policy
         elif name == "random":
@@ -47,7 +46,7 @@ def build_players(names: Sequence[str], config: Mapping[str, Any], parts: Parts)
             players[name] = BotPolicy(parts.env.spec)
         elif name == "teacher":
             if parts.teacher is None or parts.teacher.policy is None:
-                raise ConfigError("--policy=teacher: this run has no teacher that can play; leave it out")
+                raise ConfigError("policy=teacher: this run has no teacher that can play; leave it out")
             players[name] = parts.teacher.policy
         else:
             injected = {"spec": parts.env.spec, "seeds": Seeds(config["seed"]).child("oracle"), "folder": None}

@@ -58,7 +58,7 @@ def _entry(stage: Stage, mechanism: Imposed, found: Found, films: Films) -> dict
         {
             "policy": name,
             "mode": mode,
-            "table": table(measured, stage.args.seed, not (name == "student" and stage.carried)),
+            "table": table(measured, stage.settings.seed, not (name == "student" and stage.carried)),
             "per_episode": plain(measured),
         }
         for (name, mode), measured in found.measured.items()
@@ -77,7 +77,7 @@ def _entry(stage: Stage, mechanism: Imposed, found: Found, films: Films) -> dict
 def _compared(stage: Stage, entries: Sequence[Mapping[str, Any]], films: Films) -> dict[str, Any]:
     """What is only said of several mechanisms."""
     spec, column = stage.parts.env.spec, objective_column(stage.objective)
-    found = differences(entries, spec.deterministic, stage.args.seed, not stage.carried)
+    found = differences(entries, spec.deterministic, stage.settings.seed, not stage.carried)
     return {
         "paired": spec.deterministic,
         "objective": {"column": column, "formula": stage.objective.formula, "spending_cost": stage.spending_cost},

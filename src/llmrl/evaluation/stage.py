@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +13,7 @@ from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.evaluation.measuring import Columns, columns
 from llmrl.evaluation.mechanisms import Imposed
+from llmrl.evaluation.settings import EvaluationSettings, Teller
 from llmrl.evaluation.videos import film, save_side_by_side
 from llmrl.experiment.parts import Parts
 from llmrl.learners.rollout import Collector
@@ -54,7 +53,7 @@ class Stage:
     """An evaluation, ready to be played.
 
     Attributes:
-        args: of `llmrl-evaluate`.
+        settings: what is asked.
         parts: of the run.
         players: who plays, by name; the first is filmed.
         modes: that each plays in.
@@ -63,9 +62,10 @@ class Stage:
         objective, spending_cost: what a principal is judged on.
         seeds: of the episodes: the same ones for whoever plays them, under whatever mechanism.
         out: folder of what is written.
+        tell: is told what goes on.
     """
 
-    args: argparse.Namespace
+    settings: EvaluationSettings
     parts: Parts
     players: Mapping[str, Policy]
     modes: Sequence[str]
@@ -75,6 +75,7 @@ class Stage:
     spending_cost: float
     seeds: Seeds
     out: Path
+    tell: Teller
 
     @property
     def several(self) -> bool:
@@ -98,19 +99,19 @@ class Stage:
             self._say("filming", mechanism)
             self._impose(mechanism)
             self.parts.agents[0].load_state_dict(state)
-            policy, greedy = next(iter(self.players.values())), self.args.mode == "deterministic"
+            policy, greedy = next(iter(self.players.values())), self.settings.mode == "deterministic"
             judged = self.objective, self.spending_cost
             made.append(
-                film(self.parts, policy, self.seeds, self.args.video_steps, greedy, *judged, compared=self.several)
+                film(self.parts, policy, self.seeds, self.settings.video_steps, greedy, *judged, compared=self.several)
             )
         own: dict[str, Sequence[Path]] = {}
         for mechanism, each in zip(self.mechanisms, made, strict=True):
             each.hold(max(map(len, made)))
-            own[mechanism.name] = each.recorder.save(self.folder(mechanism, "videos"), self.args.fps)
+            own[mechanism.name] = each.recorder.save(self.folder(mechanism, "videos"), self.settings.fps)
         if not self.several:
             return Films(own)
         titles = [mechanism.title for mechanism in self.mechanisms]
-        return Films(own, save_side_by_side(made, titles, self.out / "videos", self.args.fps))
+        return Films(own, save_side_by_side(made, titles, self.out / "videos", self.settings.fps))
 
     def play(self, states: Sequence[State], episodes: int, exactly: bool) -> list[Found]:
         """Play at least `episodes` with each player in each mode under each mechanism, the agents in the state that
@@ -128,7 +129,7 @@ class Stage:
             for mode in self.modes:
                 # What a film or another mode left behind is none of its business.
                 self.parts.agents[0].load_state_dict(state)
-                kept = (folder if alone else folder / f"{name}_{mode}") if self.args.trajectories else None
+                kept = (folder if alone else folder / f"{name}_{mode}") if self.settings.trajectories else None
                 greedy = mode == "deterministic"
                 with written_down(env, policy, kept) as observers:
                     collector = Collector(env, policy, self.parts.device, observers=observers)
@@ -142,7 +143,7 @@ class Stage:
     def _say(self, what: str, mechanism: Imposed) -> None:
         """Comparing takes its time."""
         if self.several:
-            sys.stderr.write(f"llmrl-evaluate: {what}: {mechanism.title}\n")
+            self.tell(f"{what}: {mechanism.title}")
 
     def _impose(self, mechanism: Imposed) -> None:
         if mechanism.vector is not None:

@@ -2,56 +2,38 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmrl.core.protocols import Policy, VecEnv
+    from llmrl.evaluation.saved_runs import SavedRun
+    from llmrl.evaluation.settings import EvaluationSettings, Teller
     from llmrl.experiment.parts import Parts
     from llmrl.loops.suite import Suite, SuiteTest
 
 Config = Mapping[str, Any]
 
 
-def run_config(run: Path, trusted: Sequence[str]) -> dict[str, Any]:
-    """The config of a run that has an agent to be tested; `trusted` are modules that it may name.
-
-    Raises:
-        LlmrlError: the folder is no run, has no whole checkpoint, is one of `llmrl-finetune`, or names code that is
-            not trusted.
-    """
-    from llmrl.config.trusting import check_known
-    from llmrl.core.errors import ConfigError
-    from llmrl.run.content import read_config, saved_state
-
-    saved_state(run)
-    config = read_config(run, trusted)
-    if "method" in config:
-        raise ConfigError(f"{run} is a run of llmrl-finetune, which has no agent to be tested")
-    check_known(config, str(run / "config.yaml"))
-    return config
-
-
-def evaluate_run(
-    run: Path,
-    config: Config,
+def play_suite(
+    saved: SavedRun,
     names: Sequence[str],
-    args: argparse.Namespace,
+    settings: EvaluationSettings,
     name: str,
     content: Mapping[str, Any],
     out: Path,
+    tell: Teller,
 ) -> dict[str, Any]:
     """Play a suite with one run's agent, and write what was found.
 
     Args:
-        run, config: the run's folder and its config.
+        saved: the run.
         names: who plays: student, random, bot.
-        args: of `llmrl-evaluate`.
+        settings: what is asked.
         name, content: of the suite.
         out: folder of what is written.
+        tell: is told what goes on.
 
     Returns:
         What was written, with `out`.
@@ -61,29 +43,26 @@ def evaluate_run(
     """
     from llmrl.analysis.suite import summarized, write_suite
     from llmrl.core.errors import BudgetExhausted
-    from llmrl.display.console import print_rows
     from llmrl.evaluation.evaluation_budget import announced, askers, refused, with_budget
     from llmrl.evaluation.players import without_teacher
+    from llmrl.evaluation.saved_runs import alone
     from llmrl.experiment.models import build_llm
     from llmrl.experiment.parts import build_parts
     from llmrl.loops.suite import suite_of
-    from llmrl.run.content import saved_state
 
-    iteration, state = saved_state(run)
-    # A run computed on a cluster's GPU can be looked at anywhere.
-    config = without_teacher({**config, "hardware": {**config["hardware"], "device": "auto"}})
+    config = without_teacher(saved.config)
     suite = suite_of(name, content, config["env"])
     if content.get("n_envs") is not None:
         config = {**config, "env": {**config["env"], "n_envs": content["n_envs"]}}
     out.mkdir(parents=True, exist_ok=True)
-    llm = build_llm(with_budget({**config, "principal": {"_target_": None}}, args.calls), folder=out)
+    llm = build_llm(with_budget(alone(config), settings.calls), folder=out)
     parts = build_parts(config, llm, render=False, play_only=True)
     results: dict[str, Any] = {
         "suite": name,
-        "runs": [str(run)],
-        "checkpoint": iteration,
-        "seed": args.seed,
-        "mode": args.mode,
+        "runs": [str(saved.folder)],
+        "checkpoint": saved.iteration,
+        "seed": settings.seed,
+        "mode": settings.mode,
         "episodes": suite.episodes,
         "intervals": "95%, Wilson, of one agent's episodes; of the mean over kinds, Zou and Donner",
         "llm": None if llm is None else llm.label,
@@ -92,13 +71,13 @@ def evaluate_run(
     }
     try:
         [agent] = parts.agents
-        agent.load_state_dict(state["agents"][0])
+        agent.load_state_dict(saved.state["agents"][0])
         if asking := askers(names, config, llm):
             wanted = suite.episodes * sum(max(len(test.kinds), 1) for test in suite.tests)
-            print_rows("What is asked, at most", announced(asking, parts, wanted, 1, 0))
+            tell("What is asked, at most", announced(asking, parts, wanted, 1, 0))
         for i, test in enumerate(suite.tests):
-            results["tests"].append(summarized(_play_test(test, suite, parts, config, args, names, out)))
-            _say(i + 1, len(suite.tests), results["tests"][-1])
+            results["tests"].append(summarized(_play_test(test, suite, parts, config, settings, names, out)))
+            tell(_so_far(i + 1, len(suite.tests), results["tests"][-1]))
             write_suite(results, out, figure=False)
     except BudgetExhausted as error:
         raise refused(error) from error
@@ -126,7 +105,7 @@ def _play_test(
     suite: Suite,
     parts: Parts,
     config: Config,
-    args: argparse.Namespace,
+    settings: EvaluationSettings,
     names: Sequence[str],
     out: Path,
 ) -> dict[str, Any]:
@@ -142,7 +121,7 @@ def _play_test(
     refused: dict[str, str] = {}
     lacking: dict[str, str] = {}
     for kind, node in test.environments(own.action_names):
-        seeds = Seeds(args.seed).child("suite").child(test.name).child(kind)
+        seeds = Seeds(settings.seed).child("suite").child(test.name).child(kind)
         try:
             env = build_env(node, {"seeds": seeds.child("env")}, config["trusted_modules"])
         except ConfigError as error:
@@ -155,10 +134,10 @@ def _play_test(
                 lacking[kind] = str(error)
                 continue
             for name in [name for name in names if name not in refused]:
-                folder = out / "steps" / test.name / kind / name if args.trajectories else None
+                folder = out / "steps" / test.name / kind / name if settings.trajectories else None
                 try:
                     policy = _player(name, parts, env, test.reads)
-                    greedy = args.mode == "deterministic"
+                    greedy = settings.mode == "deterministic"
                     # All players have the same games.
                     games = seeds.child("episodes")
                     played[name][kind] = play_kind(env, policy, parts.device, suite, games, greedy, folder)
@@ -190,7 +169,7 @@ def _player(name: str, parts: Parts, env: VecEnv, reads: Sequence[str]) -> Polic
     return agent.policy
 
 
-def _say(done: int, of: int, test: Mapping[str, Any]) -> None:
+def _so_far(done: int, of: int, test: Mapping[str, Any]) -> str:
     """How far a long evaluation is."""
     from llmrl.core.printable import printable
 
@@ -198,5 +177,4 @@ def _say(done: int, of: int, test: Mapping[str, Any]) -> None:
         f"{name} {test['refused'][name]}" if found is None else f"{name} {found['success']:.2f}"
         for name, found in test["players"].items()
     ]
-    line = printable(f"{done} of {of}, {test['title']}: {', '.join(told)}", lines=False)
-    sys.stderr.write(f"llmrl-evaluate: {line}\n")
+    return printable(f"{done} of {of}, {test['title']}: {', '.join(told)}", lines=False)

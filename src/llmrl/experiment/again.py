@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.hydra_values import spelt
+from llmrl.core.typed_values import written
 
 FLAG = "--again"
 _DIRS = ("--config-dir", "-cd")
@@ -98,7 +98,7 @@ def _overrides_of(command: str, run: str, rest: Sequence[str]) -> list[str]:
     chosen = {key for key in typed if "." not in key}
     old = {key: value for key, value in unresolved(saved).items() if not key.endswith("_digest")}
     pins = [
-        f"++{path}={spelt(value)}"
+        f"++{path}={written(value)}"
         for path, value in _differing(old, now)
         if path.partition(".")[0] not in (*_NOT_PINNED, *chosen) and path not in typed
     ]

@@ -1,4 +1,5 @@
-"""How far a run is: a bar on a terminal, a log line now and then otherwise, and always numbers for `status.json`."""
+"""How far a run is: a bar on a terminal or in a notebook, a log line now and then otherwise, and always numbers for
+`status.json`."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from llmrl.core.printable import printable
 from llmrl.core.terminal import drawing
 from llmrl.run import status
+from llmrl.run.notebook import NotebookLine, in_notebook
 
 if TYPE_CHECKING:
     import rich.progress
@@ -28,7 +30,7 @@ class Progress:
         description: what is being done, e.g. `train`.
         done: where counting starts (a resumed run does not start at zero).
         report: called with the numbers at most every `report_every_s` seconds, and at the end.
-        log_every_s: seconds between log lines where there is no terminal.
+        log_every_s: seconds between log lines where there is neither terminal nor notebook.
         terminal: whether to draw a bar; None: if standard error is a terminal.
     """
 
@@ -51,6 +53,7 @@ class Progress:
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._bar: rich.progress.Progress | None = None
         self._task: rich.progress.TaskID | None = None
+        self._line: NotebookLine | None = None
         self._first_done = done
         self._first_time = self._last_report = self._last_log = time.monotonic()
 
@@ -58,6 +61,8 @@ class Progress:
         self._first_time = self._last_report = self._last_log = time.monotonic()
         if self._terminal:
             self._open_bar()
+        elif in_notebook():
+            self._line = NotebookLine(str(self), self._share)
         return self
 
     def __exit__(
@@ -67,6 +72,8 @@ class Progress:
             self._bar.stop()
         else:
             log.info("%s", self)
+        if self._line is not None:
+            self._line.update(str(self), self._share)
         if self._report is not None:
             self._report(self.numbers)
 
@@ -82,6 +89,9 @@ class Progress:
                 numbers.eta_s = max(numbers.total - done, 0) / numbers.steps_per_second
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, speed=self._speed())
+        elif self._line is not None:
+            if self._line.due:
+                self._line.update(str(self), self._share)
         elif now - self._last_log >= self._log_every_s:
             self._last_log = now
             log.info("%s", self)
@@ -94,12 +104,14 @@ class Progress:
         self.update(self.numbers.done + units)
 
     def say(self, text: str) -> None:
-        """A line of news: above the bar on a terminal, a log line otherwise."""
+        """A line of news: above the bar on a terminal, below the cell in a notebook, a log line otherwise."""
         if self._bar is not None:
             line = printable(text)
             self._bar.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
         else:
             log.info("%s", text)
+            if self._line is not None:
+                sys.stdout.write(f"{printable(text)}\n")
 
     def __str__(self) -> str:
         n = self.numbers
@@ -108,6 +120,12 @@ class Progress:
         left = "" if n.eta_s is None else f", {clock(n.eta_s)} left"
         speed = f", {self._speed()}" if n.steps_per_second else ""
         return f"{self._description} {n.done:.0f}{total} {n.unit}{percent}{speed}{left}"
+
+    @property
+    def _share(self) -> float | None:
+        """How much is done, 0 to 1; None: nobody knows."""
+        n = self.numbers
+        return min(n.done / n.total, 1.0) if n.total else None
 
     def _speed(self) -> str:
         speed = self.numbers.steps_per_second

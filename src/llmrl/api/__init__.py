@@ -1,0 +1,1 @@
+"""The Python API: what `import llmrl` offers, each function in the module of its subject."""

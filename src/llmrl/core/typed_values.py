@@ -1,0 +1,73 @@
+"""Values of Python as they would be typed on a command line."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmrl.core.errors import ConfigError
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*(/[A-Za-z_][A-Za-z0-9_.-]*)*")
+"""Texts that Hydra reads as texts without quotes, unless they are one of `_WORDS`."""
+_WORDS = ("null", "true", "false", "inf", "nan")
+
+
+def typed(key: str, value: Any) -> str:
+    """Return the override that sets `key` to a value of Python.
+
+    >>> typed("seed", 1), typed("env.mechanism", None), typed("env.observe", ["grid"]), typed("env.text", "it's")
+    ('seed=1', 'env.mechanism=null', 'env.observe=[grid]', "env.text='it\\\\'s'")
+
+    Raises:
+        ConfigError: the value is no plain data.
+    """
+    return f"{key}={written(value, key)}"
+
+
+def typed_choices(key: str, values: Sequence[Any]) -> str:
+    """Return the override that sweeps `key` over values of Python.
+
+    >>> typed_choices("principal", ["ucb", "llm"])
+    'principal=ucb,llm'
+
+    Raises:
+        ConfigError: a value is no plain data.
+    """
+    return f"{key}={','.join(written(value, key) for value in values)}"
+
+
+def written(value: Any, key: str = "value") -> str:
+    """Return a value of Python as the value of an override; `key` names it in errors.
+
+    >>> written({"a": [1, 2.5, None], "b": "it's, so"})
+    "{a:[1,2.5,null],b:'it\\\\'s, so'}"
+
+    Raises:
+        ConfigError: it is no plain data.
+    """
+    if value is None:
+        return "null"
+    if hasattr(value, "tolist"):  # NumPy's numbers and arrays
+        value = value.tolist()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else quoted(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{written(str(k), key)}:{written(item, key)}" for k, item in value.items()) + "}"
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes):
+        return "[" + ",".join(written(item, key) for item in value) + "]"
+    raise ConfigError(f"{key}: a {type(value).__name__} cannot be typed; give text, numbers, lists or dicts")
+
+
+def quoted(text: str) -> str:
+    """Return a text in the quotes that Hydra takes off again."""
+    # A backslash counts only where it stands before a quote.
+    inside = re.sub(r"(\\*)'", lambda found: f"{found[1] * 2}\\'", text)
+    return "'" + re.sub(r"(\\+)$", lambda found: found[1] * 2, inside) + "'"

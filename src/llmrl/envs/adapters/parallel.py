@@ -1,0 +1,81 @@
+"""A `VecEnv` of one game as a PettingZoo `ParallelEnv`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.protocols import VecEnv
+from llmrl.envs.adapters.spaces import action_space, actions_of, info_of, observation_space, seen_by
+
+Space = spaces.Space[Any]
+ByAgent = dict[str, dict[str, Any]]
+
+
+class ParallelAdapter(ParallelEnv[str, dict[str, Any], Any]):  # type: ignore[misc]
+    """A `VecEnv` of one game as a PettingZoo `ParallelEnv`: `ParallelAdapter(EscapeRoom(seeds, n_envs=1))`.
+
+    Agents have the names of `EnvSpec.agent_names`, or `player_0`, `player_1`, ... Every agent's info holds the metrics
+    of the step (`EnvSpec.metrics`) and the agent's own `base_reward`. The mechanism is set on the wrapped environment,
+    `adapter.env.set_mechanism(values)`, before or during an episode.
+
+    Args:
+        env: the environment.
+        render_mode: `rgb_array`, or None.
+
+    Raises:
+        ConfigError: an environment of more than one game.
+    """
+
+    def __init__(self, env: VecEnv, render_mode: str | None = "rgb_array") -> None:
+        spec = env.spec
+        if spec.n_envs != 1:
+            raise ConfigError(f"PettingZoo plays one game at a time: build {spec.name} with n_envs=1")
+        self.env = env
+        self.metadata = {"name": f"llmrl_{spec.name}", "render_modes": ["rgb_array"]}
+        self.render_mode = render_mode
+        own = list(spec.agent_names)
+        self.possible_agents = own if len(set(own)) == spec.n_agents else [f"player_{i}" for i in range(spec.n_agents)]
+        self.agents: list[str] = []
+        self.observation_spaces = {agent: observation_space(spec) for agent in self.possible_agents}
+        self.action_spaces = {agent: action_space(spec) for agent in self.possible_agents}
+
+    def observation_space(self, agent: str) -> Space:
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> Space:
+        return self.action_spaces[agent]
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[ByAgent, ByAgent]:
+        """`options` may hold `context`, an index into `EnvSpec.contexts`."""
+        if options and "context" in options:
+            self.env.set_context(options["context"])
+        observation = self.env.reset(seed=seed)
+        self.agents = list(self.possible_agents)
+        return {a: seen_by(observation, 0, i) for i, a in enumerate(self.agents)}, {a: {} for a in self.agents}
+
+    def step(
+        self, actions: dict[str, Any]
+    ) -> tuple[ByAgent, dict[str, float], dict[str, bool], dict[str, bool], ByAgent]:
+        agents = self.agents
+        step = self.env.step(actions_of(self.env.spec, [actions[agent] for agent in agents]))
+        terminated, truncated, metrics = bool(step.terminated[0]), bool(step.truncated[0]), info_of(step, 0)
+        if terminated or truncated:
+            self.agents = []
+        return (
+            {a: seen_by(step.observation, 0, i) for i, a in enumerate(agents)},
+            {a: float(step.reward[0][i]) for i, a in enumerate(agents)},
+            dict.fromkeys(agents, terminated),
+            dict.fromkeys(agents, truncated),
+            {a: {**metrics, "base_reward": float(step.base_reward[0][i])} for i, a in enumerate(agents)},
+        )
+
+    def render(self) -> np.ndarray | None:
+        return self.env.render() if self.render_mode == "rgb_array" else None
+
+    def close(self) -> None:
+        self.env.close()

@@ -1,0 +1,168 @@
+"""`llmrl.make_env` and the ids of Gymnasium: our environments for other people's code."""
+
+import subprocess
+import sys
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from pettingzoo.test import parallel_api_test
+
+import llmrl
+import llmrl.gym
+from llmrl.core.errors import ConfigError
+
+ALONE = [
+    ("maze", {}),
+    ("navigation", {}),
+    ("reacher", {}),
+    ("blackjack", {}),
+    ("simple_doorkey", {"task": {"max_size": 6}}),
+    ("babyai_text", {"level": "BabyAI-GoToLocal-v0"}),
+]
+SEVERAL = [
+    ("escape_room", {"show_mechanism": True}),
+    ("simple_speaker_listener", {}),
+    ("harvest", {"horizon": 20, "n_agents": 3, "map": "own"}),
+]
+
+
+def needs_mujoco(name):
+    if name == "reacher":
+        pytest.importorskip("mujoco")
+
+
+def same(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return bool(np.array_equal(a, b))
+
+
+def test_an_environment_as_a_run_would_build_it():
+    env = llmrl.make_env("escape_room", n_envs=3, horizon=7, seed=4)
+    assert (env.spec.n_envs, env.spec.horizon, env.spec.n_agents) == (3, 7, 5)
+    assert env.reset(seed=1)["vector"].shape == (3, 5, 28)
+    assert llmrl.make_env("escape_room").spec.n_envs == 32  # as conf/env says
+
+
+def test_any_id_of_gymnasium():
+    env = llmrl.make_env("gymnasium", id="Pendulum-v1", kwargs={"g": 9.0}, n_envs=2)
+    assert env.reset(seed=0)["vector"].shape == (2, 1, 3)
+
+
+def test_fields_of_a_field_are_set_one_by_one():
+    incentives = llmrl.make_env("cleanup", n_envs=1, horizon=5, map="own", mechanism={"max_incentive": 1.5})
+    assert incentives.spec.mechanism is not None and set(incentives.spec.mechanism.high) == {1.5}
+    plain = llmrl.make_env("cleanup", n_envs=1, horizon=5, map="own", mechanism=None)
+    assert plain.spec.mechanism is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"env": "cleanupp"}, "cleanup"),
+        ({"env": "maze", "n_games": 2}, "no option 'n_games'"),
+        ({"env": "maze", "n_envs": 0}, "n_envs"),
+        ({"env": "maze", "api": "gym"}, "vec, gymnasium, pettingzoo"),
+        ({"env": "maze", "api": "pettingzoo", "n_envs": 2}, "one game"),
+        ({"env": "escape_room", "api": "gymnasium"}, "api='pettingzoo'"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_words(arguments, said):
+    with pytest.raises(ConfigError, match=said):
+        llmrl.make_env(arguments.pop("env"), **arguments)
+
+
+@pytest.mark.parametrize(("name", "options"), ALONE, ids=[name for name, _ in ALONE])
+def test_gymnasium_checks_environments_of_one_agent(name, options):
+    needs_mujoco(name)
+    env = llmrl.make_env(name, api="gymnasium", **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", ".*(minimum|maximum) value is.*")  # numbers without bounds are no mistake
+        check_env(env, skip_render_check=True)
+    first, _ = env.reset(seed=7)
+    action = env.action_space.sample()
+    after, reward, terminated, truncated, info = env.step(action)
+    assert isinstance(reward, float) and isinstance(info["base_reward"], float)
+    again, _ = env.reset(seed=7)
+    assert same(first, again) and same(after, env.step(action)[0])
+    assert isinstance(terminated, bool) and isinstance(truncated, bool)
+    env.close()
+
+
+@pytest.mark.parametrize("name", ["maze", "simple_doorkey"])
+def test_pictures(name):
+    env = llmrl.make_env(name, api="gymnasium", render_mode="rgb_array")
+    env.reset(seed=0)
+    picture = env.render()
+    assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3
+    env.close()
+
+
+@pytest.mark.parametrize(("name", "options"), SEVERAL, ids=[name for name, _ in SEVERAL])
+def test_pettingzoo_checks_environments_of_several_agents(name, options):
+    env = llmrl.make_env(name, api="pettingzoo", **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        parallel_api_test(env, num_cycles=50)
+    env.close()
+
+
+def test_agents_with_roles_keep_their_names():
+    env = llmrl.make_env("simple_speaker_listener", api="pettingzoo")
+    assert env.possible_agents == ["speaker_0", "listener_0"]
+
+
+@pytest.mark.parametrize(("name", "n"), [("maze", 3), ("navigation", 2), ("babyai_text", 2)])
+def test_many_games_are_a_vector_environment(name, n):
+    options = {"level": "BabyAI-GoToLocal-v0"} if name == "babyai_text" else {}
+    env = llmrl.make_env(name, api="gymnasium", n_envs=n, horizon=3, **options)
+    assert isinstance(env, gymnasium.vector.VectorEnv) and env.num_envs == n
+    env.action_space.seed(0)
+    observation, _ = env.reset(seed=1)
+    assert env.observation_space.contains(observation)
+    ends = []
+    for _ in range(8):
+        observation, reward, terminated, truncated, infos = env.step(env.action_space.sample())
+        assert env.observation_space.contains(observation)
+        assert reward.shape == terminated.shape == truncated.shape == infos["base_reward"].shape == (n,)
+        ends.append(terminated | truncated)
+    # No episode is longer than three steps, and the step after its end begins the next.
+    assert not (np.array(ends[:-1]) & np.array(ends[1:])).any() and np.array(ends).any(0).all()
+    env.close()
+
+
+def test_a_game_of_a_vector_plays_on_as_one_alone_would():
+    """The step after an end gives the first observation of the next episode and no reward."""
+    env = llmrl.make_env("maze", api="gymnasium", n_envs=2, horizon=2)
+    start, _ = env.reset(seed=3)
+    for _ in range(2):
+        *_, truncated, _ = env.step(np.array([0, 0]))
+    assert truncated.all()
+    after, reward, terminated, truncated, infos = env.step(np.array([1, 1]))
+    assert same(after["state"], start["state"]) and not reward.any() and not (terminated | truncated).any()
+    assert not infos["_base_reward"].any()
+    with pytest.raises(ConfigError, match="one seed"):
+        env.reset(seed=[1, 2])
+
+
+@pytest.mark.parametrize("name", llmrl.gym.IDS)
+def test_gymnasium_makes_every_id(name):
+    env = gymnasium.make(name)
+    observation, info = env.reset(seed=0)
+    assert env.observation_space.contains(observation)
+    assert len(env.step(env.action_space.sample())) == 5
+    assert ("descriptions" in info) == (name == "llmrl/BabyAIText-v0")
+    env.close()
+
+
+def test_ids_are_known_without_loading_what_they_stand_for():
+    code = (
+        "import gymnasium, sys, llmrl.gym\n"
+        "gymnasium.spec('llmrl/Maze-v0'), gymnasium.spec('llmrl/BabyAIText-v0')\n"
+        "print([name for name in ('torch', 'minigrid', 'pettingzoo', 'hydra', 'pandas') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
