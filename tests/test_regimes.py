@@ -11,7 +11,7 @@ from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.envs import escape_room
 from llmrl.experiment.parts import build_loop, build_parts, check_values
-from llmrl.experiment.pretraining import composed, reference
+from llmrl.experiment.run_references import needed
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
@@ -27,7 +27,8 @@ SHORT = ("env.horizon=20", "agent.init_from=null", "design.steps=2", "design.ada
 @pytest.mark.parametrize("game", GAMES)
 def test_a_regime_begins_with_what_its_pretraining_makes(game, tmp_path):
     governed = compose(f"env={game}", "principal=random", f"output_root={tmp_path}")
-    alone, _ = composed(reference(governed), governed)
+    [behind] = needed(governed)
+    alone = behind.config
     weights, kinds = [], []
     for config in (governed, alone):
         check_values(config)

@@ -70,6 +70,7 @@ def test_every_type_that_is_told_is_that_of_the_schema():
     assert len(leaves) > 100 and untold <= {
         "prompts",
         "loggers",
+        "loggers.jsonl",
         "design.objective",
         "principal._target_",
         "teacher._target_",
