@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from llmrl.sweeps.hardware import THREAD_VARIABLES, Machine
+from llmrl.sweeps.machine import THREAD_VARIABLES, Machine
 
 TASK = [
     "env=escape_room",

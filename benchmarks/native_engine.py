@@ -38,7 +38,7 @@ from llmrl.envs.native.pictures import Pictures
 from llmrl.envs.native.tables import VIEW
 from llmrl.envs.native.tiles import tiles
 from llmrl.envs.native.vec_env import NativeEnv
-from llmrl.sweeps.hardware import Machine
+from llmrl.sweeps.machine import Machine
 
 PLAYERS = 7
 MANY = 1024

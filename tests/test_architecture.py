@@ -36,11 +36,7 @@ ALLOWED["evaluation"] = set(ALLOWED)
 ALLOWED["hydra_plugins"] = set(ALLOWED) - {"evaluation"}
 ALLOWED["api"] = set(ALLOWED) - {"hydra_plugins"}
 ALLOWED["cli"] = set(ALLOWED) - {"hydra_plugins"}
-EXCEPTIONS = {
-    # A job holds the hardware, which holds the backend that is given the job: for type checking alone.
-    ("llmrl.sweeps.backends.protocol", "llmrl.sweeps.hardware"),
-    ("llmrl.sweeps.backends.protocol", "llmrl.sweeps.jobs"),
-}
+EXCEPTIONS: set[tuple[str, str]] = set()
 """Imports that go upwards, or round in a circle: (module, what it imports)."""
 HEAVY = {
     "torch",

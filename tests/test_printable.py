@@ -25,8 +25,8 @@ from llmrl.run.log_file import LogFile
 from llmrl.run.progress import Progress
 from llmrl.run.status import Status
 from llmrl.sweeps.backends.local import Local
-from llmrl.sweeps.hardware import Hardware
-from llmrl.sweeps.jobs import Job, Outcome, describe, write_log_header
+from llmrl.sweeps.backends.protocol import Hardware, Job, Outcome
+from llmrl.sweeps.jobs import describe, write_log_header
 
 FAKE = "\x1b[2K\x1b[1A\rfinished, result 1\x9b0m\u202egnp.txt\x07 [bold]b[/bold] :smiley: \u2066x\ud800"
 """Erases its own line, colours, rings, turns the reading direction; rich would read the rest as markup."""

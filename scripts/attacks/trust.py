@@ -557,8 +557,7 @@ def _(folder: Path) -> tuple[bool, str]:
 @attack("printed commands, pasted into a real shell", "nothing but the command runs")
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.display.sweeps import print_sweep
-    from llmrl.sweeps.hardware import Hardware
-    from llmrl.sweeps.jobs import Job, Outcome
+    from llmrl.sweeps.backends.protocol import Hardware, Job, Outcome
 
     place = folder / "it's $(touch pwned) `touch pwned`; touch pwned #" / "run" / "s0"
     place.mkdir(parents=True)

@@ -39,7 +39,7 @@ def shown(notebook, code: str, kind: str = "text/plain") -> list[str]:
 @pytest.mark.slow
 def test_the_page_runs_as_a_notebook(notebook):
     _, folder = notebook
-    assert len(list(folder.glob("outputs/escape_room/*/seed=*"))) == 4
+    assert len(list(folder.glob("outputs/escape_room/*/s[0-9]*"))) == 4
     assert {path.name for path in (folder / "tables").iterdir()} >= {"runs.parquet", "metrics.parquet"}
     assert "'finished'" in shown(notebook, "llmrl.sweep(")[-1]
     assert "player_0" in shown(notebook, 'api="pettingzoo")  # a ParallelEnv')[-1]

@@ -175,7 +175,7 @@ def test_a_run_that_only_waits_or_is_running_is_there(tmp_path):
 
 
 def test_a_damaged_file_costs_its_rows_and_is_named(outputs, caplog):
-    folder = next((outputs / "sweep").glob("*ucb*")) / "seed=0"
+    folder = next((outputs / "sweep").glob("*ucb*")) / "s0"
     (folder / "metrics.jsonl").write_text("no json\n")
     metrics = llmrl.load(outputs).metrics
     assert set(metrics.value) >= {5.0, 6.0} and 3.0 not in set(metrics.value)

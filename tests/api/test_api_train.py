@@ -41,7 +41,7 @@ def here(tmp_path, monkeypatch):
 
 def test_a_run_lands_where_the_command_line_would_put_it(here, capsys):
     run = llmrl.train("env=escape_room", "principal=ucb", seed=3, **TINY)
-    assert run.folder.is_relative_to(here / "outputs" / "escape_room") and run.folder.name == "seed=3"
+    assert run.folder.is_relative_to(here / "outputs" / "escape_room") and run.folder.name == "s3"
     assert run.state == "finished" and not run.skipped
     assert run.result == json.loads((run.folder / "status.json").read_text())["result"]
     assert run.summary["principal_steps"] == 2
@@ -62,7 +62,7 @@ def test_numbers_are_those_of_a_run_composed_by_hydra(here):
     one = llmrl.train("env=escape_room", "principal=ucb", name="one", **TINY)
     words = ["env=escape_room", "principal=ucb", "name=two", *(f"{key}={value}" for key, value in TINY.items())]
     run_experiment(composed(*words), words, quiet=True)
-    (two,) = (here / "outputs" / "two").glob("*/seed=0")
+    (two,) = (here / "outputs" / "two").glob("*/s0")
     assert comparable_metrics(one.folder) == comparable_metrics(two)
 
 

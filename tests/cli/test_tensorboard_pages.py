@@ -113,7 +113,7 @@ def test_texts_and_pictures_are_listed(server):
     entries = server.json("text/text", run=run_, tag="llm/exchange")
     assert [entry["step"] for entry in entries] == [1, 2, 3] and "<pre>" in entries[0]["text"]
     ((run_, tags),) = server.json("images/tags").items()
-    assert run_.endswith("seed=0/evaluation") and set(tags) == {"evaluation/episode", "evaluation/first_frame"}
+    assert run_.endswith("s0/evaluation") and set(tags) == {"evaluation/episode", "evaluation/first_frame"}
     for tag, kind in (("evaluation/episode", "image/gif"), ("evaluation/first_frame", "image/png")):
         (image,) = server.json("images/images", run=run_, tag=tag, sample="0")
         assert image["step"] == 3

@@ -149,7 +149,7 @@ def runs_of(root, *configs):
 def test_a_suite_from_python(tmp_path, suite_file):
     for seed in (0, 1):
         run_experiment(config(tmp_path / "runs", seed), [f"seed={seed}"])
-    runs = sorted((tmp_path / "runs").rglob("seed=*"))
+    runs = sorted((tmp_path / "runs").rglob("s[0-9]*"))
     results = llmrl.evaluate(
         runs, suite=str(suite_file), suite_options={"only": ["same"], "episodes": 4}, trusted=["errands"]
     )

@@ -164,7 +164,7 @@ class TestTheClosingTable:
     def test_a_sweep_and_its_status_tell(self, tmp_path, capsys):
         from llmrl.cli.sweep import main
         from llmrl.display.sweeps import print_sweep
-        from llmrl.sweeps.jobs import Job, Outcome
+        from llmrl.sweeps.backends.protocol import Job, Outcome
 
         overrides = (*GAME, "principal=llm", "llm=scripted", "design.steps=2", RUBBISH, f"output_root={tmp_path}")
         run(*overrides)

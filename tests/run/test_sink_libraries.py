@@ -43,7 +43,7 @@ def attempts(tmp_path: Path, node: dict[str, Any], *ways: str) -> Path:
         assert path.is_symlink() or not path.stat().st_mode & 0o077, f"{path} is open to others"
     holding = [path for path in root.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
     assert not holding, f"a key is in {holding}"
-    [folder] = (root / "game").glob("*/seed=3")
+    [folder] = (root / "game").glob("*/s3")
     return folder
 
 

@@ -106,7 +106,7 @@ def test_a_sink_is_told_rows_texts_pictures_and_the_end(tmp_path: Path, notes: N
         run.result, run.summary = 2.5, {"worst": 0.5, "best": {"a": 1.0}, "episodes": 3}
     opening, first, said, second, said_again, film, ending = notes.told
     assert (opening.folder, opening.root, opening.name, opening.kept) == (run.folder, tmp_path, "toys", 0)
-    assert opening.label == "/".join(run.folder.parts[-2:]) and opening.label.endswith("/seed=3")
+    assert opening.label == "/".join(run.folder.parts[-2:]) and opening.label.endswith("/s3")
     assert opening.config == CONFIG and opening.hyperparameters == {"env": "toy", "agent.lr": 0.1, "seed": 3}
     assert (first.number, first.kind, first.x, first.place) == (0, "update", "env_steps", 0)
     assert second.counters == {"env_steps": 10, "updates": 1} and second.place == 10

@@ -30,9 +30,8 @@ from llmrl.run.status import Status
 from llmrl.sweeps import scheduling
 from llmrl.sweeps.backends.here import Here
 from llmrl.sweeps.backends.local import Local
-from llmrl.sweeps.backends.protocol import Backend, SchedulerError, name_of
-from llmrl.sweeps.hardware import Hardware
-from llmrl.sweeps.jobs import Job, Outcome, take_on
+from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, Outcome, SchedulerError, name_of
+from llmrl.sweeps.jobs import take_on
 from llmrl.sweeps.launch import launch
 from llmrl.sweeps.records import cancel, records
 from llmrl.sweeps.work import Task
@@ -271,6 +270,6 @@ def test_runs_of_one_process_are_the_runs_of_many(tmp_path):
         one, many = (
             comparable_metrics(path.parent)
             for backend in ("here", "local")
-            for path in (tmp_path / backend).rglob(f"seed={seed}/summary.json")
+            for path in (tmp_path / backend).rglob(f"s{seed}/summary.json")
         )
         assert one == many

@@ -25,10 +25,8 @@ from llmrl.run.status import Status
 from llmrl.sweeps.backends import slurm_queue
 from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.pool import Pool
-from llmrl.sweeps.backends.protocol import Backend
+from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, Outcome
 from llmrl.sweeps.backends.slurm import Slurm
-from llmrl.sweeps.hardware import Hardware
-from llmrl.sweeps.jobs import Job, Outcome
 from llmrl.sweeps.launch import exit_code
 from llmrl.sweeps.records import cancel, records
 from llmrl.sweeps.scheduling import ask_schedulers, outcome_of

@@ -12,8 +12,9 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
 from llmrl.experiment.means import Means, game_processes
 from llmrl.sweeps.backends.local import Local
+from llmrl.sweeps.backends.protocol import Hardware
 from llmrl.sweeps.backends.slurm import Slurm
-from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine
+from llmrl.sweeps.machine import RUNS_BESIDE, Machine
 
 CPU = Hardware(Local(), "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
 GPU = replace(CPU, device="cuda", gpus=1)
@@ -41,7 +42,7 @@ def test_as_many_runs_as_have_room(machine, hardware, cores, places):
 
 @pytest.mark.parametrize("hardware", ["cpu", "local", "slurm_cpu"])
 def test_a_run_alone_plays_on_all_cores_and_runs_of_a_sweep_have_their_shares(monkeypatch, hardware):
-    monkeypatch.setattr("llmrl.sweeps.hardware._cores", lambda: 8)
+    monkeypatch.setattr("llmrl.sweeps.machine._cores", lambda: 8)
     monkeypatch.delenv(RUNS_BESIDE, raising=False)
     chosen = f"hardware={hardware}"
     assert Means(compose(chosen)).cores == 8 and Means(compose(chosen, "hardware.cores=3")).cores == 3

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 if TYPE_CHECKING:
     from llmrl.experiment.experiment import Experiment
-    from llmrl.sweeps.jobs import Outcome
+    from llmrl.sweeps.backends.protocol import Outcome
 
 log = logging.getLogger(__name__)
 

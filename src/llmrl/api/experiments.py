@@ -19,7 +19,7 @@ from llmrl.core.typed_values import typed, typed_choices
 if TYPE_CHECKING:
     from llmrl.api.results import Results
     from llmrl.experiment.experiment import Experiment
-    from llmrl.sweeps.jobs import Outcome
+    from llmrl.sweeps.backends.protocol import Outcome
 
 log = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ NAMED = frozenset(
         "llmrl.run.sinks.tensorboard.TensorBoard",
         "llmrl.run.sinks.trackio.Trackio",
         "llmrl.run.sinks.wandb.WandB",
-        "llmrl.sweeps.hardware.Hardware",
+        "llmrl.sweeps.backends.protocol.Hardware",
         "llmrl.teachers.options.llm_teacher",
         "llmrl.teachers.options.offline_teacher",
         "llmrl.teachers.options.oracle_teacher",

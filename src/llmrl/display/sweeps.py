@@ -16,7 +16,7 @@ from llmrl.display.runs import misgiving_of, record
 from llmrl.run.content import SUMMARY_NAME
 
 if TYPE_CHECKING:
-    from llmrl.sweeps.jobs import Outcome
+    from llmrl.sweeps.backends.protocol import Outcome
 
 
 def print_sweep(outcomes: Sequence[Outcome]) -> None:

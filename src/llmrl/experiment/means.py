@@ -15,7 +15,8 @@ from llmrl.core.processes import local_device
 from llmrl.core.protocols import Scorer
 from llmrl.core.trust import Trust
 from llmrl.llms.client import ChatClient
-from llmrl.sweeps.hardware import RUNS_BESIDE, Hardware, Machine
+from llmrl.sweeps.backends.protocol import Hardware
+from llmrl.sweeps.machine import RUNS_BESIDE, Machine
 
 Config = Mapping[str, Any]
 Model = ChatClient | Scorer | None

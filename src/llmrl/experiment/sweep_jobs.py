@@ -9,7 +9,7 @@ from pathlib import Path
 from llmrl.experiment import run_references
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.means import check_command_lines, game_processes
-from llmrl.sweeps.jobs import Job
+from llmrl.sweeps.backends.protocol import Job
 
 
 def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[str, str] | None = None) -> Job:

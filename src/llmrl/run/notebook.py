@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 import sys
 import time
 from typing import Any
@@ -27,7 +28,7 @@ class NotebookLine:
     """
 
     def __init__(self, text: str, share: float | None) -> None:
-        from IPython.display import display
+        display: Any = importlib.import_module("IPython.display").display  # which has no types
 
         self._shown = time.monotonic()
         self._handle: Any = display(_Line(text, share), display_id=True)

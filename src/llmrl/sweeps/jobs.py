@@ -8,103 +8,24 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
-from llmrl.analysis.runs import Queue, RunRecord, State, read_run
+from llmrl.analysis.runs import Queue, read_run
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.printable import printable
 from llmrl.run import owner
 from llmrl.run.content import CONFIG_NAME, save_config
 from llmrl.run.ending import EXIT_IN_USE
 from llmrl.run.files import write_atomic
-from llmrl.run.folder import config_hash, find_folder, run_folder, split_overrides
+from llmrl.run.folder import run_folder, split_overrides
 from llmrl.run.names import named
 from llmrl.run.provenance import code_digest
 from llmrl.run.queued import Queued, cancelled_by
 from llmrl.run.status import read_status
-from llmrl.sweeps.backends.protocol import name_of
-from llmrl.sweeps.hardware import Hardware
-
-Ending = State | Literal["submitted", "elsewhere", "refused"]
-"""What a launcher can say of a run: a run's state, `cancelled` where the launcher was stopped first; `submitted` and
-not waited for; `elsewhere`: another process or job works on it already; `refused`: it could not be submitted."""
-
+from llmrl.sweeps.backends.protocol import Job, Outcome, name_of
 
 STOPPED = "the sweep was stopped before this run's turn"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run to be computed.
-
-    Attributes:
-        config: the resolved config, plain data; `output_root` is absolute.
-        overrides: what was typed for this run.
-        hardware: where to compute it.
-        cores: cores it should have for itself.
-        naming: the overrides that make its folder readable: those that differ within the sweep.
-        environment: variables to set in its process (`hydra.job.env_set`).
-        after: jobs of the same launch whose runs this one needs: it begins when they have ended.
-    """
-
-    config: dict[str, Any]
-    overrides: list[str]
-    hardware: Hardware
-    cores: int
-    naming: list[str]
-    environment: dict[str, str] = field(default_factory=dict)
-    after: tuple[Job, ...] = ()
-
-    @cached_property
-    def folder(self) -> Path:
-        """Its run folder, which need not exist yet."""
-        c = self.config
-        return find_folder(Path(c["output_root"]), c["name"], self.digest, self.naming, c["seed"])
-
-    @cached_property
-    def digest(self) -> str:
-        """The hash of its config."""
-        return config_hash(self.config)
-
-    @property
-    def command(self) -> str:
-        """The command it was composed by: only llmrl-finetune knows methods of training."""
-        return "llmrl-finetune" if "method" in self.config else "llmrl-train"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a job.
-
-    Attributes:
-        job: the job.
-        folder: its run folder.
-        state: see `Ending`.
-        skipped: nothing was done for it, because it was finished or is being worked on elsewhere.
-        result: the scalar of a finished run.
-        error: why it is not finished, or who works on it.
-        seconds: how long the attempt took, as far as known.
-        job_id: the scheduler's, of a run that was submitted; else empty.
-    """
-
-    job: Job
-    folder: Path
-    state: Ending
-    skipped: bool = False
-    result: float | None = None
-    error: str = ""
-    seconds: float | None = None
-    job_id: str = ""
-
-    @staticmethod
-    def of(job: Job, record: RunRecord, **changes: Any) -> Outcome:
-        """The outcome that a run's record tells."""
-        seconds = record.updated - record.started if record.started else None
-        outcome = Outcome(job, record.folder, record.state, False, record.result, record.error, seconds)
-        return replace(outcome, **changes)
 
 
 def differing_keys(overrides: Sequence[Sequence[str]]) -> set[str]:

@@ -22,8 +22,9 @@ from llmrl.core.errors import short_error
 from llmrl.core.trust import NOBODY
 from llmrl.run.owner import process_start
 from llmrl.run.signals import SIGNALS
-from llmrl.sweeps.hardware import RUNS_BESIDE, THREAD_VARIABLES
-from llmrl.sweeps.jobs import Job, Outcome, left_behind
+from llmrl.sweeps.backends.protocol import Job, Outcome
+from llmrl.sweeps.jobs import left_behind
+from llmrl.sweeps.machine import RUNS_BESIDE, THREAD_VARIABLES
 from llmrl.sweeps.work import Task, Work
 
 PRELOAD = "llmrl.sweeps.preload"

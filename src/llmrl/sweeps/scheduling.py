@@ -13,8 +13,8 @@ from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.trust import NOBODY
 from llmrl.run.progress import Progress
 from llmrl.run.queued import Queued, read_queued
-from llmrl.sweeps.backends.protocol import Backend, Scheduler, SchedulerError, name_of
-from llmrl.sweeps.jobs import Outcome, describe
+from llmrl.sweeps.backends.protocol import Backend, Outcome, Scheduler, SchedulerError, name_of
+from llmrl.sweeps.jobs import describe
 
 log = logging.getLogger(__name__)
 

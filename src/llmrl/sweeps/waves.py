@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmrl.run.queued import read_queued
-from llmrl.sweeps.jobs import Job
+from llmrl.sweeps.backends.protocol import Job
 
 
 def waves(jobs: Sequence[Job]) -> list[list[Job]]:

@@ -16,8 +16,7 @@ from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend
 
 if TYPE_CHECKING:
-    from llmrl.sweeps.hardware import Hardware
-    from llmrl.sweeps.jobs import Job, Outcome
+    from llmrl.sweeps.backends.protocol import Hardware, Job, Outcome
     from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
@@ -38,7 +37,8 @@ class Here(Backend):
             )
 
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcome]:
-        from llmrl.sweeps.jobs import Outcome, cancelled, describe, take_on
+        from llmrl.sweeps.backends.protocol import Outcome
+        from llmrl.sweeps.jobs import cancelled, describe, take_on
 
         outcomes: list[Outcome] = []
         with StopFlag("no further run is started") as stop:

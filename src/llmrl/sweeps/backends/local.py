@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from llmrl.sweeps.backends.protocol import Backend
 
 if TYPE_CHECKING:
-    from llmrl.sweeps.jobs import Job, Outcome
+    from llmrl.sweeps.backends.protocol import Job, Outcome
     from llmrl.sweeps.work import Task
 
 
@@ -19,7 +19,7 @@ class Local(Backend):
     """Compute each run in a process of its own on this machine, as many at once as have room."""
 
     def prepare(self, jobs: Sequence[Job]) -> None:
-        from llmrl.sweeps.hardware import Machine
+        from llmrl.sweeps.machine import Machine
 
         machine = Machine.this()
         for job in jobs:

@@ -13,8 +13,9 @@ from llmrl.core.errors import RunFolderError
 from llmrl.run.folder import unwritable
 from llmrl.run.progress import Progress
 from llmrl.run.signals import PROMISED_S, StopFlag
-from llmrl.sweeps.hardware import Machine
-from llmrl.sweeps.jobs import Job, Outcome, cancelled, describe, take_on, write_log_header
+from llmrl.sweeps.backends.protocol import Job, Outcome
+from llmrl.sweeps.jobs import cancelled, describe, take_on, write_log_header
+from llmrl.sweeps.machine import Machine
 from llmrl.sweeps.process import RunProcess, preload, thread_limits
 from llmrl.sweeps.work import Task
 

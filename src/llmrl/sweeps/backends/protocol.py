@@ -1,20 +1,29 @@
-"""The extension point for where the runs of a sweep are computed: `hardware.backend` in the config."""
+"""Where the runs of a sweep are computed, and on what: `hardware=` in the config, and its backend, an extension point.
+
+A job holds its hardware, that its backend, and this is given jobs, so they are defined together.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
+from llmrl.analysis.runs import JobEnd, Queue, RunRecord, State
 from llmrl.core.errors import ConfigError
+from llmrl.core.limits import NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.run.folder import config_hash, find_folder
 
 if TYPE_CHECKING:
-    from llmrl.analysis.runs import JobEnd, Queue
     from llmrl.run.queued import Queued
-    from llmrl.sweeps.hardware import Hardware
-    from llmrl.sweeps.jobs import Job, Outcome
     from llmrl.sweeps.work import Task
+
+Ending = State | Literal["submitted", "elsewhere", "refused"]
+"""What a launcher can say of a run: a run's state, `cancelled` where the launcher was stopped first; `submitted` and
+not waited for; `elsewhere`: another process or job works on it already; `refused`: it could not be submitted."""
 
 
 class SchedulerError(ConfigError):
@@ -104,6 +113,134 @@ class Backend(Protocol):
             were have the state `submitted` and their `job_id`.
         """
         ...
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One option of `hardware=`.
+
+    Attributes:
+        backend: where the runs of a sweep are computed (`llmrl.sweeps.backends`).
+        device: torch device of policies and models; `auto`: a GPU where there is one.
+        precision: of float32 matrix products (torch.set_float32_matmul_precision).
+        threads: of torch and other numerical libraries in one run; None: as many as `cores`.
+        cores: processor cores one run keeps busy; None: as many as it has game processes, or threads if those are more.
+        memory_gb: memory one run needs, gigabytes.
+        gpus: GPUs one run needs.
+        parallel: runs of a sweep at once; None: as many as the backend has room for.
+    """
+
+    backend: Backend
+    device: str
+    precision: Literal["highest", "high", "medium"]
+    threads: PositiveInt | None
+    cores: PositiveInt | None
+    memory_gb: PositiveFloat
+    gpus: NonNegativeInt
+    parallel: PositiveInt | None
+
+    def __post_init__(self) -> None:
+        self.backend.check(self)
+
+    def cores_for(self, game_processes: int) -> int:
+        """Cores a run with that many game processes should have for itself."""
+        return self.cores or max(self.threads or 1, game_processes)
+
+    def apply(self, dry: bool = False) -> str:
+        """Set up torch in this process as described; returns the torch device.
+
+        Args:
+            dry: the device is only planned for, and need not be here.
+
+        Raises:
+            ConfigError: the device is not here.
+        """
+        import torch
+
+        if (threads := self.threads or self.cores) is not None:
+            torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(self.precision)
+        available = torch.cuda.is_available()
+        if self.device == "auto":
+            return "cuda" if available else "cpu"
+        if self.device.startswith("cuda") and not available:
+            if dry:
+                return "cpu"
+            raise ConfigError(
+                f"hardware.device={self.device}, but torch {torch.__version__} sees no GPU here; use hardware=cpu"
+            )
+        return self.device
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be computed.
+
+    Attributes:
+        config: the resolved config, plain data; `output_root` is absolute.
+        overrides: what was typed for this run.
+        hardware: where to compute it.
+        cores: cores it should have for itself.
+        naming: the overrides that make its folder readable: those that differ within the sweep.
+        environment: variables to set in its process (`hydra.job.env_set`).
+        after: jobs of the same launch whose runs this one needs: it begins when they have ended.
+    """
+
+    config: dict[str, Any]
+    overrides: list[str]
+    hardware: Hardware
+    cores: int
+    naming: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    after: tuple[Job, ...] = ()
+
+    @cached_property
+    def folder(self) -> Path:
+        """Its run folder, which need not exist yet."""
+        c = self.config
+        return find_folder(Path(c["output_root"]), c["name"], self.digest, self.naming, c["seed"])
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of its config."""
+        return config_hash(self.config)
+
+    @property
+    def command(self) -> str:
+        """The command it was composed by: only llmrl-finetune knows methods of training."""
+        return "llmrl-finetune" if "method" in self.config else "llmrl-train"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job.
+
+    Attributes:
+        job: the job.
+        folder: its run folder.
+        state: see `Ending`.
+        skipped: nothing was done for it, because it was finished or is being worked on elsewhere.
+        result: the scalar of a finished run.
+        error: why it is not finished, or who works on it.
+        seconds: how long the attempt took, as far as known.
+        job_id: the scheduler's, of a run that was submitted; else empty.
+    """
+
+    job: Job
+    folder: Path
+    state: Ending
+    skipped: bool = False
+    result: float | None = None
+    error: str = ""
+    seconds: float | None = None
+    job_id: str = ""
+
+    @staticmethod
+    def of(job: Job, record: RunRecord, **changes: Any) -> Outcome:
+        """The outcome that a run's record tells."""
+        seconds = record.updated - record.started if record.started else None
+        outcome = Outcome(job, record.folder, record.state, False, record.result, record.error, seconds)
+        return replace(outcome, **changes)
 
 
 def name_of(backend: Backend) -> str:

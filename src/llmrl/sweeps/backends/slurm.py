@@ -20,12 +20,12 @@ from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.run.owner import JOB_ID
 from llmrl.run.queued import Queued
 from llmrl.run.signals import StopFlag
-from llmrl.sweeps.backends.protocol import Backend, Scheduler, SchedulerError
+from llmrl.sweeps.backends.protocol import Backend, Hardware, Scheduler, SchedulerError
 from llmrl.sweeps.backends.slurm_queue import SlurmQueue, output_of, setting
-from llmrl.sweeps.hardware import THREAD_VARIABLES, Hardware
+from llmrl.sweeps.machine import THREAD_VARIABLES
 
 if TYPE_CHECKING:
-    from llmrl.sweeps.jobs import Job, Outcome
+    from llmrl.sweeps.backends.protocol import Job, Outcome
     from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,8 @@ class Slurm(Backend):
 
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcome]:
         """Submit all jobs, as arrays of those with equal needs, no array larger than the cluster allows."""
-        from llmrl.sweeps.jobs import Outcome, cancelled, take_on
+        from llmrl.sweeps.backends.protocol import Outcome
+        from llmrl.sweeps.jobs import cancelled, take_on
 
         folder = sweep_folder / "slurm"
         cluster, user = SlurmQueue().cluster, getpass.getuser()

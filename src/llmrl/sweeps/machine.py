@@ -1,4 +1,4 @@
-"""What a run is computed on, and how much of a machine one run needs (`hardware=` in the config)."""
+"""What this machine offers the runs of a sweep."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import subprocess
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Literal
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeInt, PositiveFloat, PositiveInt
-from llmrl.sweeps.backends.protocol import Backend
+from llmrl.sweeps.backends.protocol import Hardware
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """What numerical libraries read when they are loaded; too late to set in a process that has loaded them."""
@@ -23,63 +21,6 @@ RUNS_BESIDE = "LLMRL_RUNS_BESIDE"
 
 _CGROUP = Path("/sys/fs/cgroup")
 _GPU_ID = re.compile(r"\d+|(?:GPU|MIG)-.+")
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """One option of `hardware=`.
-
-    Attributes:
-        backend: where the runs of a sweep are computed (`llmrl.sweeps.backends`).
-        device: torch device of policies and models; `auto`: a GPU where there is one.
-        precision: of float32 matrix products (torch.set_float32_matmul_precision).
-        threads: of torch and other numerical libraries in one run; None: as many as `cores`.
-        cores: processor cores one run keeps busy; None: as many as it has game processes, or threads if those are more.
-        memory_gb: memory one run needs, gigabytes.
-        gpus: GPUs one run needs.
-        parallel: runs of a sweep at once; None: as many as the backend has room for.
-    """
-
-    backend: Backend
-    device: str
-    precision: Literal["highest", "high", "medium"]
-    threads: PositiveInt | None
-    cores: PositiveInt | None
-    memory_gb: PositiveFloat
-    gpus: NonNegativeInt
-    parallel: PositiveInt | None
-
-    def __post_init__(self) -> None:
-        self.backend.check(self)
-
-    def cores_for(self, game_processes: int) -> int:
-        """Cores a run with that many game processes should have for itself."""
-        return self.cores or max(self.threads or 1, game_processes)
-
-    def apply(self, dry: bool = False) -> str:
-        """Set up torch in this process as described; returns the torch device.
-
-        Args:
-            dry: the device is only planned for, and need not be here.
-
-        Raises:
-            ConfigError: the device is not here.
-        """
-        import torch
-
-        if (threads := self.threads or self.cores) is not None:
-            torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(self.precision)
-        available = torch.cuda.is_available()
-        if self.device == "auto":
-            return "cuda" if available else "cpu"
-        if self.device.startswith("cuda") and not available:
-            if dry:
-                return "cpu"
-            raise ConfigError(
-                f"hardware.device={self.device}, but torch {torch.__version__} sees no GPU here; use hardware=cpu"
-            )
-        return self.device
 
 
 @dataclass(frozen=True)
