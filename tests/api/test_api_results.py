@@ -41,7 +41,7 @@ def test_one_row_a_run_with_the_overrides_that_differ(outputs):
     assert runs.result[("ucb", 0)] == 3.0 and math.isnan(runs.result[("llm", 1)])
     assert runs["design.steps"].tolist() == [12.0, 12.0, 3.0, 3.0]
     assert runs.error[("llm", 1)].endswith("it died")
-    assert runs.label[("ucb", 1)] == "principal=ucb, design.steps=3"
+    assert runs.label[("ucb", 1)] == "principal=ucb, steps=3"
     assert runs.run.is_unique and runs.hash.nunique() == 2
     assert runs.updated.dt.tz is not None and (runs.started <= runs.updated).all()
 

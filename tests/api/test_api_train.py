@@ -216,7 +216,7 @@ def test_several_mechanisms_are_compared(here, trained):
 
 def test_an_evaluation_in_another_environment(here, trained):
     found = llmrl.evaluate(trained, episodes=2, env={"horizon": 3})
-    assert set(found["per_episode"]["length"]) <= {1, 2, 3} and "evaluation_horizon=3" in found["out"]
+    assert set(found["per_episode"]["length"]) <= {1, 2, 3} and "evaluation_horizon_3" in found["out"]
 
 
 @pytest.mark.parametrize(

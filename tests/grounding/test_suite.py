@@ -194,7 +194,7 @@ def test_runs_of_several_experiments_stand_side_by_side(tmp_path, suite_file, ca
     )
     folder = root / "suite_toy"
     together = json.loads((folder / "results.json").read_text())
-    labels = ["agent.skill=0", "agent.skill=30"]
+    labels = ["skill=0", "skill=30"]
     assert together["players"] == [*labels, "random"]
     assert [[each["run"] for each in together["experiments"][label]] for label in labels] == [
         [str(runs[0])],
@@ -205,11 +205,11 @@ def test_runs_of_several_experiments_stand_side_by_side(tmp_path, suite_file, ca
     assert players[labels[0]]["success"] < 0.9 and players[labels[1]]["per_run"] == [1.0, 1.0]
     assert players[labels[0]] == by_name(evaluated(runs[0]))["kinds"]["players"]["student"]
     assert players["random"]["episodes"] == 24
-    assert "bootstrap over 2 runs of agent.skill=30; " in together["intervals"]
+    assert "bootstrap over 2 runs of skill=30; " in together["intervals"]
     table = (folder / "table.md").read_text()
     assert "3 runs of 2 experiments" in table and f"| test | {labels[0]} | {labels[1]} | random |" in table
     assert "| kinds apart |" in table and " 100.0 (100.0 … 100.0) |" in table
-    assert "more actions: agent.skill=0, agent.skill=30: not played. the agent chooses one of 3" in table
+    assert "more actions: skill=0, skill=30: not played. the agent chooses one of 3" in table
     assert f"kinds,{labels[1]},fetch,24,," in (folder / "table.csv").read_text()
     assert (folder / "suite.png").read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()
@@ -233,7 +233,7 @@ def test_experiments_are_named_by_what_tells_them_apart(tmp_path):
     runs = [write_run(tmp_path, f"run{i}", words, seed=3) for i, words in enumerate(typed)]
     configs = [{"seed": 3, "name": f"run{i}", "agent": {"skill": i}} for i in range(len(runs))]
     labels = list(experiments(runs, configs))
-    assert labels[:3] == ["small_llm", "small_llm, agent.tune=lora", "agent=drrn"]
+    assert labels[:3] == ["small_llm", "small_llm, tune=lora", "agent=drrn"]
     # Of others nothing is known but where they are.
     assert [label.split("/")[0] for label in labels[3:]] == ["run3", "run4"]
     # Where and how a run was computed makes it no other experiment.

@@ -39,7 +39,7 @@ def load_agent(
             what its actions led to, as players that are language models are: `llmrl.evaluate` plays those.
 
     Example:
-        >>> agent = llmrl.load_agent("outputs/maze/.../seed=0")  # doctest: +SKIP
+        >>> agent = llmrl.load_agent("outputs/maze/.../s0")  # doctest: +SKIP
         >>> env = agent.make_env(api="gymnasium")  # doctest: +SKIP
         >>> observation, info = env.reset(seed=1)  # doctest: +SKIP
         >>> agent.reset()  # doctest: +SKIP

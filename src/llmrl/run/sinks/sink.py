@@ -73,7 +73,7 @@ class Opening:
         folder: the run folder.
         root: folder of all outputs.
         name: of the experiment or sweep, which runs that are compared share.
-        label: the run's short name within it, `<overrides>-<hash>/seed=<n>`.
+        label: the run's short name within it, `<label>-<hash>/s<n>`.
         config: resolved, plain data, redacted.
         hyperparameters: what was typed for the run, by key, and its seed.
         started: when the run's clock began, Unix time in seconds.
