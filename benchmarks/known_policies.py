@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from llmrl.agents.search_agent import LinearAgent, SearchAgent, TabularAgent
+from llmrl.core.option_files import option
 from llmrl.core.seeding import Seeds
 from llmrl.envs.gym.episodes import Evaluation
 from llmrl.envs.gym.vec_env import GymnasiumEnv
@@ -32,10 +32,10 @@ FIRST_SEED = 10_000
 
 def environment(entry: dict[str, Any]) -> GymnasiumEnv:
     """The environment option of an entry, with its own arguments."""
-    option = yaml.safe_load((HERE.parent / "conf" / "env" / f"{entry['env']}.yaml").read_text())
-    del option["_target_"]
-    option = {**option, "n_envs": 1, "text": None, "kwargs": {**option["kwargs"], **entry.get("kwargs", {})}}
-    return GymnasiumEnv(Seeds(0), **option)
+    chosen = option("env", entry["env"])
+    del chosen["_target_"]
+    fields = {**chosen, "n_envs": 1, "text": None, "kwargs": {**chosen["kwargs"], **entry.get("kwargs", {})}}
+    return GymnasiumEnv(Seeds(0), **fields)
 
 
 def agent(entry: dict[str, Any], env: GymnasiumEnv, bound: float = 1e9, decimals: int | None = None) -> SearchAgent:

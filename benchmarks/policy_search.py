@@ -26,9 +26,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gymnasium
 import numpy as np
-import yaml
 
 from llmrl.agents.search_agent import LinearAgent, SearchAgent, TabularAgent
+from llmrl.core.option_files import option
 from llmrl.core.seeding import Seeds
 from llmrl.envs.gym import tasks
 from llmrl.envs.gym.vec_env import GymnasiumEnv
@@ -109,8 +109,8 @@ def policies(known: np.ndarray, table: bool, n_actions: int) -> np.ndarray:
 
 def measure(name: str, engine: str, rounds: int, workers: int) -> str:
     entry = next(entry for entry in json.loads((HERE / "known_policies.json").read_text()) if entry["env"] == name)
-    option = yaml.safe_load((HERE.parent / "conf" / "env" / f"{name}.yaml").read_text())
-    fields = {key: value for key, value in option.items() if key != "_target_"}
+    chosen = option("env", name)
+    fields = {key: value for key, value in chosen.items() if key != "_target_"}
     env = GymnasiumEnv(Seeds(0), **{**fields, "n_envs": 1, "engine": engine, "text": None})
     clip = entry.get("clip_actions", True)
     agent: SearchAgent = (
@@ -120,7 +120,7 @@ def measure(name: str, engine: str, rounds: int, workers: int) -> str:
     )
     seeds, known = np.arange(EPISODES), np.array(entry["parameters"], dtype=np.float64)
     near = policies(known, entry["agent"] == "tabular", env.spec.n_actions)
-    loop = sequential(option, clip)
+    loop = sequential(chosen, clip)
     columns = []
     with env.evaluator(clip, workers) as evaluator:
         for candidates in (1, CANDIDATES):
