@@ -88,7 +88,7 @@ def test_what_does_leak_is_found(tmp_path):
         code, out, err = train(tmp_path, *openai_compatible(server.url), "llm.api_key_env=null", "design.steps=1")
     assert code == 0
     found = leaks(out, err, folder=tmp_path)
-    assert {"llm_calls.jsonl", "run.log"} < found
+    assert "llm_calls.jsonl" in found
     assert "text 0" in found or "text 1" in found
     assert sum(len(name) == 64 + len(".json") for name in found) >= 1, "the cache"
 
