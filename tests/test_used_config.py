@@ -97,6 +97,8 @@ def test_what_only_the_built_agent_knows_keeps_both_sections():
 class Undecided:
     """An agent that knows whether it learns when it is built."""
 
+    loop = "learn"
+
     def __init__(self, often):
         self.learns = often
 
@@ -106,6 +108,6 @@ def test_classes_say_whether_their_agents_learn(what):
     config = experiment(*SHORT[what]).config
     parts = build_parts(config, None)
     try:
-        assert loop_kind(config) in ("learn", "design") and parts.agents[0].learns is agent_learns(config)
+        assert loop_kind(config) in ("learn", "play", "design") and parts.agents[0].learns is agent_learns(config)
     finally:
         parts.close()

@@ -133,13 +133,13 @@ def test_sweep_of_principals_and_seeds(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     folders = sorted(path.parent for path in (tmp_path / "outputs").rglob("summary.json"))
     assert len(folders) == 9
-    names = {re.split("[,-]", folder.parent.name.split("principal=")[1])[0] for folder in folders}
-    assert names == {"ucb", "thompson", "llm"} and {f.name for f in folders} == {"seed=0", "seed=1", "seed=2"}
+    names = {re.search("principal_([a-z]+)", folder.parent.name)[1] for folder in folders}
+    assert names == {"ucb", "thompson", "llm"} and {f.name for f in folders} == {"s0", "s1", "s2"}
     for folder in folders:
         status = json.loads((folder / "status.json").read_text())
         assert status["state"] == "finished" and list(folder.glob("events.out.tfevents*"))
-        assert ("llm=scripted" in folder.parent.name) == ("principal=llm" in folder.parent.name)
-        assert (status["llm"] == "scripted (not a language model)") == ("principal=llm" in folder.parent.name)
+        assert ("llm_scripted" in folder.parent.name) == ("principal_llm" in folder.parent.name)
+        assert (status["llm"] == "scripted (not a language model)") == ("principal_llm" in folder.parent.name)
     again = train(*command, cwd=tmp_path)
     assert again.returncode == 0 and again.stdout.count("nothing to do") == 9
 

@@ -11,8 +11,9 @@ import torch
 from native_games import flat, native
 from test_told_games import ENGINES, SMALL
 
+from llmrl.core.observers import Transition
 from llmrl.core.protocols import VecEnv
-from llmrl.core.records import Act, Step, on_host
+from llmrl.core.records import Act, Observation, on_host
 from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.core.summaries import Entropy
@@ -50,11 +51,11 @@ class Wanderers:
     def values(self, observation: dict[str, Any], state: Any = None) -> torch.Tensor:
         raise AssertionError("nobody learns")
 
-    def started(self, games: np.ndarray) -> None:
+    def on_reset(self, games: np.ndarray, observation: Observation) -> None:
         """Nothing to do: all episodes begin at once."""
 
-    def happened(self, step: Step, ended: np.ndarray) -> None:
-        self.steps.append({name: x.copy() for name, x in flat(step).items()})
+    def on_step(self, transition: Transition) -> None:
+        self.steps.append({name: x.copy() for name, x in flat(transition.step).items()})
 
 
 def game(engine: str, substrate: str, **options: Any) -> VecEnv:

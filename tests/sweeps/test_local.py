@@ -309,8 +309,8 @@ def test_batches_go_on_after_a_failure(tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     assert states(tmp_path) == {("raise", 0): "failed", ("none", 0): "finished"}
     assert {folder.parent.name.rpartition("-")[0] for folder in folders(tmp_path)} == {
-        "agent.trouble=raise",
-        "agent.trouble=none",
+        "adapt_rounds_1-steps_2-trouble_raise",
+        "adapt_rounds_1-steps_2-trouble_none",
     }
 
 

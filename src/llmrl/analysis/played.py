@@ -137,11 +137,16 @@ def players_table(players: Sequence[Played]) -> Table:
     )
 
 
+_GROUPS = ("env", "agent", "principal", "teacher", "llm")
+"""Config groups whose options are parts of a player."""
+
+
 def _names(players: Sequence[Played]) -> list[str]:
     """Of each player the parts it is made of, without their fields; with them where that would not tell two apart."""
     short = []
     for each in players:
-        parts = [part for part in each.name.split(", ") if "." not in part.partition("=")[0]]
+        named = [part.partition("=") for part in each.name.split(", ")]
+        parts = [f"{key}{sign}{value}" for key, sign, value in named if not sign or key in _GROUPS]
         mark = f" {DAGGER}" if each.group.shown != each.group.label else ""
         short.append(", ".join(parts) + mark if parts else each.group.shown)
     seen = Counter((each.task, name) for each, name in zip(players, short, strict=True))
