@@ -147,9 +147,8 @@ def test_commands_in_the_documentation_compose(page):
     text = (ROOT / "docs" / f"{page}.md").read_text()
     for block in re.findall(r"^```\w*$(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         for line in block.replace("\\\n", " ").splitlines():
-            if not line.startswith("llmrl-train ") or any(
-                word in line for word in ("--config-dir", "<run", "env=coins", "my_package")
-            ):
+            theirs = any(word in line for word in ("--config-dir", "<run", "env=coins", "my_package"))
+            if not line.startswith("llmrl-train ") or theirs:
                 continue
             typed = [
                 word
