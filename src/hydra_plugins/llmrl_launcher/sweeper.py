@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
-from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
 
+from hydra_plugins.llmrl_launcher._launching import LaunchingSweeper
 from hydra_plugins.llmrl_launcher.launcher import LlmrlLauncher
 
-if TYPE_CHECKING:
-    from hydra.plugins.launcher import Launcher
 
-
-class LlmrlSweeper(Sweeper):
+class LlmrlSweeper(LaunchingSweeper):
     """Every combination of the values given, the last swept key first, as Hydra's own sweeper makes them. Runs are not
     composed just to see whether they can be, because the launcher composes all before it starts any; and a run that
     failed does not keep the batches after its own from being launched.
@@ -31,24 +26,13 @@ class LlmrlSweeper(Sweeper):
     """
 
     def __init__(self, max_batch_size: int | None, params: Mapping[str, Any] | None = None) -> None:
-        self.max_batch_size, self.params = max_batch_size, params or {}
-        self.config: DictConfig | None = None
-        self.hydra_context: HydraContext | None = None
-        self.launcher: Launcher | None = None
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from hydra.core.plugins import Plugins
-
-        self.hydra_context, self.config = hydra_context, config
-        self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
+        super().__init__(params)
+        self.max_batch_size = max_batch_size
 
     def sweep(self, arguments: list[str]) -> Any:
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        typed = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
-        runs = combinations(parser.parse_overrides(typed))
+        runs = combinations(parser.parse_overrides(self.typed(arguments)))
         size = max(1, len(runs)) if self.max_batch_size is None else self.max_batch_size  # none: the launcher says so
         batches = [runs[i : i + size] for i in range(0, len(runs), size)] or [runs]
         if isinstance(self.launcher, LlmrlLauncher):

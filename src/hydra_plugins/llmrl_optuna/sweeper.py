@@ -10,15 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
-
+from hydra_plugins.llmrl_launcher._launching import LaunchingSweeper
 from hydra_plugins.llmrl_optuna import SEED
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
-    from hydra.plugins.launcher import Launcher
 
     from hydra_plugins.llmrl_optuna._grammar import Sought
     from llmrl.tuning.study import Result, Settings, Study, Trial
@@ -30,7 +26,7 @@ _POLL_S, _LOOK_AGAIN_S = 2.0, 600.0
 _SHOWN = 10
 
 
-class OptunaSweeper(Sweeper):
+class OptunaSweeper(LaunchingSweeper):
     """Searches what the command line sweeps; runs all seeds of a trial, through whichever launcher was chosen.
 
     Args:
@@ -39,24 +35,14 @@ class OptunaSweeper(Sweeper):
     """
 
     def __init__(self, params: Mapping[str, Any] | None = None, **settings: Any) -> None:
-        self.params, self.settings = params or {}, settings
-        self.hydra_context: HydraContext | None = None
-        self.config: DictConfig | None = None
-        self.launcher: Launcher | None = None
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from hydra.core.plugins import Plugins
-
-        self.hydra_context, self.config = hydra_context, config
-        self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
+        super().__init__(params)
+        self.settings = settings
 
     def sweep(self, arguments: list[str]) -> None:
         from llmrl.run.ending import ending
 
         with ending(self._app()):
-            self._search([*(f"{key}={value}" for key, value in self.params.items()), *arguments])
+            self._search(self.typed(arguments))
 
     def _app(self) -> str:
         """The command that was typed."""

@@ -47,3 +47,16 @@ class PrintableRecord(logging.LogRecord):
 def print_records() -> None:
     """Let everything that is logged in this process be `printable`."""
     logging.setLogRecordFactory(PrintableRecord)
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text reads as a number.
+
+    >>> is_number("-1e3"), is_number("one")
+    (True, False)
+    """
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.printable import is_number
 
 MARK = "<redacted>"
 SHORTEST = 8
@@ -190,7 +191,7 @@ def fault(name: str, value: str, secrets: Sequence[str] | None = None) -> str | 
         return f"holds a user name or password in an address. {_INSTEAD}"
     if any(names_secret(unquote(each[1])) for each in _PARAMETER.findall(value)):
         return f"holds an address with what looks like a key among its parameters. {_INSTEAD}"
-    literal = len(value) >= SHORTEST and not value.startswith(("$", "<", "?")) and not _is_number(value)
+    literal = len(value) >= SHORTEST and not value.startswith(("$", "<", "?")) and not is_number(value)
     if redact_code(value) != value or redact(value, secrets) != value or (literal and names_secret(last, False)):
         return f"holds what looks like a key or password. {_INSTEAD}"
     return None
@@ -261,18 +262,10 @@ def _assigned(found: re.Match[str]) -> str:
     name, value = found[1].rstrip("\"' =:"), found[2]
     # `api_key_env`, and `api_key_header: api-key`, say where a key is.
     stays = name.endswith(("_env", "-env", "_header", "_query")) or name.endswith(tuple(_NO_SECRET_TOKENS))
-    stays = stays or value.startswith(("$", "[")) or _is_number(value) or value.lower() in _NOTHING
+    stays = stays or value.startswith(("$", "[")) or is_number(value) or value.lower() in _NOTHING
     return found[0] if stays else f"{found[1]}{MARK}"
 
 
 def _is_place(text: str) -> bool:
     """Whether `text` says where something is on this machine."""
     return text[0] in "/~" and Path(text).expanduser().exists()
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

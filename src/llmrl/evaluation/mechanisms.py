@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.printable import is_number
 from llmrl.core.spaces import EnvSpec
 
 WORDS = ("none", "last", "best")
@@ -50,7 +51,7 @@ def asked_for(texts: Sequence[str]) -> list[str]:
         words = [part in WORDS for part in parts]
         if all(words):
             asked += parts
-        elif any(words) or not all(_is_number(part) for part in parts):
+        elif any(words) or not all(is_number(part) for part in parts):
             raise ConfigError(
                 f"mechanism {text}: give words ({', '.join(WORDS)}; several with commas) or the numbers of one vector "
                 "(0.5,1,0); several vectors are given one by one"
@@ -126,11 +127,3 @@ def _imposed(name: str, row: Row | None, spec: EnvSpec) -> Imposed:
     else:
         vector = space.check([float(x) for x in name.split(",")])
     return Imposed(name, vector, space.in_words(vector))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
