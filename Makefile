@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS ?=
 EXTRAS := llm,local-llm,four-bit,finetune,mujoco,box2d,sb3,plots,loggers,analysis,search,slurm,tuning,dev
 
-.PHONY: install demo test test-fast test-hydra-next lint format bench docs clean
+.PHONY: install demo test test-long test-fast test-hydra-next lint format bench docs clean
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt Makefile
@@ -22,11 +22,14 @@ demo: install  ## the main job: a principal governs a society in Clean Up, filme
 	$(BIN)/llmrl-train env=cleanup principal=llm llm=scripted name=demo
 	$(BIN)/llmrl-evaluate latest:demo --mechanism none,best --episodes 16 --video --video-steps 500
 
-test: install  ## the whole suite
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=40
+test: install  ## all but the longest tests: about 20 minutes on two cores
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=40 -m "not long"
 
-test-fast: install  ## without the slow tests
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+test-long: install  ## the others: soaks, notebooks, every one of what `test` tries some of
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=40 -m long
+
+test-fast: install  ## nothing slow, and no processes
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not long"
 
 test-hydra-next: install  ## what stands on Hydra, against its next version
 	scripts/hydra_next.sh

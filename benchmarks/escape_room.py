@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 
 import torch
+from plain_ppo import plain_ppo
 
-from llmrl.agents.ppo_agent import PPOAgent
+from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.seeding import Seeds
 from llmrl.envs.escape_room import EscapeRoom
-from llmrl.learners.ppo import PPOSettings
-from llmrl.learners.rollout import Collector
+from llmrl.rollout.collector import Collector
 
 PUBLISHED = 0.03  # CPU-seconds per training episode
 
@@ -28,27 +28,7 @@ class Setting:
         self.seeds, self.n_envs, self.freeze = seeds, n_envs, freeze
         env = EscapeRoom(seeds.child("env"), n_envs=n_envs)
         ppo = PPOSettings(1e-3, 1e-5, 0.998, 0.98, 4, minibatch_size, 0.2, 0.2, True, 0.025, 0.5, 0.5, None, True)
-        self.agent = PPOAgent(
-            env.spec,
-            seeds.child("agent"),
-            "cpu",
-            True,
-            True,
-            None,
-            64,
-            "auto",
-            "onehot",
-            [64],
-            [],
-            None,
-            1,
-            "own",
-            freeze,
-            None,
-            "all",
-            False,
-            ppo,  # type: ignore[arg-type]
-        )
+        self.agent = plain_ppo(env.spec, seeds.child("agent"), ppo, features=64, freeze=freeze)
         self.collector = Collector(env, self.agent.policy, "cpu")
 
     def seconds_per_episode(self, rounds: int) -> float:

@@ -4,7 +4,7 @@
 
 `landscape`: proposals side by side while lever 0 works, four societies of each seed. `contexts`: three proposals in
 each of the six contexts. `principals`: those that see numbers, and rules that take more or less out of the prompt
-(tests/reading_rules.py; they are not language models), by the steps of a run. Runs are ordinary ones of `llmrl-train`
+(tests/support/reading_rules.py; no language models), by the steps of a run. Runs are ordinary ones of `llmrl-train`
 under DIR: a second call finds those that are finished. Intervals are 95 % percentile bootstraps over seeds, which with
 three seeds cover less than that.
 """
@@ -24,9 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.statistics import bootstrap_interval, mean, standard_error
+from llmrl.analysis.bootstrap import bootstrap_interval
+from llmrl.analysis.statistics import mean, standard_error
 
 TESTS = Path(__file__).parents[1] / "tests"
+SUPPORT = str(TESTS / "support")
 LEVERS, HIGHEST, GAMES, SOCIETIES = 6, 12.0, 32, 4
 GOOD = 100.0
 """An objective above it: the door is open nearly all the time."""
@@ -82,7 +84,10 @@ def finished(folder: Path, words: Sequence[str], seeds: int) -> list[dict[str, A
     command = [sys.executable, "-m", "llmrl.cli.train", "--config-dir", str(TESTS / "reading_conf"), "--multirun"]
     chosen = ",".join(map(str, range(seeds)))
     words = ["experiment=regimes/escape_room", *words, "design.race=0", f"seed={chosen}", f"output_root={folder}"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([SUPPORT, os.environ.get("PYTHONPATH", "")]),
+    }
     subprocess.run([*command, *words], check=True, capture_output=True, env=environment)
     return [json.loads(next(folder.rglob(f"s{seed}/summary.json")).read_text()) for seed in range(seeds)]
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 TESTS = Path(__file__).parents[1] / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "finetuning")]
+sys.path.insert(0, str(TESTS / "support"))
 
 from experiments import compose  # noqa: E402
 from tiny_proposers import make_proposer  # noqa: E402

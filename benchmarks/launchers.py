@@ -51,7 +51,7 @@ REFERENCE = """
 import json, os, resource, sys, time
 from pathlib import Path
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.job import run_and_tell
+from llmrl.experiment.job import run_and_print
 
 def cpu():
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -62,7 +62,7 @@ times = []
 for seed in range(runs + 1):
     experiment = Experiment.compose(*task, f"seed={seed}")
     before = time.perf_counter(), cpu()
-    run_and_tell(experiment)
+    run_and_print(experiment)
     times.append((time.perf_counter() - before[0], cpu() - before[1]))
 Path(report).write_text(json.dumps(times[1:]))  # the first one imports
 """

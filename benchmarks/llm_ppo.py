@@ -19,14 +19,14 @@ from pathlib import Path
 import torch
 import transformers
 
+from llmrl.agents.llm_ppo.agent import LanguagePPOAgent
+from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.processes import Processes
 from llmrl.core.seeding import Seeds
 from llmrl.envs.babyai.vec_env import BabyAIEnv
-from llmrl.language.agent import LanguagePPOAgent
-from llmrl.learners.ppo import PPOSettings
-from llmrl.learners.rollout import Collector
 from llmrl.llms.local.lora import Lora
 from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
+from llmrl.rollout.collector import Collector
 
 SHAPES = {
     "small": {"d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6},

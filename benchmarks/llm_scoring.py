@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 import transformers
+from random_models import save_llama, save_t5, save_tokenizer
 
 from llmrl.llms.local.causal_scorer import CausalScorer
 from llmrl.llms.local.scorer import LocalScorer
 from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
-from random_models import save_llama, save_t5, save_tokenizer
 
 VOCABULARY = 32128
 PROMPT_TOKENS = 230

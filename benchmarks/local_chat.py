@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from random_models import save_llama, save_tokenizer
 
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.chat import LocalChat, pad_left
 from llmrl.llms.local.sampling import GumbelNoise
-from random_models import save_llama, save_tokenizer
 
 VOCABULARY, WIDTH, LAYERS = 32_000, 256, 6
 QUESTIONS, SHORTEST, LONGEST, REPLY = 32, 20, 128, 48

@@ -22,6 +22,7 @@ import numpy as np
 
 from llmrl.core.seeding import Seeds
 from llmrl.envs.melting_pot import install
+from llmrl.envs.melting_pot.describe import SubstrateSettings
 from llmrl.envs.melting_pot.engine import Game
 from llmrl.envs.melting_pot.layout import Layout
 from llmrl.envs.melting_pot.rules import SUBSTRATES, SubstrateName
@@ -85,7 +86,7 @@ def episode(env: Official | Bare | MeltingPotEnv, actions: np.ndarray) -> tuple[
 
 def compare(substrate: SubstrateName, steps: int, rounds: int) -> None:
     rng = np.random.default_rng(0)
-    ours = {n: MeltingPotEnv(substrate, n, Seeds(n), horizon=steps) for n in (1, 2)}
+    ours = {n: MeltingPotEnv(SubstrateSettings(substrate, n, horizon=steps), Seeds(n)) for n in (1, 2)}
     players: dict[str, tuple[int, Official | Bare | MeltingPotEnv]] = {
         "official": (1, Official(substrate)),
         "ours, bare": (1, Bare(substrate)),

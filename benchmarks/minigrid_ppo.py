@@ -19,13 +19,13 @@ import gymnasium
 import numpy as np
 import torch
 from minigrid.wrappers import ImgObsWrapper
+from plain_ppo import plain_ppo
 
-from llmrl.agents.ppo_agent import PPOAgent
+from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.stock import DoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
-from llmrl.learners.ppo import PPOSettings
-from llmrl.learners.rollout import Collector
+from llmrl.rollout.collector import Collector
 
 ENV = "MiniGrid-DoorKey-8x8-v0"
 GAMES, STEPS, MINIBATCH, EPOCHS, FEATURES = 16, 128, 256, 4, 64
@@ -40,10 +40,15 @@ class Ours:
     def __init__(self, network: str) -> None:
         seeds = Seeds(0)
         self.env = RoomsEnv(seeds.child("env"), DoorKey(8), GAMES, agent_view_size=7, horizon=None, observe=["view"])
-        shape = (None, FEATURES, "mlp" if network == "mlp" else "auto", "codes", [64], [], None, 1, "own")
-        self.agent = PPOAgent(
-            self.env.spec, seeds.child("agent"), "cpu", False, True, *shape, "none", None, "all", False, SETTINGS
-        )  # fmt: skip
+        self.agent = plain_ppo(
+            self.env.spec,
+            seeds.child("agent"),
+            SETTINGS,
+            governed=False,
+            features=FEATURES,
+            core="mlp" if network == "mlp" else "auto",
+            encoding="codes",
+        )
         self.collector = Collector(self.env, self.agent.policy, "cpu")
         self.collector.reset(0)
 

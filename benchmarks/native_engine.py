@@ -30,6 +30,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
+from llmrl.envs.melting_pot.describe import SubstrateSettings
 from llmrl.envs.melting_pot.layout import PIXELS
 from llmrl.envs.melting_pot.rules import SUBSTRATES, SubstrateName
 from llmrl.envs.native import maps
@@ -82,9 +83,8 @@ class Native:
     """What is measured of one batch: `rules`, `grid` or `pixels`."""
 
     def __init__(self, substrate: SubstrateName, batch: int, what: str, device: str) -> None:
-        self.env = NativeEnv(
-            substrate, batch, Seeds(0), device, observe=["grid" if what == "rules" else what], horizon=None
-        )
+        observe = ["grid" if what == "rules" else what]
+        self.env = NativeEnv(SubstrateSettings(substrate, batch, observe=observe, horizon=None), Seeds(0), device)
         self.env.reset(seed=1)
         self.batch, self.device = batch, device
         generator = torch.Generator().manual_seed(0)

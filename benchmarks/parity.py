@@ -6,8 +6,8 @@
 
 `replay` plays episodes on the real engine, with random and with scripted players, and plays them again on the native
 one, which is told what was drawn and has to agree in everything else after every step. `statistics` plays native games
-and compares them with `tests/native/reference_statistics.json`. `record` plays the scripted conditions of that file on
-the real engine and writes them into it.
+and compares them with `tests/envs/native/reference_statistics.json`. `record` plays the scripted conditions of that
+file on the real engine and writes them into it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "native"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from engine_games import Rig, play
 from replays import replay

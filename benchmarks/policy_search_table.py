@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
+from llmrl.analysis.bootstrap import describe
 from llmrl.analysis.runs import find_runs, read_run
-from llmrl.analysis.statistics import describe
 from llmrl.core.errors import RunFolderError
 from llmrl.run.folder import config_hash
 

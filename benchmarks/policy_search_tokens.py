@@ -27,7 +27,7 @@ from llmrl.envs.gym.vec_env import GymnasiumEnv
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.scripted import ScriptedChat
-from llmrl.principals.llm import LLMPrincipal
+from llmrl.principals.llm import llm_principal
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "published": {"prompt": "numeric", "rows": "named", "reply": "lines", "history": "all"},
@@ -43,7 +43,7 @@ def questions(settings: dict[str, Any], iterations: int, warmup: int, episodes: 
     env = GymnasiumEnv(Seeds(seed), "CartPole-v1", "cartpole", n_envs=1, engine="batched", text="cartpole")
     agent = LinearAgent(env.spec)
     seeds = Seeds(seed).child("benchmark")
-    principal = LLMPrincipal(env.spec, ChatClient(ScriptedChat(seeds)), controller=agent.controller, **settings)
+    principal = llm_principal(env.spec, ChatClient(ScriptedChat(seeds)), controller=agent.controller, **settings)
     principal.expect(iterations, episodes)
     tokens = []
     with env.evaluator(True, 1) as plays:

@@ -3,10 +3,10 @@
     python benchmarks/principals.py [--seeds 20] [--jobs 1] [--principals gp cem ...] [--functions smooth ...]
     python benchmarks/principals.py --ask-times
 
-Prints, for each principal and function (tests/known_functions.py), the regret of the best vector tried, as a percentage
-of the function's range, noise aside and mean over contexts: the interquartile mean over seeds and its 95% bootstrap
-interval. First with few evaluations, one proposal at a time and four at once; then with more, for the principals that
-learn slowly and cost little; there also the mean regret of the last fifth of the proposals.
+Prints, for each principal and function (tests/support/known_functions.py), the regret of the best vector tried,
+as a percentage of the function's range, noise aside and mean over contexts: the interquartile mean over seeds and its
+95% bootstrap interval. First with few evaluations, one proposal at a time and four at once; then with more, for the
+principals that learn slowly and cost little; there also the mean regret of the last fifth of the proposals.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from known_functions import FUNCTIONS, PRINCIPALS, SMOOTH, WIDE, best_found, optimize, suits
-from llmrl.analysis.statistics import bootstrap_interval
+from llmrl.analysis.bootstrap import bootstrap_interval
 from llmrl.core.seeding import Seeds
 
 FEW, MANY = 36, 200

@@ -3,8 +3,8 @@
     python benchmarks/scripted_principal.py [--seeds 20] [--orders 6] [--jobs 1]
 
 It sets the numbers of one society many times, each time with other names and with some ranges turned round. The society
-is like Clean Up under incentives (`river` in tests/known_functions.py; best 85, worst -20), and the rule reads of it in
-the prompts of a real run: 8 steps of 8 proposals, whose payoffs have noise of standard deviation 15.
+is like Clean Up under incentives (`river` in tests/support/known_functions.py; best 85, worst -20), and the rule reads
+of it in the prompts of a real run: 8 steps of 8 proposals, whose payoffs have noise of standard deviation 15.
 
 Prints the mean worth, noise aside, of the last fifth of the proposals: mean and standard error over seeds, for every
 order of the numbers (rows) and every choice of ranges that are turned round (columns), and the same of random search. A
@@ -26,11 +26,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from known_functions import optimize, river
 from llmrl.core.seeding import Seeds
-from llmrl.principals.llm import LLMPrincipal
+from llmrl.principals.llm import llm_principal
 from llmrl.principals.random_ import RandomPrincipal
 from models import scripted
 
@@ -48,7 +48,7 @@ def late(principal: str, order: tuple[int, int, int], mirrored: tuple[bool, bool
     if principal == "random":
         proposer = RandomPrincipal(society.spec.proposals, Seeds(seed))
     else:
-        proposer = LLMPrincipal(society.spec, scripted(seed))
+        proposer = llm_principal(society.spec, scripted(seed))
     regrets = optimize(society, proposer, seed, STEPS * CANDIDATES, CANDIDATES)
     return 85 - society.range * float(regrets[-LAST:].mean())
 

@@ -18,16 +18,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from plain_ppo import plain_ppo
 
-from llmrl.agents.ppo_agent import PPOAgent
+from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.protocols import VecEnv
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.envs.escape_room import EscapeRoom
-from llmrl.learners.ppo import PPOSettings
-from llmrl.learners.rollout import Collector
 from llmrl.loops.societies import Societies
+from llmrl.rollout.collector import Collector
 
 
 class Maps:
@@ -87,10 +87,8 @@ class Setting:
         env, one = make(games * several), make(games)
         self.horizon, self.device = env.spec.horizon or 1, device
         ppo = PPOSettings(1e-3, 1e-5, 0.998, 0.98, 4, minibatch, 0.2, 0.2, True, 0.025, 0.5, 0.5, None, True)
-        network = (None, "auto", "onehot", [64], [], None, 1, "own", "none", None, "all", False, ppo)
-        agents = [
-            PPOAgent(one.spec, Seeds(s).child("agent"), device, True, share, None, *network) for s in range(several)
-        ]  # type: ignore[arg-type]
+        seeds = [Seeds(s).child("agent") for s in range(several)]
+        agents = [plain_ppo(one.spec, each, ppo, device, share_parameters=share) for each in seeds]
         self.societies = Societies(env, agents, 1, several)
         self.collector = Collector(env, self.societies.policy, device)
 

@@ -6,7 +6,7 @@
     python benchmarks/sweep_report.py --levels
 
 The first writes made-up run folders (a status, and lines of metrics, every third with the main objective) and reads
-them. The second needs an environment with rliable, which `tests/analysis/rliable_reference.py --venv <folder>` makes;
+them. The second needs an environment with rliable, which `tests/support/rliable_reference.py --venv <folder>` makes;
 both sides find the 95% interval of the interquartile mean of 10 x 8 scores, stratified by task. The third counts how
 often 95% intervals of normally distributed scores hold the truth, the last the same where runs share a pre-training.
 """
@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from llmrl.analysis.aggregate import Settings, summarize
-from llmrl.analysis.statistics import Levels, bootstrap_bands, bootstrap_interval, interquartile_mean, mean
+from llmrl.analysis.bootstrap import bootstrap_bands, bootstrap_interval
+from llmrl.analysis.statistics import Levels, interquartile_mean, mean
 from llmrl.run.status import Progress, Status
 
 RLIABLE = """

@@ -20,16 +20,18 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from melting_pot import Official
+from plain_ppo import plain_ppo
 
 from llmrl.agents.ppo_agent import PPOAgent
+from llmrl.algorithms.advantages import generalized_advantages
+from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.mechanisms import BracketedTax
+from llmrl.envs.melting_pot.describe import SubstrateSettings
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
-from llmrl.learners.advantages import generalized_advantages
-from llmrl.learners.ppo import PPOSettings
-from llmrl.learners.rollout import Collector
 from llmrl.networks import categorical
+from llmrl.rollout.collector import Collector
 
 PUBLISHED = 34.0  # CPU-seconds
 STEPS, PLAYERS, ROUNDS = 1000, 7, 3
@@ -37,27 +39,7 @@ SETTINGS = PPOSettings(1e-3, 1e-5, 0.998, 0.98, 4, 128, 0.2, 0.2, True, 0.025, 0
 
 
 def make_agent(spec: EnvSpec) -> PPOAgent:
-    return PPOAgent(
-        spec,
-        Seeds(0),
-        "cpu",
-        True,
-        True,
-        None,
-        None,
-        "auto",
-        "onehot",
-        [64],
-        [],
-        None,
-        1,
-        "own",
-        "core",
-        None,
-        "all",
-        False,
-        SETTINGS,
-    )
+    return plain_ppo(spec, Seeds(0), SETTINGS, freeze="core")
 
 
 def published_episode(engine: Official, agent: PPOAgent) -> None:
@@ -121,7 +103,7 @@ def measure(play: Callable[[], None]) -> tuple[float, float]:
 
 def our_episodes(n_envs: int, rounds: int) -> None:
     """`rounds` training episodes in each of `n_envs` games, starting and ending the worker processes included."""
-    env = MeltingPotEnv("harvest", n_envs, Seeds(0), mechanism=BracketedTax())
+    env = MeltingPotEnv(SubstrateSettings("harvest", n_envs, mechanism=BracketedTax()), Seeds(0))
     agent = make_agent(env.spec)
     collector = Collector(env, agent.policy, "cpu")
     for i in range(rounds):
@@ -133,7 +115,7 @@ def our_episodes(n_envs: int, rounds: int) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     engine = Official("harvest")
-    spec = MeltingPotEnv("harvest", 1, Seeds(0), mechanism=BracketedTax()).spec
+    spec = MeltingPotEnv(SubstrateSettings("harvest", 1, mechanism=BracketedTax()), Seeds(0)).spec
     rows = []
     for _ in range(ROUNDS):
         published = measure(lambda: published_episode(engine, make_agent(spec)))

@@ -8,4 +8,4 @@ if [ ! -d "$next/hydra" ]; then
     .venv/bin/python -m pip install --quiet --no-deps --target "$next" hydra-core==1.4.0rc3 omegaconf==2.4.1rc1
 fi
 PYTHONPATH="$next" .venv/bin/python -m pytest -n 2 --dist worksteal tests/experiment tests/cli/test_hydra_words.py \
-    tests/cli/test_hostile_configs.py tests/cli/test_train.py tests/sweeps/test_local.py tests/tuning/test_search.py "$@"
+    tests/config/test_hostile_configs.py tests/cli/test_train.py tests/sweeps/test_local.py tests/tuning/test_search.py "$@"

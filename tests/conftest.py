@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests; the sample third-party package is importable everywhere."""
+"""Fixtures shared by all tests; helpers and the sample third-party package are importable everywhere."""
 
 import logging
 import os
@@ -9,9 +9,12 @@ import hypothesis
 import pytest
 
 THIRD_PARTY = Path(__file__).parent / "third_party"
+SUPPORT = Path(__file__).parent / "support"
+PROCESSES = {"commands", "multiprocessing", "subprocess", "sweep", "sweeping"}
+"""Names in a module of tests that starts some."""
 sys.path.insert(0, str(THIRD_PARTY))
 # For the subprocesses that tests start.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(THIRD_PARTY), os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(THIRD_PARTY), str(SUPPORT), os.environ.get("PYTHONPATH")]))
 # Two test workers share the machine; more threads than cores slow torch down many times.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The one place that says how properties are tried. No deadline: on a loaded machine any example may take long.
@@ -20,9 +23,13 @@ hypothesis.settings.load_profile("llmrl")
 
 
 def pytest_collection_modifyitems(items):
-    """Tests of the engine are skipped where it cannot run; where it could run and is not installed, they fail."""
+    """What may start processes is slow. Tests of the engine are skipped where it cannot run; where it could run and is
+    not installed, they fail."""
     from llmrl.envs.melting_pot.install import unsupported
 
+    for item in items:
+        if PROCESSES.intersection(vars(item.module)):
+            item.add_marker(pytest.mark.slow)
     if reason := unsupported():
         for item in items:
             if item.get_closest_marker("meltingpot"):

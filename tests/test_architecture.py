@@ -19,14 +19,13 @@ ALLOWED: dict[str, set[str]] = {
     "analysis": {"core", "llms", "run"},
     "tuning": {"core", "run", "analysis"},
     "teachers": {"core", "llms"},
-    "learners": {"core", "networks"},
-    "principals": {"core", "llms", "networks", "learners"},
-    "agents": {"core", "networks", "learners", "run"},
-    "players": {"core", "envs", "llms"},
-    "language": {"core", "networks", "learners", "llms", "run"},
-    "finetuning": {"core", "llms", "run", "analysis", "principals", "loops"},
+    "algorithms": {"core", "networks"},
+    "rollout": {"core", "networks", "algorithms", "run", "analysis"},
+    "principals": {"core", "llms", "networks", "algorithms"},
+    "agents": {"core", "networks", "algorithms", "run", "llms", "envs"},
+    "finetuning": {"core", "llms", "run", "analysis", "principals", "rollout"},
     "sweeps": {"core", "run", "analysis"},
-    "loops": {"core", "learners", "run", "analysis"},
+    "loops": {"core", "llms", "algorithms", "rollout", "run", "analysis", "finetuning"},
     "config": {"core", "envs", "llms", "run", "teachers"},
     "gym": {"envs"},
 }
@@ -61,7 +60,7 @@ HEAVY = {
     "pandas",
     "pyarrow",
 }
-TORCH_LAYERS = {"networks", "learners", "agents", "teachers", "players", "language"}
+TORCH_LAYERS = {"networks", "algorithms", "rollout", "agents", "teachers"}
 # Folders of other layers that are torch programs: they are imported when one of their environments is built.
 TORCH_FOLDERS = ("llmrl.envs.native",)
 # Nobody imports these at module level but who wants the libraries they are about.
@@ -72,7 +71,7 @@ ABOUT_THEM = {
     "envs/adapters/spaces.py",
     "envs/gym/tasks/gymnasium_envs.py",
     "envs/rooms/room_env.py",
-    "finetuning/keeper.py",
+    "finetuning/checkpoint_callback.py",
     "llms/local/tree.py",
     "llms/local/scorer.py",
     "llms/local/seq2seq_scorer.py",

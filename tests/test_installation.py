@@ -8,10 +8,10 @@ import venv
 import zipfile
 from pathlib import Path
 
+import llmrl.conf
 import pytest
 
-import llmrl.conf
-from slurm.cluster import NoClusterError, cluster
+from cluster import NoClusterError, cluster
 
 ROOT = Path(__file__).parents[1]
 

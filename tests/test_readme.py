@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import commands
 from fake_openai_server import FakeOpenAIServer
 
 ROOT = Path(__file__).parents[1]
@@ -27,10 +28,10 @@ SMALL |= {env: ["env.n_envs=2", "learn.rollout_steps=4", "env.horizon=8"] for en
 TAUGHT = {"rooms": "simple_doorkey", "teams": "simple_spread"}
 """The studies of teachers, and the environment of each."""
 BUDGET = ["design.steps=2", "design.candidates=1", "design.adapt_rounds=1"]
-BUDGET += ["learn.env_steps=6", "learn.evaluate_episodes=1", "play.episodes=1", "design.references=0"]
+BUDGET += ["learn.env_steps=6", "learn.evaluate_episodes=1", "play.episodes=1", "design.references=0", "design.race=0"]
 
 
-def commands() -> list[str]:
+def lines_of_the_page() -> list[str]:
     """The lines of the README's bash blocks, comments dropped."""
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
@@ -48,11 +49,10 @@ def environment(word: str) -> str | None:
 def run(command: list[str] | str, cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
     env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
-    shell = isinstance(command, str)
-    executable = "/bin/bash" if shell else None
-    return subprocess.run(
-        command, cwd=cwd, env=env, shell=shell, executable=executable, capture_output=True, text=True, timeout=300
-    )
+    options = {"cwd": cwd, "env": env, "capture_output": True, "text": True, "timeout": 300}
+    if isinstance(command, str):
+        return subprocess.run(command, shell=True, executable="/bin/bash", **options)
+    return commands.run([BIN / command[0], *command[1:]], **options)
 
 
 def test_make_targets_exist():
@@ -68,7 +68,7 @@ def test_commands(tmp_path):
     ran = []
     server = FakeOpenAIServer(reply=lambda messages: '{"reasoning": "as told", "eat": 1, "clean": 2, "other": 0}')
     with server:
-        for line in commands():
+        for line in lines_of_the_page():
             if line.startswith(("git ", "make ")):
                 continue
             if line.startswith("eval "):

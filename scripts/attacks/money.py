@@ -30,8 +30,8 @@ from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
-from llmrl.llms.limits import Limits
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
+from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.retry import Retry
 
 Answer = Callable[["Handler", int], None]
@@ -95,7 +95,7 @@ def client(url: str, folder: Path | None, retries: int = 5, timeout: float = 5.0
     facts = {name: limits.pop(name) for name in ("max_tokens", "input_price", "output_price") if name in limits}
     provider = OpenAICompatibleChat(url, "m", timeout=timeout, **facts)
     ledger = None if folder is None else Ledger(folder / FILE_NAME)
-    budget, limit = Budget(**limits), Limits(concurrency=8)
+    budget, limit = Budget(**limits), RateLimit(concurrency=8)
     return ChatClient(provider, None, ledger, Retry(retries, 0.002, 0.01), limit, budget, failures="fall_back")
 
 

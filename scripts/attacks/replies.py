@@ -2,7 +2,7 @@
 
     python scripts/attacks/replies.py [words of an attack's name]
 
-Runs are real ones in this process (`run_experiment`), models are real servers on 127.0.0.1 or the scripted one.
+Runs are real ones in this process (`run_and_print`), models are real servers on 127.0.0.1 or the scripted one.
 """
 
 from __future__ import annotations
@@ -96,13 +96,14 @@ def compose(*overrides: str) -> dict[str, Any]:
 
 def tried(folder: Path, *overrides: str) -> tuple[str, str]:
     """How a run ended (finished, or the name of what it raised), and what it printed or said."""
-    from llmrl.experiment.job import run_experiment
+    from llmrl.experiment.experiment import Experiment
+    from llmrl.experiment.job import run_and_print
 
     shown = io.StringIO()
     all_ = [*overrides, f"output_root={folder}"]
     try:
         with contextlib.redirect_stdout(shown):
-            run_experiment(compose(*all_), all_)
+            run_and_print(Experiment(compose(*all_), all_))
     except Exception as error:  # what it is, is the question
         return type(error).__name__, str(error)
     return "finished", shown.getvalue()
@@ -184,8 +185,7 @@ def _(folder: Path) -> tuple[bool, str]:
 
 
 def readers() -> dict[str, Callable[[str], object]]:
-    from llmrl.players.answers import Choices, read_reply
-    from llmrl.players.lessons import read_lesson
+    from llmrl.agents.llm_player.answers import Choices, read_lesson, read_reply
     from llmrl.principals.reading import read_numbers
     from llmrl.teachers.plans import Skill, parse_reply
 

@@ -16,19 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmrl.analysis.statistics import (
+from llmrl.analysis.bootstrap import (
     Band,
-    Statistic,
     bootstrap_bands,
     improvement_matrix,
-    interquartile_mean,
-    mean,
-    median,
-    optimality_gap,
-    over_tasks,
     performance_profile,
     probability_of_improvement,
 )
+from llmrl.analysis.statistics import Statistic, interquartile_mean, mean, median, optimality_gap, over_tasks
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "golden" / "rliable.json").read_text())

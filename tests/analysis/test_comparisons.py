@@ -9,17 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrl.analysis.statistics import (
+from llmrl.analysis.bootstrap import (
     Band,
     bootstrap_bands,
     improvement_matrix,
+    performance_profile,
+    probability_of_improvement,
+)
+from llmrl.analysis.statistics import (
     interquartile_mean,
     mean,
     median,
     optimality_gap,
     over_tasks,
-    performance_profile,
-    probability_of_improvement,
     standard_error,
     standard_error_over_tasks,
 )

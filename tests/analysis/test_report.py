@@ -16,10 +16,11 @@ import pytest
 
 from experiments import run as run_experiment
 from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.bootstrap import bootstrap_interval, probability_of_improvement
 from llmrl.analysis.report import Settings
 from llmrl.analysis.runs import find_runs
 from llmrl.analysis.scores import ScoreRule
-from llmrl.analysis.statistics import bootstrap_interval, interquartile_mean, probability_of_improvement
+from llmrl.analysis.statistics import interquartile_mean
 from llmrl.cli.sweep_report import main, parser
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.run.owner import this_machine
@@ -44,6 +45,7 @@ def written(sweep: Path) -> Path:
     return sweep / "report"
 
 
+@pytest.mark.slow
 def test_numbers_of_a_game(written: Path) -> None:
     rows = by_group(written, "cleanup_scores")
     assert list(rows) == ["llm=scripted, principal=llm", "principal=fixed", "principal=random", "principal=ucb"]
@@ -140,6 +142,7 @@ def test_the_page_needs_nothing_else(written: Path) -> None:
     assert all(f'id="{link}"' in page for link in links)
 
 
+@pytest.mark.slow
 def test_files_are_whole_and_repeatable(written: Path, sweep: Path, tmp_path: Path) -> None:
     names = {path.relative_to(written).as_posix() for path in written.rglob("*") if path.is_file()}
     assert not [name for name in names if name.endswith(".tmp")]
@@ -235,6 +238,7 @@ def test_curves_over_proposals_and_time(tmp_path: Path) -> None:
     assert curve.over == "seconds" and curve.lines[0].places[-1] < 60 and curve.lines[0].band.estimate[-1] == 3
 
 
+@pytest.mark.slow
 def test_many_groups(tmp_path: Path) -> None:
     for group in range(13):
         write_run(tmp_path, "game", [f"rate={group}$\\wrong{{$"], 0, [float(group)])

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import compose, only_run_folder
+from experiments import compose, only_run_folder, run_experiment
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.report import Settings
 from llmrl.analysis.runs import read_runs
@@ -22,10 +22,12 @@ from llmrl.analysis.scores import ScoreRule, metric_names, series
 from llmrl.analysis.tables import efficiency
 from llmrl.analysis.training import Frames, Training, common_frames, curve, read_training
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.experiment.job import run_experiment
 from llmrl.run.metrics import MetricLog
-from llmrl.run.run import Run, Stopped
+from llmrl.run.run import Run
+from llmrl.run.signals import Stopped
 from llmrl.run.training_episodes import FILE_NAME, Recorded, TrainingEpisodes, read_training_episodes
+
+pytestmark = pytest.mark.slow
 
 Row = tuple[int, int, int, float]
 """Game, start, length and success of an episode."""

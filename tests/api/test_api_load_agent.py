@@ -47,7 +47,7 @@ def test_it_acts_as_the_run_does(with_memory):
     """The same observations give the actions that the platform's own rollout takes."""
     from llmrl.evaluation.saved_runs import open_saved
     from llmrl.experiment.parts import build_parts
-    from llmrl.learners.rollout import Collector
+    from llmrl.rollout.collector import Collector
 
     saved = open_saved(with_memory)
     parts = build_parts({**saved.config, "env": {**saved.config["env"], "n_envs": 3}}, None, play_only=True)

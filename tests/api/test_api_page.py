@@ -36,6 +36,7 @@ def shown(notebook, code: str, kind: str = "text/plain") -> list[str]:
     return [output["data"][kind] for output in cell.outputs if kind in output.get("data", {})]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_page_runs_as_a_notebook(notebook):
     _, folder = notebook
@@ -46,6 +47,7 @@ def test_the_page_runs_as_a_notebook(notebook):
     assert "cleanup: " in shown(notebook, "llmrl.plan(")[-1]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_bar_shows_how_far_a_run_is(notebook):
     """One line that changes in place; no log lines beside it, and warnings once."""

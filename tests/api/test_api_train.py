@@ -18,10 +18,9 @@ from hydra.core.override_parser.types import QuotedString
 from hypothesis import given
 
 import llmrl
-from experiments import comparable_metrics
+from experiments import comparable_metrics, run_experiment
 from llmrl.core.errors import CheckpointError, ConfigError, LlmrlError
 from llmrl.core.typed_values import typed, typed_choices
-from llmrl.experiment.job import run_experiment
 
 TINY = {
     "env.n_envs": 2,
@@ -39,6 +38,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_run_lands_where_the_command_line_would_put_it(here, capsys):
     run = llmrl.train("env=escape_room", "principal=ucb", seed=3, **TINY)
     assert run.folder.is_relative_to(here / "outputs" / "escape_room") and run.folder.name == "s3"
@@ -104,12 +104,13 @@ def test_a_failed_run_raises_and_is_recorded(here):
     assert llmrl.load(here / "outputs").runs.state.tolist() == ["failed"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_a_run_that_goes_on(here):
     """As Ctrl-C, or a notebook's stop button, sends it: while the run is under way."""
     arguments = {**TINY, "design.steps": 400, "name": "long"}
 
     def interrupt():
-        while not any(path.stat().st_size for path in here.rglob("metrics.jsonl")):
+        while not any('"proposal"' in path.read_text() for path in here.rglob("metrics.jsonl")):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -134,6 +135,7 @@ def test_a_run_in_a_thread_leaves_signals_alone(here):
     assert found[0].state == "finished"
 
 
+@pytest.mark.slow
 def test_warnings_are_shown_once_and_logging_is_left_as_it_was(here):
     """In a program of its own: pytest sets up logging."""
     code = (
@@ -153,6 +155,7 @@ def test_who_has_set_up_logging_hears_nothing_twice(here, caplog):
     assert all("_heard" not in repr(handler) for handler in logging.getLogger().handlers)
 
 
+@pytest.mark.slow
 def test_a_sweep_computes_what_is_missing_side_by_side(here):
     first = llmrl.train("env=escape_room", "principal=ucb", seed=0, **TINY)
     runs = llmrl.sweep("env=escape_room", principal=["ucb", "random"], seed=range(2), parallel=2, **TINY)
@@ -166,6 +169,7 @@ def test_a_sweep_computes_what_is_missing_side_by_side(here):
     assert {run.result for run in runs} == set(table.result)
 
 
+@pytest.mark.slow
 def test_a_sweep_of_runs_that_fail_says_so(here, caplog):
     runs = llmrl.sweep("env=maze", "agent=ppo", **{"agent.init_from": ["nowhere", "elsewhere"], "learn.env_steps": 10})
     assert [run.state for run in runs.unfinished] == ["failed"] * 2

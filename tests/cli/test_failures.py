@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import commands
 from experiments import only_run_folder
 
 SMALL = (
@@ -28,7 +29,7 @@ def command(*overrides):
 
 
 def train(cwd, *overrides):
-    return subprocess.run(command(*overrides), cwd=cwd, capture_output=True, text=True, timeout=300)
+    return commands.run(command(*overrides), cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
 def state(folder: Path) -> str:
@@ -37,7 +38,7 @@ def state(folder: Path) -> str:
 
 def interrupt(cwd, number, *overrides, saved=1):
     """Start a long run, signal it once it has `saved` checkpoints, and return the ended process with its output."""
-    process = subprocess.Popen(command(*overrides), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = commands.Popen(command(*overrides), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     started, deadline = time.time(), time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         if new_checkpoints(cwd, started) >= saved:
@@ -64,6 +65,7 @@ def unfinished(tmp_path):
     return only_run_folder(tmp_path / "outputs")
 
 
+@pytest.mark.slow
 def test_signals_stop_safely_and_say_how_to_go_on(tmp_path):
     done = interrupt(tmp_path, signal.SIGINT, *SMALL, "principal=ucb", "design.steps=3000")
     assert done.returncode == 128 + signal.SIGINT and "Repeat the same command to resume" in done.stderr
@@ -71,6 +73,7 @@ def test_signals_stop_safely_and_say_how_to_go_on(tmp_path):
     assert state(folder) == "stopped" and list((folder / "checkpoints").glob("*.pt"))
 
 
+@pytest.mark.slow
 def test_damaged_checkpoint_falls_back_to_the_one_before(unfinished, tmp_path):
     newest = max((unfinished / "checkpoints").glob("*.pt"))
     newest.write_bytes(newest.read_bytes()[:-100])
@@ -78,6 +81,7 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(unfinished, tmp_path):
     assert newest.name in done.stdout + done.stderr and "resumed from iteration" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_no_whole_checkpoint_left_is_an_error_that_says_what_to_do(unfinished, tmp_path):
     for path in (unfinished / "checkpoints").glob("*.pt"):
         path.write_bytes(path.read_bytes()[:-100])
@@ -87,6 +91,7 @@ def test_no_whole_checkpoint_left_is_an_error_that_says_what_to_do(unfinished, t
     assert (unfinished / "metrics.jsonl").read_bytes() == rows
 
 
+@pytest.mark.slow
 def test_checkpoint_of_another_config_is_refused(unfinished, tmp_path):
     done = train(tmp_path, *SMALL, "principal=random", "design.steps=1")
     assert done.returncode == 0, done.stderr
@@ -118,7 +123,7 @@ def test_engine_killed_in_mid_episode_and_resumed(tmp_path):
         "design.references=0",
     )
     overrides += ("design.adapt_rounds=2", "design.validate_episodes=1", "checkpoint_seconds=0")
-    process = subprocess.Popen(
+    process = commands.Popen(
         command(*overrides), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 120

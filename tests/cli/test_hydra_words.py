@@ -1,11 +1,11 @@
 """Words of Hydra's users: they do what is expected, or are answered with what to write."""
 
 import importlib.util
-import subprocess
 import sys
 
 import pytest
 
+import commands
 from llmrl.config.overrides import translated
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.experiment import Experiment
@@ -62,7 +62,7 @@ def test_a_sweep_says_which_runs_it_will_not_try():
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from hydra_plugins.llmrl_launcher.sweeper import combinations
+    from llmrl.config.overrides import combinations
 
     parse = OverridesParser.create().parse_overrides
     assert combinations(parse(["a=1,2", "b=x", "c=range(2)"])) == [
@@ -77,7 +77,7 @@ def test_a_sweep_says_which_runs_it_will_not_try():
 def test_the_launcher_of_the_card_is_ours_and_says_so(tmp_path):
     assert importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is None
     words = ["--multirun", "hydra/launcher=submitit_local", "+env=escape_room", "dry_run=true"]
-    done = subprocess.run(
+    done = commands.run(
         [sys.executable, "-m", "llmrl.cli.train", *words, "env.n_envs=1", "seed=0"],
         cwd=tmp_path,
         capture_output=True,

@@ -62,6 +62,7 @@ def train(words: list[str], site: Path, cwd: Path) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_the_page_runs_as_it_is(site, tmp_path):
     """One run with its environment and principal, and one sweep of two runs on its backend; no flag, no edited file."""
     (_, alone), (_, swept) = [(command[0], command[1:]) for command in COMMANDS[1:]]
@@ -75,8 +76,8 @@ def test_the_page_runs_as_it_is(site, tmp_path):
     assert [row["principal/rate"] for row in proposals] == [0.0, 1.0, 2.0]
     header, *lines = (summary.parent / "loggers" / "csv" / "metrics.csv").read_text().splitlines()
     told = [line.split(";") for line in lines]
-    assert header == "place;tag;value"
-    assert [float(value) for _, tag, value in told if tag == "principal/rate"] == [0.0, 1.0, 2.0]
+    assert header == "row;axis;place;metric;value"
+    assert [float(value) for *_, tag, value in told if tag == "principal/rate"] == [0.0, 1.0, 2.0]
 
     done = train([*swept, "name=swept"], site, tmp_path)
     assert done.returncode == 0 and "2 finished" in done.stdout, done.stdout + done.stderr

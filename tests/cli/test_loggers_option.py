@@ -6,10 +6,10 @@ import csv
 import sys
 from pathlib import Path
 
+import llmrl.conf
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import llmrl.conf
 from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
@@ -24,7 +24,7 @@ PLAY = ("env=escape_room", "principal=none", "agent=random", "env.n_envs=2", "en
 @pytest.fixture
 def documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The module with the sink of the page."""
-    section = (DOCS / "extending.md").read_text().split("## A sink")[1]
+    section = (DOCS / "extending.md").read_text().split("csv_file.py`\n")[1]
     (tmp_path / "page_sink.py").write_text(section.split("```python\n")[1].split("```")[0])
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "page_sink"

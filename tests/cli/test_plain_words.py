@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from faulty_env import Faulty
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import compose, only_run_folder
+import commands
+from experiments import compose, only_run_folder, run_experiment
+from faulty_env import Faulty
 from llmrl.analysis.runs import read_run
 from llmrl.cli import command
 from llmrl.config.suggestions import hint, removed, saved_config, ungrammatical
-from llmrl.core import memory
+from llmrl.core import ram
 from llmrl.core.arguments import checked
 from llmrl.core.errors import BudgetExhausted, ConfigError, EngineError, RunInUse
-from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
+from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.envs.guard import guarded
 from llmrl.experiment.job import compute as run_reporting
-from llmrl.experiment.job import run_experiment
 from llmrl.experiment.parts import check_values
 from llmrl.run.ending import ending
 
@@ -184,12 +183,12 @@ def test_a_whole_number_in_scientific_notation_is_told_how_to_be_written(number:
 
 
 def test_memory_is_asked_for_games_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda device: 1 << 20)
-    memory.check_games(3000)
+    monkeypatch.setattr(ram, "free_memory", lambda device: 1 << 20)
+    ram.check_games(3000)
     with pytest.raises(ConfigError, match=r"env\.n_envs=5000: the games need about 0\.0 GiB.*at the very most 3,686"):
-        memory.check_games(5000)
+        ram.check_games(5000)
     for other in (None, "many"):
-        memory.check_games(other)
+        ram.check_games(other)
 
 
 def test_options_that_are_taken_out_are_told_what_to_write() -> None:
@@ -242,7 +241,7 @@ WORDS = {
 
 
 @pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def told_by_commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each of the commands of `WORDS` writes to standard error, all in one process; each must end with 1."""
     program = """
 import sys
@@ -261,7 +260,7 @@ for line in sys.stdin.read().splitlines():
     sys.stderr.write(f"\\nended with {code}\\n")
 """
     asked = "\n".join("\t".join([name, *arguments]) for name, arguments in WORDS.items())
-    done = subprocess.run(
+    done = commands.run(
         [sys.executable, "-c", program],
         input=asked,
         cwd=tmp_path_factory.mktemp("words"),
@@ -285,8 +284,8 @@ for line in sys.stdin.read().splitlines():
         ("too many", "the games need about"),
     ],
 )
-def test_the_command_says_it_and_no_more(commands: dict[str, str], name: str, told: str) -> None:
-    said = commands[name]
+def test_the_command_says_it_and_no_more(told_by_commands: dict[str, str], name: str, told: str) -> None:
+    said = told_by_commands[name]
     assert told in said and "Traceback" not in said and said.rstrip().endswith("ended with 1")
     assert "has no option" not in said
 

@@ -3,13 +3,13 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+import commands
 from experiments import only_run_folder
 from llmrl.core.option_files import options
 from llmrl.llms.ledger import read_calls
@@ -24,7 +24,7 @@ def train(*overrides, cwd, **environment):
     """Run the console script's module; keys of hosted models are never inherited."""
     env = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
     command = [sys.executable, "-m", "llmrl.cli.train", *overrides]
-    return subprocess.run(command, cwd=cwd, env={**env, **environment}, capture_output=True, text=True, timeout=300)
+    return commands.run(command, cwd=cwd, env={**env, **environment}, capture_output=True, text=True, timeout=300)
 
 
 def test_help_lists_the_groups(tmp_path):
@@ -45,6 +45,7 @@ def test_shell_completion_knows_options(tmp_path):
     assert "principal=ucb" in done.stdout and "principal=llm" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -144,6 +145,7 @@ def test_sweep_of_principals_and_seeds(tmp_path):
     assert again.returncode == 0 and again.stdout.count("nothing to do") == 9
 
 
+@pytest.mark.slow
 def test_third_party_parts_through_config_dir(tmp_path):
     config_dir = ("--config-dir", str(THIRD_PARTY / "conf"), "env=signal_game")
     refused = train(*config_dir, "principal=halving", "name=refused", cwd=tmp_path)
@@ -162,6 +164,7 @@ def test_third_party_parts_through_config_dir(tmp_path):
     assert wrong.returncode != 0 and "use agent=ppo" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_a_part_that_asks_for_scores(tmp_path):
     """It gets a local scorer, and whatever only chats is refused before anything is loaded or reached."""
     config_dir = ("--config-dir", str(THIRD_PARTY / "conf"), "env=signal_game", "trusted_modules=[signal_game]")
@@ -181,11 +184,12 @@ def test_a_part_that_asks_for_scores(tmp_path):
     run = only_run_folder(tmp_path / "outputs" / "done")
     assert str(folder) in json.loads((run / "status.json").read_text())["llm"]
     command = [sys.executable, "-c", "from llmrl.cli.evaluate import main; main()", str(run), "--episodes", "4"]
-    stranger = subprocess.run(command, cwd=tmp_path, timeout=300, capture_output=True, text=True)
+    stranger = commands.run(command, cwd=tmp_path, timeout=300, capture_output=True, text=True)
     assert stranger.returncode == 1 and "repeat the command with --trust signal_game" in stranger.stderr
-    assert subprocess.run([*command, "--trust", "signal_game"], cwd=tmp_path, timeout=300).returncode == 0
+    assert commands.run([*command, "--trust", "signal_game"], cwd=tmp_path, timeout=300).returncode == 0
 
 
+@pytest.mark.slow
 def test_generic_prompt_governs_a_third_party_environment(tmp_path):
     config_dir = ("--config-dir", str(THIRD_PARTY / "conf"), "env=signal_game", "trusted_modules=[signal_game]")
     done = train(*config_dir, "principal=llm", "design.steps=3", cwd=tmp_path)
@@ -196,6 +200,7 @@ def test_generic_prompt_governs_a_third_party_environment(tmp_path):
     assert len(references) == 2 and not list((tmp_path / "outputs").glob("*_references/*/*/llm_calls.jsonl"))
 
 
+@pytest.mark.slow
 def test_every_option_builds_or_says_what_is_missing(tmp_path):
     """Each option of each group composes; what needs no engine, key or server is built by the other tests."""
     from experiments import compose

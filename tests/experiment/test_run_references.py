@@ -12,16 +12,9 @@ from omegaconf import OmegaConf
 
 from experiments import compose
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.experiment.first_weights import located
-from llmrl.experiment.run_references import (
-    folder_of,
-    needed,
-    parsed,
-    resolved,
-    run_folder_of,
-    with_digests,
-    without_digests,
-)
+from llmrl.experiment.parts import located
+from llmrl.experiment.run_lookup import folder_of, parsed, run_folder_of
+from llmrl.experiment.run_references import needed, resolved, with_digests, without_digests
 from llmrl.run.folder import RESOLVED, config_hash
 from run_folders import write_run
 
@@ -219,7 +212,7 @@ def test_a_run_is_played_where_what_it_began_with_is_not(outputs):
     shutil.rmtree(folders["long", 0])
     assert located(config, play_only=True)["agent"]["init_from"] is None
     assert located(config)["agent"]["init_from"] == str(folders["long", 0])
-    around = {**config["agent"], "_target_": "llmrl.language.agent.LanguagePPOAgent"}
+    around = {**config["agent"], "_target_": "llmrl.agents.llm_ppo.agent.LanguagePPOAgent"}
     assert located({**config, "agent": around}, play_only=True)["agent"] == around
     preset = begun(root, STUDY)
     assert located(preset)["agent"]["init_from"] is None is located(preset, play_only=True)["agent"]["init_from"]

@@ -1,14 +1,7 @@
 """A tiny language model that knows the form of a reply, made once."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-HERE = Path(__file__).parent
-# For the environment and for processes that tests start.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_dry_run_plays_nothing_and_loads_nothing(proposer, tmp_path, capsys):
-    from llmrl.experiment.job import run_experiment
+    from experiments import run_experiment
 
     assert run_experiment(configured(tmp_path, proposer, "dry_run=true", "transfer=[other]"), []) is None
     printed = capsys.readouterr().out
@@ -46,7 +46,7 @@ def test_a_dry_run_plays_nothing_and_loads_nothing(proposer, tmp_path, capsys):
     ],
 )
 def test_what_cannot_work_is_refused_before_the_model_is_asked(proposer, tmp_path, overrides, error, message):
-    from llmrl.experiment.job import run_experiment
+    from experiments import run_experiment
 
     root = tmp_path / "runs"
     with pytest.raises(error, match=message):
@@ -66,8 +66,7 @@ def test_what_cannot_work_is_refused_before_the_model_is_asked(proposer, tmp_pat
     ],
 )
 def test_parts_that_cannot_be_tuned_are_refused(proposer, tmp_path, overrides, message):
-    from experiments import compose
-    from llmrl.experiment.job import run_experiment
+    from experiments import compose, run_experiment
 
     model = [] if overrides[0].startswith("llm=") else [f"llm.model={proposer}"]
     with pytest.raises(ConfigError, match=message):
@@ -75,7 +74,7 @@ def test_parts_that_cannot_be_tuned_are_refused(proposer, tmp_path, overrides, m
 
 
 def test_a_missing_package_is_named(proposer, tmp_path, monkeypatch):
-    from llmrl.experiment.job import run_experiment
+    from experiments import run_experiment
 
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "trl" else find(name, *a))
@@ -84,7 +83,7 @@ def test_a_missing_package_is_named(proposer, tmp_path, monkeypatch):
 
 
 def test_an_adapter_cannot_be_trained_on_top_of(proposer, tmp_path):
-    from llmrl.experiment.job import run_experiment
+    from experiments import run_experiment
 
     with pytest.raises(ConfigError, match=r"leave it null, or merge"):
         run_experiment(configured(tmp_path, proposer, f"llm.adapter='{proposer}'"), [])

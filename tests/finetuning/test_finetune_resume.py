@@ -56,7 +56,7 @@ def test_told_to_stop_and_gone_on_with_it_ends_as_if_nothing_had_happened(
 ):
     """Signals in the middle of the training; also between steps that share their replies."""
     from llmrl.run.metrics import MetricLog
-    from llmrl.run.run import Stopped
+    from llmrl.run.signals import Stopped
 
     log = MetricLog.log
     for stop_at in (1, 3):
@@ -82,7 +82,7 @@ def test_told_to_stop_and_gone_on_with_it_ends_as_if_nothing_had_happened(
 def test_stalled_in_a_reply_or_a_step_it_ends_when_told_to(
     method, whole, proposer, tmp_path, monkeypatch, path, stalling, at
 ):
-    from llmrl.run.run import Stopped
+    from llmrl.run.signals import Stopped
 
     module, _, name = path.rpartition(".")
     owner = getattr(importlib.import_module(module), name)
@@ -124,7 +124,7 @@ def test_killed_at_any_moment_it_goes_on_from_its_last_checkpoint(method, whole,
 
 
 def test_a_finished_run_is_not_run_again_and_trials_are_shared(grpo, proposer, tmp_path, capsys):
-    from llmrl.experiment.job import run_experiment
+    from experiments import run_experiment
 
     typed = [*QUICK["sft"], "method.optimiser.steps=1", "dataset.held_out=4"]
     config = configured(tmp_path, proposer, *typed, f"trials_dir={grpo.parents[2] / 'finetune_trials'}")

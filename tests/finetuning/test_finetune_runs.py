@@ -2,13 +2,13 @@
 
 import json
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import commands
 from experiments import compose, only_run_folder
 from llmrl.core.errors import ConfigError
 from llmrl.display.finetuning import use_of
@@ -169,14 +169,14 @@ def test_sweeps_and_searches_go_through_the_launcher(proposer, sft, tmp_path):
     """As a cluster's jobs are made: composed first, each computed in a process of its own, with the same numbers."""
     import yaml
 
-    from llmrl.experiment.applications import application_of
+    from llmrl.experiment.experiment import application_of
 
     typed = [*COMMON[1:], f"output_root={tmp_path}", f"llm.model={proposer}", *QUICK["sft"], "seed=0"]
     command = [sys.executable, "-m", "llmrl.cli.finetune", "--config-dir", str(Path(__file__).parent / "conf"), "-m"]
     command += [*typed, "method.optimiser.steps=12"]
 
     def swept(*more):
-        return subprocess.run([*command, *more], capture_output=True, text=True, timeout=180)
+        return commands.run([*command, *more], capture_output=True, text=True, timeout=180)
 
     done = swept()
     assert done.returncode == 0, done.stdout + done.stderr

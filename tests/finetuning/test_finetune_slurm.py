@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster import NoClusterError, cluster, outside_of_jobs
 from llmrl.analysis.runs import read_run
-from slurm.cluster import NoClusterError, cluster, outside_of_jobs
 from tuned import COMMON, QUICK, assert_same, folder_of
 
 for package in ("trl", "peft", "datasets", "submitit"):
@@ -55,6 +55,7 @@ def test_a_job_asks_for_what_training_needs(proposer, tmp_path):
     assert "export OMP_NUM_THREADS=1" in script.read_text() and "--cpu-bind=none" in script.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_a_job_trains_as_the_command_does(proposer, sft, tmp_path):
     """The same run as a job, bit for bit; without the GPU and the memory, which clusters for tests lack."""

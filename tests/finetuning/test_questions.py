@@ -18,7 +18,7 @@ from llmrl.finetuning.trials import Trial
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from llmrl.llms.structured import InvalidReply
-from llmrl.principals.llm import LLMPrincipal
+from llmrl.principals.llm import llm_principal
 
 SPEC = EnvSpec("game", 1, 1, {}, 2, ("a", "b"), 100)
 
@@ -52,7 +52,7 @@ class Windowed(Provider):
 def questions(room=100_000, controller=None, **options):
     llm = ChatClient(Windowed(room))
     options = {"prompt": "numeric", "duplicates": "accept"} | options
-    proposer = LLMPrincipal(SPEC, llm, controller=controller or Controller(), **options)
+    proposer = llm_principal(SPEC, llm, controller=controller or Controller(), **options)
     proposer.expect(100, 2)
     return Questions(proposer)
 

@@ -14,6 +14,7 @@ from llmrl.finetuning.examples import make_examples, split
 from llmrl.finetuning.task import Dataset
 from llmrl.finetuning.trials import (
     CHUNK,
+    RandomTrials,
     Series,
     Trial,
     find_search_runs,
@@ -73,24 +74,30 @@ def test_a_kill_costs_a_chunk_at_most_and_more_trials_add_to_fewer(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        random_trials(plays, PLANE, Seeds(0), CHUNK + 10, 3, folder, before_chunk=killed)
+        random_trials(plays, PLANE, Seeds(0), RandomTrials(CHUNK + 10, 3), folder, before_chunk=killed)
     assert plays.played == 3 * CHUNK
-    resumed = random_trials(plays, PLANE, Seeds(0), CHUNK + 10, 3, folder)
+    resumed = random_trials(plays, PLANE, Seeds(0), RandomTrials(CHUNK + 10, 3), folder)
     assert plays.played == 2 * 3 * CHUNK and len(resumed.trials) == CHUNK + 10 and not resumed.ordered
-    more = random_trials(plays, PLANE, Seeds(0), 2 * CHUNK + 1, 3, folder)
+    more = random_trials(plays, PLANE, Seeds(0), RandomTrials(2 * CHUNK + 1, 3), folder)
     assert plays.played == 3 * 3 * CHUNK and numbers(more)[: CHUNK + 10] == numbers(resumed)
-    anew = random_trials(Plays(), PLANE, Seeds(0), CHUNK + 10, 3, tmp_path / "other")
+    anew = random_trials(Plays(), PLANE, Seeds(0), RandomTrials(CHUNK + 10, 3), tmp_path / "other")
     assert numbers(anew) == numbers(resumed)
-    assert numbers(random_trials(Plays(), PLANE, Seeds(1), 10, 3, tmp_path / "seed")) != numbers(resumed)[:10]
+    assert (
+        numbers(random_trials(Plays(), PLANE, Seeds(1), RandomTrials(10, 3), tmp_path / "seed"))
+        != numbers(resumed)[:10]
+    )
 
 
 def test_a_damaged_chunk_is_played_again(tmp_path):
-    whole = random_trials(Plays(), PLANE, Seeds(0), 10, 3, tmp_path)
+    whole = random_trials(Plays(), PLANE, Seeds(0), RandomTrials(10, 3), tmp_path)
     (chunk,) = tmp_path.iterdir()
     for content in (chunk.read_text()[:50], "[]", json.dumps([{"vector": [1.0]}])):
         chunk.write_text(content)
         plays = Plays()
-        assert numbers(random_trials(plays, PLANE, Seeds(0), 10, 3, tmp_path)) == numbers(whole) and plays.played
+        assert (
+            numbers(random_trials(plays, PLANE, Seeds(0), RandomTrials(10, 3), tmp_path)) == numbers(whole)
+            and plays.played
+        )
 
 
 def test_trials_are_kept_under_what_decides_them(tmp_path):

@@ -10,16 +10,17 @@ import time
 
 import pytest
 
+import commands
 from experiments import only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import BudgetExhausted, Interrupted
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms import scripted_principal
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import Ledger, read_calls
-from llmrl.run.run import Stopped
+from llmrl.principals import scripted_mechanism
+from llmrl.run.signals import Stopped
 from llmrl.run.status import read_status
 from models import Echo
 
@@ -134,7 +135,7 @@ def test_a_run_that_waits_for_its_model_ends_and_goes_on(tmp_path, hurried, capf
     overrides += ("llm.max_invalid=null", f"llm.cache_dir={tmp_path / 'cache'}", f"output_root={tmp_path / 'outputs'}")
 
     def reply(messages):
-        return scripted_principal.reply(messages[0]["content"]) if who == "a principal" else "{}"
+        return scripted_mechanism.reply(messages) if who == "a principal" else "{}"
 
     with FakeOpenAIServer(reply, hang=HANGS_S) as server:
         server.faults += ["hang"] * 40
@@ -167,13 +168,12 @@ def test_a_process_whose_requests_hang_is_gone_in_time(tmp_path, number):
     with FakeOpenAIServer(hang=100.0) as server:
         server.faults += ["hang"] * 40
         command = [sys.executable, "-m", "llmrl.cli.train", *PLAYER, "llm=openai_compatible", "llm.model=fake-model"]
-        process = subprocess.Popen(
+        process = commands.Popen(
             [*command, f"llm.base_url={server.url}"],
             cwd=tmp_path,
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         while len(server.requests) < 3 and process.poll() is None:
             time.sleep(0.05)

@@ -9,7 +9,7 @@ from llmrl.core.errors import BudgetExhausted, ConfigError, LLMError
 from llmrl.core.records import ChatReply
 from llmrl.llms.budget import Budget, Spent
 from llmrl.llms.client import ChatClient
-from llmrl.llms.limits import Limits
+from llmrl.llms.rate_limit import RateLimit
 from models import Echo, ask
 
 
@@ -82,7 +82,7 @@ def test_a_local_batch_asks_for_what_fits():
 @settings(max_examples=25)
 def test_threads_never_exceed_it(calls, concurrency, n):
     model = Echo()
-    client = ChatClient(model, budget=Budget(calls=calls), limits=Limits(concurrency))
+    client = ChatClient(model, budget=Budget(calls=calls), limits=RateLimit(concurrency))
     outcomes = []
 
     def work(i):

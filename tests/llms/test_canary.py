@@ -2,20 +2,20 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 
 import pytest
 
+import commands
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
-from llmrl.llms import scripted_principal
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import Ledger
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.retry import Retry
+from llmrl.principals import scripted_mechanism
 
 KEY = "sk-canary-Zq3vXw81LkTn0PfYb7RdUe"
 PIECES = (KEY[: len(KEY) // 2].encode(), KEY[len(KEY) // 2 :].encode())
@@ -50,7 +50,7 @@ PROVIDERS = [
 
 
 def reply(messages):
-    return scripted_principal.reply(messages[0]["content"])
+    return scripted_mechanism.reply(messages)
 
 
 def leaks(*texts, folder=None, started=True):
@@ -66,7 +66,7 @@ def leaks(*texts, folder=None, started=True):
 def command(folder, module, *arguments):
     """Exit code, stdout and stderr of one of our programs, with every detail it can be made to print."""
     environment = {**os.environ, "OPENAI_API_KEY": KEY, "HYDRA_FULL_ERROR": "1"}
-    process = subprocess.run(
+    process = commands.run(
         [sys.executable, "-c", f"from {module} import main; main()", *arguments],
         env=environment,
         cwd=folder,

@@ -13,7 +13,7 @@ from llmrl.core.records import ChatRequest
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
-from llmrl.llms.limits import Limits
+from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.request_key import request_key
 from llmrl.llms.retry import Retry, TransientError
 from models import Echo, ask
@@ -203,7 +203,7 @@ class TestFailures:
     def test_all_are_tried_and_kept_before_the_error(self, tmp_path):
         model = Echo(fail={"1": LLMError("no")})
         with pytest.raises(LLMError, match=r"no \(1 of 4 requests failed\)"):
-            cached(tmp_path, model, limits=Limits(1)).chat([ask(f"{i}") for i in range(4)])
+            cached(tmp_path, model, limits=RateLimit(1)).chat([ask(f"{i}") for i in range(4)])
         assert model.asked == ["0", "1", "2", "3"] and len(list(tmp_path.rglob("*.json"))) == 3
 
     @pytest.mark.parametrize("parallel", [True, False])
@@ -219,7 +219,7 @@ class TestFailures:
             ChatClient(Echo(), budget=Budget(calls=0), failures="fall_back").chat([ask()])
 
     def test_a_busy_server_holds_all_threads(self):
-        model, limits = Echo(), Limits()
+        model, limits = Echo(), RateLimit()
         busy = iter([TransientError("busy", retry_after=0.3)])
         whole = model.complete
 
@@ -236,9 +236,13 @@ class TestFailures:
 
     def test_errors_of_ours_are_not_swallowed(self):
         model = Echo(fail={"1": ZeroDivisionError()})
+        before = {*threading.enumerate()}  # of other tests, on their way out
         with pytest.raises(ZeroDivisionError):
             ChatClient(model).chat([ask("0"), ask("1")])
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("llm")]
+        started = [thread for thread in threading.enumerate() if thread not in before and thread.name.startswith("llm")]
+        for thread in started:
+            thread.join(20)
+        assert not any(thread.is_alive() for thread in started)
 
 
 def test_batches_of_a_local_model_are_asked_at_once():

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+import commands
 from experiments import comparable_metrics, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import BudgetExhausted, LLMError
-from llmrl.llms import scripted_principal
 from llmrl.llms.ledger import Ledger, read_calls
+from llmrl.principals import scripted_mechanism
 
 STEPS, KILLED_AT = 220, 200
 """Principal steps, replies paid before the kill."""
@@ -42,7 +42,7 @@ def reply(messages):
     draw = int(hashlib.sha256(messages[0]["content"].encode()).hexdigest(), 16) % 40
     if draw == 0 or (draw % 10 == 0 and len(messages) == 1):
         return "Let me think about it."
-    return scripted_principal.reply(messages[0]["content"])
+    return scripted_mechanism.reply(messages)
 
 
 def faulty_server():
@@ -66,7 +66,7 @@ def overrides(server, root, steps, *more):
 
 
 def llmrl_train(arguments):
-    return subprocess.Popen(
+    return commands.Popen(
         [sys.executable, "-m", "llmrl.cli.train", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
 
@@ -99,6 +99,10 @@ def wait_for(condition, process):
         time.sleep(0.002)
 
 
+def stopped(process):
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def stop_between_calls(process, server, root, calls):
     """Freeze the run when it has paid for `calls` replies and is waiting for none.
 
@@ -108,7 +112,7 @@ def stop_between_calls(process, server, root, calls):
     while True:
         wait_for(lambda: server.delivered.total() >= calls, process)
         process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        wait_for(lambda: stopped(process), process)
         time.sleep(0.05)  # what it sent before has arrived by then
         if server.in_flight == 0 and len(paid(only_run_folder(root))) == server.delivered.total():
             return
@@ -241,7 +245,7 @@ def test_seeds_share_replies_only_if_told_to(tmp_path, shared):
 
 def test_half_a_run_replays_as_far_as_it_goes(tmp_path):
     """A call log cut short by a kill is no reason for silent nonsense."""
-    with FakeOpenAIServer(lambda messages: scripted_principal.reply(messages[0]["content"])) as server:
+    with FakeOpenAIServer(lambda messages: scripted_mechanism.reply(messages)) as server:
         run(*overrides(server, tmp_path / "whole", 6))
     log = only_run_folder(tmp_path / "whole") / "llm_calls.jsonl"
     lines = log.read_text().splitlines(keepends=True)

@@ -5,10 +5,10 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
+import commands
 from llmrl.analysis.llm_calls import CallTotals, call_totals
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.llms.cache import Cache
@@ -139,8 +139,7 @@ while True:
     n += 1
     print(n, flush=True)
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
+    process = commands.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     finished = 0
     for line in process.stdout:
         finished = int(line)
@@ -186,6 +185,6 @@ def test_totals_of_a_folder_of_runs(tmp_path):
 def test_lines_are_json_a_person_can_read(tmp_path):
     model = scripted()
     model.ledger = Ledger(tmp_path / FILE_NAME)
-    model.chat([ask("This is a connection test. \u00fc")])
+    model.chat([ask("This is a connection test. \u00fc", purpose="check")])
     line = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
     assert "\u00fc" in line and json.loads(line)["model"] == "scripted (not a language model)"

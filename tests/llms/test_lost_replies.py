@@ -4,17 +4,16 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import commands
 from fake_openai_server import FakeOpenAIServer
 from llmrl.analysis.llm_calls import run_totals
 from llmrl.core.errors import BudgetExhausted, LLMError
@@ -23,8 +22,8 @@ from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
-from llmrl.llms.limits import Limits
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
+from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.retry import Retry
 from llmrl.llms.usage import llm_summary
 from models import Echo, ask, connected
@@ -94,7 +93,7 @@ def test_forty_calls_are_forty_generated_whatever_is_lost(at_once):
     kinds = ("reset", "reset-midway", "truncated", "503", "malformed")
     with FakeOpenAIServer(fault_rate=0.5, fault_kinds=kinds) as server:
         client = connected(
-            server, retries=5, budget=Budget(calls=40), failures="fall_back", limits=Limits(concurrency=at_once)
+            server, retries=5, budget=Budget(calls=40), failures="fall_back", limits=RateLimit(concurrency=at_once)
         )
         with pytest.raises(BudgetExhausted):
             client.chat([ask(f"{i}") for i in range(100)])
@@ -188,11 +187,10 @@ from models import ask
 client = ChatClient(OpenAICompatibleChat(sys.argv[1], "m"), ledger=Ledger(Path({str(path)!r})), budget=Budget(calls=10))
 client.chat([ask(f"{{i}}") for i in range(3)])
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     with FakeOpenAIServer() as server:
         for kills in (1, 2):
             server.faults += ["hang"] * 3
-            process = subprocess.Popen([sys.executable, "-c", program, server.url], env=environment)
+            process = commands.Popen([sys.executable, "-c", program, server.url])
             while server.in_flight < 3 * kills:
                 assert process.poll() is None
                 time.sleep(0.01)

@@ -5,8 +5,8 @@ import pytest
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.llms.client import ChatClient
-from llmrl.llms.limits import Limits
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
+from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.retry import Retry
 from models import ask, connected
 
@@ -149,7 +149,7 @@ def test_bad_address(url):
 def test_batches_keep_their_order_and_respect_the_limit():
     with FakeOpenAIServer(lambda messages: messages[0]["content"]) as server:
         server.delay = 0.05
-        replies = chat(server, limits=Limits(3)).chat([ask(str(i)) for i in range(10)])
+        replies = chat(server, limits=RateLimit(3)).chat([ask(str(i)) for i in range(10)])
     assert [reply.text for reply in replies] == [str(i) for i in range(10)]
     assert 1 < server.most_in_flight <= 3
 

@@ -6,7 +6,7 @@ from experiments import compose, only_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.llms.ledger import read_calls
 from llmrl.llms.prompts import Prompts, folder_digest
-from llmrl.principals.llm import FAMILY, FOLDER
+from llmrl.principals.llm_mechanism import FAMILY, FOLDER
 
 
 @pytest.fixture

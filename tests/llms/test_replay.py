@@ -23,6 +23,7 @@ def replay(path, seed=0):
     return client
 
 
+@pytest.mark.slow
 def test_an_experiment_again(tmp_path):
     """Seeds, repairs and fallbacks included; only what was paid differs."""
     spoilt = ("llm.malformed=0.6", "llm.max_invalid=null")

@@ -11,15 +11,19 @@ from llmrl.llms.ledger import read_calls
 from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.scripted import REFUSAL
 from llmrl.llms.structured import json_schema, parse_json
-from llmrl.principals.llm import LLMPrincipal
+from llmrl.principals.llm import llm_principal
 from models import ask, scripted
 from societies import CLEANUP, outcome, toy
 
-QUESTION = LLMPrincipal(CLEANUP, scripted()).question(None).text
+QUESTION = llm_principal(CLEANUP, scripted()).question(None).text
 
 
 def replies(n, seed=0, **shares):
-    return [reply.text for reply in scripted(seed, **shares).chat([ask(QUESTION)] * n)]
+    return [reply.text for reply in scripted(seed, **shares).chat([asked()] * n)]
+
+
+def asked():
+    return ask(QUESTION, purpose="principal")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +39,7 @@ def replies(n, seed=0, **shares):
 def test_each_fault_makes_a_reply_invalid(fault, sign):
     [text] = replies(1, **{fault: 1.0})
     assert sign(text)
-    principal = LLMPrincipal(CLEANUP, scripted(**{fault: 1.0}))
+    principal = llm_principal(CLEANUP, scripted(**{fault: 1.0}))
     principal.ask()[0]
     assert principal.asker.counters["invalid_replies"] == 2 and principal.asker.counters["fallbacks"] == 1
 
@@ -56,20 +60,20 @@ def test_shares_of_more_than_all():
 
 
 def test_a_cut_reply_says_so():
-    assert scripted(truncated=1.0).chat([ask(QUESTION)])[0].finish == "length"
+    assert scripted(truncated=1.0).chat([asked()])[0].finish == "length"
 
 
 def test_experiments_that_sample_take_it_too():
     """A temperature changes nothing, the longest reply is kept to."""
-    plain, cold = (scripted(**options).chat([ask(QUESTION)])[0] for options in ({}, {"temperature": 0.0}))
+    plain, cold = (scripted(**options).chat([asked()])[0] for options in ({}, {"temperature": 0.0}))
     assert plain.text == cold.text and plain.finish == "stop"
-    [short] = scripted(max_tokens=10).chat([ask(QUESTION)])
+    [short] = scripted(max_tokens=10).chat([asked()])
     assert plain.text.startswith(short.text) and short.finish == "length" and 5 <= estimate_tokens(short.text) <= 12
 
 
 def test_it_costs_nothing_and_counts_tokens():
     client = scripted()
-    client.chat([ask(QUESTION)])
+    client.chat([asked()])
     assert client.metrics()["llm/cost"] == 0.0 and client.metrics()["llm/prompt_tokens"] > 500
 
 
@@ -110,7 +114,7 @@ def test_a_repeated_question_gets_another_draw_and_a_run_the_same_ones():
 
 
 def test_a_principal_learns_from_half_of_its_replies():
-    principal = LLMPrincipal(toy(), scripted(malformed=0.3, out_of_range=0.1, truncated=0.1))
+    principal = llm_principal(toy(), scripted(malformed=0.3, out_of_range=0.1, truncated=0.1))
     values = []
     for _ in range(60):
         result = outcome(toy(), principal.ask()[0])

@@ -14,8 +14,8 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
-from llmrl.llms.limits import Limits
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
+from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.request_key import request_key
 
 PROCESSES, SHARE = 8, 250
@@ -34,7 +34,7 @@ def ask(text):
 
 
 def client(url, folder, concurrency=1):
-    return ChatClient(OpenAICompatibleChat(url, "fake-model"), Cache(folder), limits=Limits(concurrency))
+    return ChatClient(OpenAICompatibleChat(url, "fake-model"), Cache(folder), limits=RateLimit(concurrency))
 
 
 def ask_all(url, folder, number, start, results):
@@ -125,6 +125,7 @@ def write_forever(folder, first):
         cache.put(request_key({}, request), {}, request, ChatReply(TEXT))
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_moment_leaves_no_half_entry(tmp_path, context):
     rng = random.Random(0)
     for i in range(200):  # how many kills fall into a write depends on what else runs here

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from llmrl.agents.llm_player.answers import Choices, Numbers, read_lesson, read_reply
 from llmrl.core.spaces import ActionNumbers
 from llmrl.llms.asking import Asker
 from llmrl.llms.cache import Cache
@@ -18,9 +19,7 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.structured import LONGEST_REPLY, InvalidReply, cleaned, fault_of, parse_dollar, parse_json, read
-from llmrl.players.answers import Choices, Numbers, read_reply
-from llmrl.players.lessons import read_lesson
-from llmrl.principals.llm import LLMPrincipal
+from llmrl.principals.llm import llm_principal
 from llmrl.principals.reading import answer_of, read_numbers
 from llmrl.teachers.plans import Skill, parse_reply
 from models import Echo, scripted
@@ -45,8 +44,8 @@ READERS = {
     "choice": lambda text: read_reply(text, CHOICES, [True, False], reflect=True),
     "arm": lambda text: read_reply(text, ARM, None),
     "lesson": read_lesson,
-    "mechanism": LLMPrincipal(toy(), scripted()).read,
-    "clamped": LLMPrincipal(toy(), scripted(), out_of_range="clamp").read,
+    "mechanism": llm_principal(toy(), scripted()).read,
+    "clamped": llm_principal(toy(), scripted(), out_of_range="clamp").read,
 }
 NAMES = (
     "number",
@@ -302,7 +301,7 @@ def scripted_request():
 
 
 def test_huge_numbers_stay_numbers():
-    vector = LLMPrincipal(toy(), scripted(), out_of_range="clamp").read(
+    vector = llm_principal(toy(), scripted(), out_of_range="clamp").read(
         json.dumps(dict.fromkeys(toy().proposals.names, 1e308) | {"reasoning": ""})
     )
     assert np.isfinite(vector.vectors).all()

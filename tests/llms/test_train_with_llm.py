@@ -9,11 +9,12 @@ import time
 
 import pytest
 
+import commands
 from experiments import comparable_metrics, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import LLMError
-from llmrl.llms import scripted_principal
 from llmrl.llms.ledger import read_calls
+from llmrl.principals import scripted_mechanism
 
 KEY = "sk-canary-1234"
 RUN = ("env=escape_room", "principal=llm", "design.steps=5", "design.adapt_rounds=1", "design.validate_episodes=1")
@@ -26,7 +27,7 @@ def legislator():
 
     def reply(messages):
         calls.append(messages)
-        readable = scripted_principal.reply(messages[0]["content"])
+        readable = scripted_mechanism.reply(messages)
         return "No idea, perhaps $5?" if len(calls) % 4 == 2 else readable
 
     return reply
@@ -73,7 +74,7 @@ def test_a_signal_ends_the_wait_for_a_server_that_is_down(tmp_path):
         overrides = (*RUN, "llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model")
         command = [sys.executable, "-m", "llmrl.cli.train", *overrides, "llm.retry.first_delay=30"]
         server.faults += ["503"] * 20
-        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        process = commands.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         while not server.requests and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
@@ -84,6 +85,6 @@ def test_a_signal_ends_the_wait_for_a_server_that_is_down(tmp_path):
         folder = only_run_folder(tmp_path)
         assert json.loads((folder / "status.json").read_text())["state"] == "preempted"
         server.faults.clear()
-        again = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=120)
+        again = commands.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stderr
     assert json.loads((folder / "status.json").read_text())["state"] == "finished"

@@ -22,10 +22,10 @@ from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import Ledger, read_calls
-from llmrl.llms.limits import Limits
 from llmrl.llms.litellm_chat import LiteLLMChat
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.prompts import Prompt
+from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.retry import Retry
 from llmrl.llms.structured import json_schema, parse_json
 
@@ -43,7 +43,7 @@ def client(url, folder, retries, timeout=1.0):
         Cache(folder / "cache"),
         Ledger(folder / "llm_calls.jsonl"),
         Retry(retries, first_delay=0.002, longest_delay=0.01),
-        Limits(concurrency=CALLERS),
+        RateLimit(concurrency=CALLERS),
         failures="fall_back",
     )
 
@@ -140,7 +140,9 @@ def test_a_budget_is_hard_for_all_threads_together(tmp_path, limit):
     with FakeOpenAIServer(answer, fault_rate=0.3, fault_kinds=kinds) as server:
         provider = OpenAICompatibleChat(server.url, "fake-model", max_tokens=5000, input_price=1.0, output_price=2.0)
         budget = Budget(**limit)
-        chat = ChatClient(provider, retry=Retry(1, 0.001), limits=Limits(CALLERS), budget=budget, failures="fall_back")
+        chat = ChatClient(
+            provider, retry=Retry(1, 0.001), limits=RateLimit(CALLERS), budget=budget, failures="fall_back"
+        )
         with pytest.raises(BudgetExhausted, match=rf"llm\.budget\.{next(iter(limit))}="):
             chat.chat([ask(i) for i in range(300)])
         chat.close()
@@ -205,6 +207,7 @@ def soak(url, folder, results):
     results.put((sizes[0], sizes[-1], failed, threading.active_count()))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_memory_stays_flat(tmp_path):
     """In a process of its own, so that neither the server nor earlier tests are in the sum."""

@@ -9,7 +9,7 @@ from llmrl.core.protocols import ChatModel, Proposer
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.client import ChatClient
-from llmrl.principals.llm import LLMPrincipal
+from llmrl.principals.llm import llm_principal
 from societies import outcome, toy
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -39,4 +39,4 @@ def test_chat_model_of_ones_own():
     parrot = ChatClient(example("llms.md")["Parrot"]())
     assert isinstance(parrot, ChatModel)
     [reply] = parrot.chat([ChatRequest(({"role": "user", "content": "$1, 2$"},))])
-    assert LLMPrincipal(toy(), parrot).parse(reply.text).tolist() == [1, 2]
+    assert llm_principal(toy(), parrot).parse(reply.text).tolist() == [1, 2]

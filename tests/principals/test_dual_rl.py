@@ -26,6 +26,7 @@ def late_payoff(seed, contexts=(), offset=0.0, steps=250, **settings):
     return np.mean(payoffs[-steps // 5 :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0.0, 45.0, -1000.0])
 def test_it_learns_wherever_payoffs_lie(offset):
     """Chance gives 7.5 of 10, and a first network hardly more."""
@@ -33,6 +34,7 @@ def test_it_learns_wherever_payoffs_lie(offset):
     assert min(payoffs) > 9.0, payoffs
 
 
+@pytest.mark.slow
 def test_it_learns_a_best_vector_for_each_context():
     """A vector for both contexts at once could give no more than 9.2 on average."""
     payoffs = [late_payoff(seed, ("calm", "storm"), steps=400, learning_rate=1e-3) for seed in range(3)]

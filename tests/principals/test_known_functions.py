@@ -5,6 +5,9 @@ import pytest
 
 from known_functions import CONTEXTUAL, FUNCTIONS, PRINCIPALS, best_found, optimize, suits
 from llmrl.core.seeding import Seeds
+from some import some
+
+pytestmark = pytest.mark.slow
 
 STEPS = {"dual_rl": 600, "metagrad": 300}
 """Evaluations where 150 are not enough."""
@@ -38,10 +41,15 @@ def late_regret(principal, function, seed, evaluations):
     return float(regrets[-evaluations // 5 :].mean())
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "principal",
-    [pytest.param(p, marks=[pytest.mark.slow] * (p in STEPS)) for p in PRINCIPALS if p not in ("random", "gp")],
+    ("principal", "function"),
+    [
+        pytest.param(p, f, marks=[pytest.mark.long] * (p in STEPS and f not in ("contextual", "noisy")))
+        for p in PRINCIPALS
+        for f in FUNCTIONS
+        if p not in ("random", "gp")
+    ],
 )
 def test_what_is_learned_beats_chance(principal, function):
     """What is proposed in the end is better; the best of many random points may be better still than a coarse grid.
@@ -58,7 +66,7 @@ def test_what_is_learned_beats_chance(principal, function):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("function", some(["contextual"], FUNCTIONS))
 def test_gp_finds_more_than_random_search(function):
     known = FUNCTIONS[function]
 

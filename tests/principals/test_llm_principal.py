@@ -17,7 +17,7 @@ from llmrl.core.spaces import Channel, Parameter, ParameterSpace
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.llms.client import ChatClient
 from llmrl.llms.structured import InvalidReply
-from llmrl.principals.llm import LLMPrincipal
+from llmrl.principals.llm import llm_principal
 from models import Echo, connected, scripted
 from societies import (
     CLEANUP,
@@ -52,7 +52,7 @@ def result(society, vector, context=None, **kwargs):
 def told(society, vectors, n=2, together=1, **kwargs):
     """A principal that was told some outcomes, `together` a generation, in contexts 0, 1, 2, 0, ... where there are
     any."""
-    principal = LLMPrincipal(society, scripted(), **kwargs)
+    principal = llm_principal(society, scripted(), **kwargs)
     for i in range(0, len(vectors), together):
         context = i // together % len(society.contexts) if society.contexts else None
         principal.tell([result(society, vector, context, n=n) for vector in vectors[i : i + together]])
@@ -138,7 +138,7 @@ def test_every_number_is_explained(name):
 
 
 def test_payoffs_keep_their_fractions():
-    principal = LLMPrincipal(CLEANUP, scripted())
+    principal = llm_principal(CLEANUP, scripted())
     principal.tell([outcome(CLEANUP, np.array([1 / 3, 0.0, 3.0]), value=-0.4375)])
     assert "Generation 1: eat=0.3333, clean=0, other=3 -> payoff -0.4375;" in principal.question(None).text
 
@@ -146,7 +146,7 @@ def test_payoffs_keep_their_fractions():
 @given(st.floats(0.01, 10), st.sampled_from([-1, 1]))
 def test_small_payoffs_keep_their_signal(size, sign):
     """Payoffs of Clean Up are of the order of 0.01 to 10: shown to half a thousandth of their size."""
-    principal = LLMPrincipal(CLEANUP, scripted())
+    principal = llm_principal(CLEANUP, scripted())
     principal.tell([result(CLEANUP, [1.0, 2.0, 3.0], value=sign * size)])
     line = next(line for line in principal.question(None).text.splitlines() if line.startswith("Generation 1"))
     assert float(line.split(" -> payoff ")[1].split(";")[0]) == pytest.approx(sign * size, rel=5e-4)
@@ -193,7 +193,7 @@ class TestHistory:
     def test_what_a_chain_is(self, told_, together):
         """In each context: payoffs rise, the best is in it, and so is the newest generation."""
         society = toy(contexts=("a", "b", "c"))
-        principal = LLMPrincipal(society, scripted(), history="chain")
+        principal = llm_principal(society, scripted(), history="chain")
         for step, (context, payoff) in enumerate(told_):
             proposals = [([step / 10, i / 10], float(payoff + i % 2)) for i in range(together)]
             principal.tell([result(society, vector, context, value=value) for vector, value in proposals])
@@ -250,7 +250,7 @@ class TestHistory:
 
     def test_identities_survive_a_checkpoint(self):
         principal = told(toy(), self.VECTORS, together=3)
-        restored = LLMPrincipal(toy(), scripted())
+        restored = llm_principal(toy(), scripted())
         restored.load_state_dict(principal.state_dict())
         for each in (principal, restored):
             each.tell([result(toy(), [0.0, 0.0])])
@@ -287,7 +287,7 @@ class TestHistory:
     def test_as_much_as_the_context_window_takes(self, history, expected, words):
         """Of six records, whose best are generations 2, 5 and 3, as many fit as are expected."""
         model = Echo(max_tokens=100)
-        principal = LLMPrincipal(toy(), ChatClient(model), history=history)
+        principal = llm_principal(toy(), ChatClient(model), history=history)
         for vector in self.VECTORS:
             principal.tell([outcome(toy(), np.array(vector), n=2)])
         records = principal.history.select(history, 50)
@@ -318,7 +318,7 @@ class TestSeveralMeasurements:
 
     def principal(self, **kwargs):
         """`LUCKY` gave 122, 152.2 and 148.6, in between `GOOD` 145 and `FAIR` 120."""
-        principal = LLMPrincipal(toy(), scripted(), **kwargs)
+        principal = llm_principal(toy(), scripted(), **kwargs)
         for vector, value in (
             *((self.LUCKY, 122.0), (self.GOOD, 145.0), (self.LUCKY, 152.2)),
             *((self.FAIR, 120.0), (self.LUCKY, 148.6)),
@@ -355,7 +355,7 @@ class TestSeveralMeasurements:
         assert principal.history.best(None).tolist() == self.GOOD, "what is proposed again is no matter of prompts"
 
     def test_what_was_measured_beside_it_is_averaged_too(self):
-        principal = LLMPrincipal(toy(), scripted())
+        principal = llm_principal(toy(), scripted())
         for n, moves in ((1, 10.0), (3, 30.0)):
             told = result(toy(), self.GOOD, value=2.0 * n, n=n)
             told.summaries["moves"] = moves
@@ -367,7 +367,7 @@ class TestSeveralMeasurements:
 
     def test_the_same_luck_counts_once(self):
         """Equal proposals of a step meet the same games; means of different ones weigh as they have episodes."""
-        principal = LLMPrincipal(toy(), scripted())
+        principal = llm_principal(toy(), scripted())
         together = [replace(result(toy(), self.GOOD, value=10.0, n=2), draw="step 0") for _ in range(2)]
         principal.tell(together)
         principal.tell([replace(result(toy(), self.GOOD, value=1.0, n=4), draw="step 1")])
@@ -376,7 +376,7 @@ class TestSeveralMeasurements:
 
     def test_contexts_are_apart(self):
         society = toy(contexts=("a", "b"))
-        principal = LLMPrincipal(society, scripted())
+        principal = llm_principal(society, scripted())
         for context, value in ((0, 1.0), (1, 5.0), (0, 2.0)):
             principal.tell([result(society, self.GOOD, context, value=value)])
         assert [row.split("payoff ")[1].split(" (")[0].split(";")[0] for row, _ in self.rows(principal, "a")] == [
@@ -415,7 +415,7 @@ class TestParsing:
     def test_names_need_not_be_identifiers(self):
         names = ("rate 1", "class", "model_dump", "_x")
         society = spec(ParameterSpace("odd", tuple(Parameter(n, 0.0, 1.0, "u", "d") for n in names)))
-        principal = LLMPrincipal(society, scripted())
+        principal = llm_principal(society, scripted())
         assert list(principal.asker.schema["properties"]) == ["reasoning", *names]
         assert principal.parse(json.dumps(dict.fromkeys(names, 0.5))).tolist() == [0.5] * 4
 
@@ -426,7 +426,7 @@ class TestConversation:
     GOOD = '{"reasoning": "", "x0": 1.0, "x1": 2.0}'
 
     def principal(self, server, **kwargs):
-        return LLMPrincipal(toy(), connected(server), **kwargs)
+        return llm_principal(toy(), connected(server), **kwargs)
 
     def counters(self, principal):
         metrics = principal.tell([outcome(toy(), np.zeros(2))])
@@ -483,7 +483,7 @@ class TestConversation:
 class TestSeveralProposals:
     def test_each_question_says_which_it_is(self):
         with FakeOpenAIServer(lambda messages: TestConversation.GOOD) as server:
-            principal = LLMPrincipal(toy(), connected(server))
+            principal = llm_principal(toy(), connected(server))
             assert principal.ask(n=3).shape == (3, 2)
             principal.ask()
         questions = [request["messages"][0]["content"] for request in server.requests]
@@ -496,14 +496,14 @@ class TestSeveralProposals:
             return "no" if "this is number 2" in messages[0]["content"] else TestConversation.GOOD
 
         with FakeOpenAIServer(reply) as server:
-            principal = LLMPrincipal(toy(), connected(server))
+            principal = llm_principal(toy(), connected(server))
             assert principal.ask(n=3).tolist() == [[1.0, 2.0], [1.0, 1.0], [1.0, 2.0]]
         assert principal.asker.counters["fallbacks"] == 1 and principal.asker.counters["invalid_replies"] == 2
 
     @pytest.mark.parametrize("kwargs", [{}, {"history": "chain"}, {"contexts": "own", "history": "last", "window": 3}])
     def test_the_estimate_is_near_what_is_asked(self, kwargs):
         """Calls are counted exactly, prompt tokens to a fifth."""
-        principal = LLMPrincipal(ESCAPE_ROOM, scripted(), **kwargs)
+        principal = llm_principal(ESCAPE_ROOM, scripted(), **kwargs)
         estimate = principal.estimate(steps=6, n=3)
         for i in range(6):
             context = i % 3
@@ -515,7 +515,7 @@ class TestSeveralProposals:
 
 def test_fallback_is_per_context():
     society = toy(contexts=("a", "b"))
-    principal = LLMPrincipal(society, scripted(empty=1.0))
+    principal = llm_principal(society, scripted(empty=1.0))
     principal.tell([outcome(society, np.array([2.0, 2.0]), context=0)])
     assert principal.ask(0)[0].tolist() == [2.0, 2.0]
     assert principal.ask(1)[0].tolist() == [1.0, 1.0]
@@ -523,18 +523,18 @@ def test_fallback_is_per_context():
 
 def test_refusals():
     with pytest.raises(ConfigError, match=r"llm=none is none.*gpt4o.*scripted"):
-        LLMPrincipal(toy(), None)
+        llm_principal(toy(), None)
     with pytest.raises(ConfigError, match=r"principal\.prompt=haiku does not exist; there are .*cleanup.*generic"):
-        LLMPrincipal(toy(), scripted(), prompt="haiku")
+        llm_principal(toy(), scripted(), prompt="haiku")
     with pytest.raises(ConfigError, match="'reasoning'"):
-        LLMPrincipal(spec(ParameterSpace("m", (Parameter("reasoning", 0, 1, "u", "d"),))), scripted())
+        llm_principal(spec(ParameterSpace("m", (Parameter("reasoning", 0, 1, "u", "d"),))), scripted())
 
 
 class TestScripted:
     @pytest.mark.parametrize("name", SOCIETIES)
     def test_reads_bounds_and_best_from_the_prompt(self, name):
         society = SOCIETIES[name]
-        principal = LLMPrincipal(society, scripted())
+        principal = llm_principal(society, scripted())
         payoffs = []
         for i in range(60):
             context = i % len(society.contexts) if society.contexts else None
@@ -551,7 +551,7 @@ class TestScripted:
     def test_proposals_of_a_generation_differ(self, society):
         """From the first spread to the small steps, and the same ones for the same past."""
         context = 0 if society.contexts else None
-        principals = [LLMPrincipal(society, scripted()) for _ in range(2)]
+        principals = [llm_principal(society, scripted()) for _ in range(2)]
         for _ in range(5):
             vectors, again = (principal.ask(context, 7) for principal in principals)
             assert len(np.unique(vectors, axis=0)) == 7
@@ -561,14 +561,14 @@ class TestScripted:
 
     def test_they_differ_at_a_bound_too(self):
         """The best number is the highest, so that half of all changes end there."""
-        principal = LLMPrincipal(toy(d=1), scripted())
+        principal = llm_principal(toy(d=1), scripted())
         for _ in range(6):
             vectors = principal.ask(n=7)
             assert len(np.unique(vectors)) == 7
             principal.tell([result(toy(d=1), vector, value=float(vector[0])) for vector in vectors])
 
     def test_side_by_side_it_learns_too(self):
-        principal, means = LLMPrincipal(toy(), scripted()), []
+        principal, means = llm_principal(toy(), scripted()), []
         for _ in range(12):
             outcomes = [result(toy(), vector) for vector in principal.ask(n=4)]
             principal.tell(outcomes)
@@ -577,7 +577,7 @@ class TestScripted:
 
     def test_bounds_need_not_be_round(self):
         society = toy(low=-1 / 3, high=2 / 3)
-        principal = LLMPrincipal(society, scripted())
+        principal = llm_principal(society, scripted())
         for _ in range(30):
             principal.tell([outcome(society, principal.ask()[0])])
         assert principal.asker.counters["invalid_replies"] == 0

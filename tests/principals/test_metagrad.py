@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from experiments import comparable_metrics, only_run_folder, run
+from llmrl.algorithms.meta_gradient import MetaGradient
 from llmrl.core.errors import ConfigError
-from llmrl.core.gradients import GradientProposer
+from llmrl.core.protocols import GradientProposer
 from llmrl.core.seeding import Seeds
-from llmrl.learners.meta_gradient import MetaGradient
 from llmrl.principals.metagrad import MetaGradPrincipal
 from societies import CLEANUP, outcome, toy
 

@@ -55,4 +55,4 @@ def test_every_argument_is_in_the_option(group, name):
     fields = options(group)[name]
     if fields["_target_"] is not None:
         target = builder(CLEANUP).locate(fields["_target_"], group)
-        assert set(fields) - {"_target_", *POLICIES} == set(inspect.signature(target.__init__).parameters) - INJECTED
+        assert set(fields) - {"_target_", *POLICIES} == set(inspect.signature(target).parameters) - INJECTED

@@ -18,13 +18,15 @@ from llmrl.principals.dual_rl import DualRLPrincipal
 from llmrl.principals.egreedy import EpsilonGreedyPrincipal
 from llmrl.principals.fixed import FixedPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
-from llmrl.principals.llm import LLMPrincipal
+from llmrl.principals.llm import llm_principal
 from llmrl.principals.metagrad import MetaGradPrincipal
 from llmrl.principals.random_ import RandomPrincipal
 from llmrl.principals.thompson import ThompsonPrincipal
 from llmrl.principals.ucb import UCBPrincipal
 from models import scripted
 from societies import CLEANUP, outcome, spec, toy
+
+pytestmark = pytest.mark.slow
 
 MAKE = {
     "fixed": lambda spec, seeds: FixedPrincipal(spec.proposals),
@@ -39,7 +41,7 @@ MAKE = {
     "cmaes": lambda spec, seeds: CMAESPrincipal(spec.proposals, seeds, population=4),
     "dual_rl": lambda spec, seeds: DualRLPrincipal(spec, seeds, hidden=[16], learning_rate=3e-3),
     "metagrad": lambda spec, seeds: MetaGradPrincipal(spec, seeds, hidden=[16], learning_rate=3e-3),
-    "llm": lambda spec, seeds: LLMPrincipal(spec, scripted(seeds.seed)),
+    "llm": lambda spec, seeds: llm_principal(spec, scripted(seeds.seed)),
 }
 CONTEXTS = {"plain": (), "contextual": ("calm", "storm")}
 
@@ -173,5 +175,5 @@ def test_random_covers_the_box_or_the_grid():
 def test_scripted_says_once_what_it_is(caplog):
     society = toy()
     with caplog.at_level(logging.WARNING):
-        play(LLMPrincipal(society, scripted()), society, None, 3)
+        play(llm_principal(society, scripted()), society, None, 3)
     assert caplog.text.count("not a language model") == 1

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from full_disk import no_file_larger_than
 
+from full_disk import no_file_larger_than
 from llmrl.core.disk import FULL, beside, why
 from llmrl.core.errors import CheckpointError, LlmrlError, RunFolderError
 from llmrl.core.pictures import save_film

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import joint_worker
 import pytest
 import torch
 
+import commands
+import joint_worker
 from experiments import comparable_metrics, compose, only_run_folder, rows_alike, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import VARIABLES, Processes, local_device, placed
@@ -53,9 +54,9 @@ def two_processes(root: Path, scenario: str) -> Ended:
     """`joint_worker`, started as torchrun would start it."""
     (root / "temporary").mkdir(parents=True)
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "TMPDIR": f"{root}/temporary"}
-    command = [sys.executable, str(TESTS / "joint_worker.py"), str(root), scenario]
+    command = [sys.executable, str(TESTS / "support" / "joint_worker.py"), str(root), scenario]
     children = [
-        subprocess.Popen(
+        commands.Popen(
             command,
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
@@ -152,7 +153,7 @@ def test_torchrun_computes_what_one_process_computes(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("10 final episodes") == 1
     two = comparable_metrics(only_run_folder(tmp_path / "outputs" / "two"))
-    subprocess.run(
+    commands.run(
         [sys.executable, "-m", "llmrl.cli.train", *TOGETHER, *GAME, "name=one"], cwd=tmp_path, env=alone, check=True
     )
     one = comparable_metrics(only_run_folder(tmp_path / "outputs" / "one"))

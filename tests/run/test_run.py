@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+import commands
 from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.core.secrets import redact, redact_arguments
 from llmrl.core.seeding import Seeds
@@ -25,8 +26,8 @@ from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.metrics import read_metrics
 from llmrl.run.owner import read_owner
 from llmrl.run.progress import Progress
-from llmrl.run.run import Run, Stopped
-from llmrl.run.signals import StopFlag
+from llmrl.run.run import Run
+from llmrl.run.signals import StopFlag, Stopped
 from llmrl.run.status import Status, read_status
 
 CONFIG = {"env": {"_target_": "toy"}, "seed": 0}
@@ -309,7 +310,7 @@ def test_second_process_is_refused_while_the_first_runs(tmp_path: Path) -> None:
     with Run.open(tmp_path, "toys", CONFIG) as run:
         arguments = f"Path({str(tmp_path)!r}), 'toys', {CONFIG}"
         script = f"from pathlib import Path; from llmrl.run.run import Run; Run.open({arguments})"
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        done = commands.run([sys.executable, "-c", script], capture_output=True, text=True)
         assert done.returncode == 1
         assert f"in use by process {os.getpid()}" in done.stderr
         assert not (run.folder / "traceback.txt").exists()

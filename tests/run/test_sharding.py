@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from llmrl.agents.llm_ppo import sharding
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import VARIABLES, Processes
-from llmrl.language import sharding
 
-WORKER = Path(__file__).parents[1] / "sharding_worker.py"
+WORKER = Path(__file__).parents[1] / "support" / "sharding_worker.py"
 
 
 @pytest.mark.slow

@@ -131,7 +131,8 @@ def test_wandb_whose_server_is_down_holds_up_no_stop(tmp_path: Path) -> None:
 import os, signal, sys, time
 from pathlib import Path
 import sink_worker
-from llmrl.run.run import Run, Stopped
+from llmrl.run.run import Run
+from llmrl.run.signals import Stopped
 from llmrl.run.sinks.wandb import WandB
 try:
     with Run.open(Path(sys.argv[1]), "game", sink_worker.CONFIG, sinks=lambda: {"wandb": WandB()}) as run:

@@ -17,7 +17,8 @@ from llmrl.core.errors import ConfigError
 from llmrl.experiment.loggers import build_loggers
 from llmrl.run.folder import config_hash, run_label
 from llmrl.run.metrics import FILE_NAME, MetricLog, read_metrics
-from llmrl.run.run import Run, Stopped
+from llmrl.run.run import Run
+from llmrl.run.signals import Stopped
 from llmrl.run.sinks import fan_out
 from llmrl.run.sinks.sink import Ending, Opening, Row, Sink, flat
 

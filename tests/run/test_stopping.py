@@ -3,16 +3,16 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
 
+import commands
 from llmrl.run import signals
 from llmrl.run.owner import read_owner
-from llmrl.run.run import Run, Stopped
-from llmrl.run.signals import StopFlag
+from llmrl.run.run import Run
+from llmrl.run.signals import StopFlag, Stopped
 from llmrl.run.status import read_status
 from stalling import STALLED_S, impatient
 
@@ -167,7 +167,7 @@ with Run.open(Path(sys.argv[1]), "toys", json.loads(sys.argv[2])) as run:
 
 
 def test_a_library_that_no_signal_interrupts_is_ended_with_the_process(tmp_path):
-    stuck = subprocess.run(
+    stuck = commands.run(
         [sys.executable, "-c", STUCK, str(tmp_path), json.dumps(CONFIG)], capture_output=True, text=True, timeout=60
     )
     assert stuck.returncode == 128 + signal.SIGTERM, stuck.stderr

@@ -23,8 +23,7 @@ from llmrl.cli.sweep import RETRIED
 from llmrl.run.queued import Queued, cancelled_by, read_queued
 from llmrl.run.status import Status
 from llmrl.sweeps.backends import slurm_queue
-from llmrl.sweeps.backends.local import Local
-from llmrl.sweeps.backends.pool import Pool
+from llmrl.sweeps.backends.local import Local, Pool
 from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, Outcome
 from llmrl.sweeps.backends.slurm import Slurm
 from llmrl.sweeps.launch import exit_code

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import commands
 from sweeping import TROUBLED, command, start, states, sweep, table, until
 
 
@@ -139,6 +140,7 @@ def test_overrides_with_spaces_and_signs(tmp_path):
         assert yaml.safe_load((folder / "config.yaml").read_text())["agent"]["until"] == str(marker)
 
 
+@pytest.mark.slow
 def test_a_mistake_in_one_run_starts_none(tmp_path):
     done = sweep("env=escape_room", "principal=none,nonsense", "seed=0,1", cwd=tmp_path)
     assert done.returncode == 1 and "nonsense" in done.stderr and not (tmp_path / "outputs" / "escape_room").exists()
@@ -259,7 +261,7 @@ def test_a_thousand_finished_runs_are_read_in_seconds(tmp_path):
         "ended/return": runs[17].result,
         "probe/a/b": 0.5,
     }
-    shown = subprocess.run(
+    shown = commands.run(
         [sys.executable, "-c", "from llmrl.cli.sweep import main; main()", "status", str(tmp_path)],
         capture_output=True,
         text=True,

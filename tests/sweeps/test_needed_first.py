@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
+import llmrl
 from llmrl.core.errors import NeededRunFailed
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.job import compute
 from llmrl.experiment.run_references import needed
 from llmrl.experiment.sweep_jobs import job_of, with_needed
 from llmrl.run.status import read_status
+from llmrl.sweeps.jobs import waves
 from llmrl.sweeps.launch import launch
-from llmrl.sweeps.waves import waves
 
 STUDY = "preset:legislative/escape_room_alone"
 NEEDS = (
@@ -53,13 +54,13 @@ def test_what_several_need_is_one_job_before_them(tmp_path):
     assert [job.after for job in jobs] == [(), (), (jobs[0],), (jobs[0],), (jobs[1],)]
     assert [job.config["seed"] for job in jobs] == [0, 1, 0, 0, 1] and jobs[0].command == "llmrl-train"
     assert waves(jobs) == [jobs[:2], jobs[2:]]
-    outcomes, code = launch(with_needed([one, other]), compute, tmp_path / ".sweeps" / "a")
-    assert code == 0 and [outcome.state for outcome in outcomes] == ["finished"] * 3
+    runs = llmrl.sweep(*NEEDS, output_root=tmp_path, **{"design.spending_cost": [0.1, 0.2]})
+    assert [run.state for run in runs] == ["finished"] * 2 and not any(run.skipped for run in runs)
     # It began first, and once; now nothing has to be computed for others.
-    times = [read_status(outcome.folder) for outcome in outcomes]
+    [first] = needed(one.config)
+    times = [read_status(folder) for folder in (first.folder, *(run.folder for run in runs))]
     assert times[0].updated <= min(each.started for each in times[1:]) and times[0].attempt == 1
     assert with_needed([one, other]) == [one, other]
-    assert [run.folder for run in needed(one.config)] == [outcomes[0].folder]
 
 
 def test_a_run_of_the_same_sweep_is_waited_for(tmp_path):

@@ -8,9 +8,10 @@ import pytest
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatReply
-from llmrl.llms import scripted_planner
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
+from llmrl.llms.scripted import UnreadPromptError
+from llmrl.teachers import scripted_planner
 from llmrl.teachers.debate import ANNOUNCED
 from llmrl.teachers.domains import find_domain
 from llmrl.teachers.llm_planner import LLMPlanner
@@ -399,11 +400,17 @@ class TestScripted:
 
     def test_other_words(self):
         prompt = "You are the planner of an agent.\n- fetch <object>: get it\n{}State: You are at <pond> near <tree>."
-        plan = json.loads(scripted_planner.reply(prompt.format("")))["plan"]
-        assert plan == [{"skill": "fetch", "object": "pond"}]
-        plan = json.loads(scripted_planner.reply(prompt.format("- rest: do nothing\n")))["plan"]
+        noted = []
+        plan = json.loads(scripted_planner.reply(asked(prompt.format("")), note=noted.append))["plan"]
+        assert plan == [{"skill": "fetch", "object": "pond"}] and "the first skill is taken" in noted[-1]
+        plan = json.loads(scripted_planner.reply(asked(prompt.format("- rest: do nothing\n"))))["plan"]
         assert plan == [{"skill": "rest", "object": ""}]
 
     def test_other_tasks_are_left_alone(self):
-        assert scripted_planner.reply("You are the principal of a society.\nState: x") is None
-        assert scripted_planner.reply("You are the planner of an agent.") is None
+        for other in ("You are the principal of a society.\nState: x", "You are the planner of an agent."):
+            with pytest.raises(UnreadPromptError):
+                scripted_planner.reply(asked(other))
+
+
+def asked(prompt):
+    return [{"role": "user", "content": prompt}]

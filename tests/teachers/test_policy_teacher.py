@@ -20,8 +20,8 @@ from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.envs.rooms.stock import UnlockPickup
 from llmrl.envs.rooms.tasks import ColoredDoorKey, SimpleDoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
-from llmrl.learners.rollout import Collector
 from llmrl.llms.client import ChatClient
+from llmrl.rollout.collector import Collector
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.domains import DOMAINS, check_domain, find_domain
 from llmrl.teachers.guide import Guide

@@ -14,6 +14,8 @@ from llmrl.teachers.offline import OfflinePlanner
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from teacher_quality import PUBLISHED, TASKS, play
 
+pytestmark = pytest.mark.slow
+
 ROOMS = ("simple_doorkey", "lava_doorkey", "colored_doorkey", "two_door")
 
 

@@ -10,8 +10,9 @@ import sys
 import optuna
 import pytest
 import yaml
-from full_disk import no_file_larger_than
 
+import commands
+from full_disk import no_file_larger_than
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.tuning.space import Choices, Numbers
 from llmrl.tuning.study import AGGREGATES, STUDY_NAME, Settings, Study
@@ -67,6 +68,7 @@ def search(folder, stop_after=None, **changes):
         return study.trials()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_a_search_broken_off_anywhere_tries_what_it_would_have_tried(tmp_path, sampler):
     whole = search(tmp_path / "whole", sampler=sampler)
@@ -78,6 +80,7 @@ def test_a_search_broken_off_anywhere_tries_what_it_would_have_tried(tmp_path, s
     assert search(tmp_path / "other", sampler=sampler, sampler_seed=1)[0].overrides != whole[0].overrides
 
 
+@pytest.mark.slow
 def test_a_trial_that_was_only_half_drawn_is_no_trial(tmp_path):
     whole = search(tmp_path / "whole")
     search(tmp_path / "torn", stop_after=5)
@@ -86,6 +89,7 @@ def test_a_trial_that_was_only_half_drawn_is_no_trial(tmp_path):
     assert [trial.overrides for trial in search(tmp_path / "torn")] == [trial.overrides for trial in whole]
 
 
+@pytest.mark.slow
 def test_tpe_finds_what_random_search_does_not_look_for(tmp_path):
     late = {}
     for sampler in ("tpe", "random"):
@@ -94,6 +98,7 @@ def test_tpe_finds_what_random_search_does_not_look_for(tmp_path):
     assert late["tpe"] > late["random"] + 0.3
 
 
+@pytest.mark.slow
 def test_finished_trials_count_and_more_may_be_asked_for(tmp_path):
     first = search(tmp_path, trials=4)
     assert [trial.state for trial in first] == ["finished"] * 4
@@ -115,6 +120,7 @@ def test_what_was_left_is_finished_before_anything_new(tmp_path):
         assert [trial.number for trial in study.next_batch()] == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("aggregate", "value"), [("mean", 21.8), ("median", 3.0), ("iqm", 8 / 3), ("min", 1.0), ("max", 100.0)]
 )
@@ -161,6 +167,7 @@ def test_files_for_people(tmp_path):
     assert best["command"] == "llmrl-train again"
 
 
+@pytest.mark.slow
 def test_importances_name_what_matters(tmp_path):
     search(tmp_path, trials=30, sampler="random")
     with opened(tmp_path, trials=30, sampler="random") as study:
@@ -200,8 +207,9 @@ def test_what_cannot_change_results_may_change(tmp_path):
         assert len(study.next_batch()) == 2
 
 
+@pytest.mark.slow
 def test_a_study_is_held_by_one_process(tmp_path):
-    holder = subprocess.Popen(
+    holder = commands.Popen(
         [sys.executable, "-c", _HOLD, str(tmp_path), json.dumps(settings().__dict__)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -11,10 +11,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, open_dict, read_write
 
 if TYPE_CHECKING:
-    from llmrl.experiment.experiment import Experiment
+    from llmrl.experiment.sweep_jobs import Planned
     from llmrl.sweeps.backends.protocol import Outcome
 
 log = logging.getLogger(__name__)
@@ -66,12 +66,10 @@ class LlmrlLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from llmrl.core.errors import ConfigError
         from llmrl.display.sweeps import print_sweep
-        from llmrl.experiment.applications import application_of
-        from llmrl.experiment.job import compute, run_and_tell
-        from llmrl.experiment.sweep_jobs import job_of, with_needed
+        from llmrl.experiment.experiment import application_of
+        from llmrl.experiment.job import run_and_print
+        from llmrl.experiment.sweep_jobs import compute_sweep
         from llmrl.run.ending import ending
-        from llmrl.sweeps.jobs import differing_keys, named_by
-        from llmrl.sweeps.launch import launch
 
         assert self.config is not None
         setup_globals()
@@ -79,31 +77,27 @@ class LlmrlLauncher(Launcher):
         logging.getLogger("llmrl").setLevel(logging.INFO)
         with ending(application_of(self.config).command):
             found = self._compose(job_overrides, initial_job_idx)
-            if len(dry := {experiment.config["dry_run"] for experiment, _ in found}) > 1:
+            if len(dry := {run.experiment.config["dry_run"] for run in found}) > 1:
                 raise ConfigError("dry_run is for all runs of a sweep or for none")
             if dry == {True}:
-                for experiment, _ in found:
-                    run_and_tell(experiment)
+                for run in found:
+                    run_and_print(run.experiment)
                 return [_ended(list(overrides), None, 0) for overrides in job_overrides]
-            typed = [experiment.overrides for experiment, _ in found]
-            swept = differing_keys(typed) if self.swept is None else self.swept
-            jobs = [job_of(each, named_by(each.overrides, swept), environment) for each, environment in found]
             sweep_folder = Path(self.config.hydra.sweep.dir).expanduser().absolute()
-            outcomes, code = launch(with_needed(jobs), compute, sweep_folder, self.wait)
+            outcomes, code = compute_sweep(found, sweep_folder, self.wait, self.swept)
         print_sweep(outcomes)
-        own = outcomes[-len(jobs) :] if jobs else []
+        own = outcomes[-len(found) :] if found else []
         return [_ended(list(o), outcome, code) for o, outcome in zip(job_overrides, own, strict=True)]
 
-    def _compose(
-        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
-    ) -> list[tuple[Experiment, dict[str, str]]]:
-        """Compose every run, with the variables to set in its process.
+    def _compose(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Planned]:
+        """Compose every run.
 
         Raises:
             ConfigError: a composed config makes no sense.
         """
-        from llmrl.core.secrets import refuse
+        from llmrl.experiment.composition import job_environment
         from llmrl.experiment.experiment import Experiment
+        from llmrl.experiment.sweep_jobs import Planned
 
         assert self.config is not None and self.hydra_context is not None
         found = []
@@ -115,11 +109,10 @@ class LlmrlLauncher(Launcher):
                     composed.hydra.job.num = initial_job_idx + i
                     composed.hydra.job.id = str(initial_job_idx + i)
                 HydraConfig.instance().set_config(composed)
-                refuse({"hydra": {"job": {"env_set": OmegaConf.to_container(composed.hydra.job.env_set)}}})
-                environment = {str(name): str(value) for name, value in composed.hydra.job.env_set.items()}
+                environment = job_environment()
                 with read_write(composed), open_dict(composed):
                     del composed["hydra"]
-                found.append((Experiment.of_hydra(composed), environment))
+                found.append(Planned(Experiment.of_hydra(composed), environment))
         finally:
             HydraConfig.instance().cfg = own
         return found

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.errors import HydraException
 
 from hydra_plugins.llmrl_launcher._launching import LaunchingSweeper
 from hydra_plugins.llmrl_launcher.launcher import LlmrlLauncher
@@ -31,6 +28,8 @@ class LlmrlSweeper(LaunchingSweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None
+        from llmrl.config.overrides import combinations
+
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         runs = combinations(parser.parse_overrides(self.typed(arguments)))
         size = max(1, len(runs)) if self.max_batch_size is None else self.max_batch_size  # none: the launcher says so
@@ -50,27 +49,6 @@ class LlmrlSweeper(LaunchingSweeper):
             # A failure first, then a used-up budget, then a stop.
             raise SystemExit(min(code for code in codes if code))
         return returns
-
-
-def combinations(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return the overrides of every run of a sweep; of several for one key the last counts.
-
-    Raises:
-        HydraException: a key is swept over an interval, which has no values to count.
-    """
-    values: dict[str, list[str]] = {}
-    for override in overrides:
-        key = override.get_key_element()
-        if not override.is_sweep_override():
-            values[key] = [f"{key}={override.get_value_element_as_str()}"]
-        elif override.is_discrete_sweep():
-            values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
-        else:
-            raise HydraException(
-                f"{key} is swept over an interval, which has no values to try one by one: name them "
-                f"({key}=a,b,c), or search it with hydra/sweeper=optuna"
-            )
-    return [list(run) for run in itertools.product(*values.values())]
 
 
 def _code(ended: JobReturn) -> int:

@@ -46,7 +46,7 @@ class OptunaSweeper(LaunchingSweeper):
 
     def _app(self) -> str:
         """The command that was typed."""
-        from llmrl.experiment.applications import application_of
+        from llmrl.experiment.experiment import application_of
 
         assert self.config is not None
         return application_of(self.config).command
@@ -192,7 +192,7 @@ def _result(job: JobReturn) -> Result:
 
     from llmrl.core.errors import BudgetExhausted, ConfigError
     from llmrl.run.ending import EXIT_FAILED
-    from llmrl.run.run import Stopped
+    from llmrl.run.signals import Stopped
 
     if job.status is JobStatus.COMPLETED and job.return_value is not None:
         value = float(job.return_value)

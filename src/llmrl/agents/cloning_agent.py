@@ -10,16 +10,16 @@ import numpy as np
 import torch
 import yaml
 
+from llmrl.algorithms.cloning import Cloning, CloningSettings
+from llmrl.algorithms.optimizer_step import Batch
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import PositiveInt, UnitInterval
 from llmrl.core.protocols import Agent, AgentLoop, Teacher
+from llmrl.core.ranges import PositiveInt, UnitInterval
 from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.texts import Texts, TextTable
-from llmrl.learners.cloning import Cloning, CloningSettings
-from llmrl.learners.minibatches import Batch
 from llmrl.run.content import CONFIG_NAME
 from llmrl.run.trajectories import FOLDER, Trajectories, read
 

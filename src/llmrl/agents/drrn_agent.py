@@ -11,15 +11,14 @@ import numpy as np
 import torch
 from annotated_types import Interval
 
+from llmrl.algorithms.q_learning import QLearning, QSettings, Transitions
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import PositiveFloat, PositiveInt
 from llmrl.core.protocols import AgentLoop
+from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.records import Act, State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.learners.q_learning import QLearning, QSettings
-from llmrl.learners.replay import Transitions
 from llmrl.networks import categorical
 from llmrl.networks.drrn import DRRN
 from llmrl.networks.memo import Memo

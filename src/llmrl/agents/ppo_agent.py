@@ -10,16 +10,16 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
+from llmrl.algorithms.meta_gradient import MetaGradient
+from llmrl.algorithms.ppo import PPO, PPOSettings
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.core.protocols import AgentLoop, Teacher
+from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import MetaSettings, State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.learners.meta_gradient import MetaGradient
-from llmrl.learners.ppo import PPO, PPOSettings
-from llmrl.networks.actor_critic import ActorCritic, Core, Critic, Encoding, Join
+from llmrl.networks.actor_critic import ActorCritic, CoreType, Critic, Encoding, Join, NetworkSettings
 from llmrl.networks.cnn import MAP_CHANNELS
 from llmrl.networks.film import FilmSettings
 from llmrl.networks.society import SocietyPolicy
@@ -76,11 +76,12 @@ class PPOAgent:
         spec: EnvSpec,
         seeds: Seeds,
         device: str,
+        *,
         governed: bool,
         share_parameters: bool,
         reads: list[str] | None,
         features: PositiveInt | None,
-        core: Core,
+        core: CoreType,
         encoding: Encoding,
         core_hidden: list[PositiveInt],
         head_hidden: list[PositiveInt],
@@ -106,19 +107,28 @@ class PPOAgent:
             raise ConfigError(
                 "agent.critic=central has no core in common with the actor; use agent.freeze=none with it"
             )
-        shape = (features, core_hidden, head_hidden, reads, memory, memory_layers, critic, core, encoding, film)
         if map_channels is not None and not map_channels:
             raise ConfigError(
                 "agent.map_channels is empty: name at least one convolution, e.g. [8, 16], or agent.core=mlp"
             )
-        channels = map_channels or MAP_CHANNELS
         if teacher is not None and freeze == "all":
             raise ConfigError("agent.freeze=all: agents that do not learn cannot be taught; use teacher=none")
-        n_networks = 1 if share_parameters else spec.n_agents
-        networks = [
-            ActorCritic(spec, generator, *shape, map_channels=channels, planes=planes, join=join)
-            for _ in range(n_networks)
-        ]
+        shape = NetworkSettings(
+            features=features,
+            core_hidden=core_hidden,
+            head_hidden=head_hidden,
+            reads=reads,
+            memory=memory,
+            memory_layers=memory_layers,
+            critic=critic,
+            core=core,
+            encoding=encoding,
+            film=film,
+            map_channels=map_channels or MAP_CHANNELS,
+            planes=planes,
+            join=join,
+        )
+        networks = [ActorCritic(spec, generator, shape) for _ in range(1 if share_parameters else spec.n_agents)]
         self.policy = SocietyPolicy(spec, networks, core_frozen=freeze == "core").to(device)
         self.learns = freeze != self.plays_if[1]
         self._keep_optimizer = keep_optimizer

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import PositiveInt
 from llmrl.core.protocols import AgentLoop
+from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Act, State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds

@@ -8,14 +8,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from llmrl.agents.controllers.decide import Output
-from llmrl.agents.controllers.linear import Activation, LayeredController
+from llmrl.agents.controllers.linear import Activation, LayeredController, LayerSettings, Output
 from llmrl.agents.controllers.projection import Basis, ProjectedController
 from llmrl.agents.controllers.tabular import QTableController, TabularController
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.only_plays import OnlyPlays
 from llmrl.core.protocols import AgentLoop, Controller
+from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import Act, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
@@ -108,7 +107,8 @@ class LinearAgent(SearchAgent):
         output: Output = "raw",
         clip_actions: bool = True,
     ) -> None:
-        super().__init__(spec, _layered(spec, (), bias, "tanh", output, bound, decimals, clip_actions))
+        layers = LayerSettings((), bias, "tanh", bound, decimals, output, clip_actions)
+        super().__init__(spec, LayeredController(spec, layers))
 
 
 class MLPAgent(SearchAgent):
@@ -132,7 +132,8 @@ class MLPAgent(SearchAgent):
         output: Output = "raw",
         clip_actions: bool = True,
     ) -> None:
-        super().__init__(spec, _layered(spec, hidden, bias, activation, output, bound, decimals, clip_actions))
+        layers = LayerSettings(hidden, bias, activation, bound, decimals, output, clip_actions)
+        super().__init__(spec, LayeredController(spec, layers))
 
 
 class TabularAgent(SearchAgent):
@@ -201,26 +202,6 @@ class ProjectionAgent(SearchAgent):
         output: Output = "raw",
         clip_actions: bool = True,
     ) -> None:
-        inner = _layered(spec, hidden, bias, activation, output, bound, None, clip_actions)
+        layers = LayerSettings(hidden, bias, activation, bound, None, output, clip_actions)
+        inner = LayeredController(spec, layers)
         super().__init__(spec, ProjectedController(inner, seeds, rank, basis, bound, decimals))
-
-
-def _layered(
-    spec: EnvSpec,
-    hidden: Sequence[int],
-    bias: bool,
-    activation: Activation,
-    output: Output,
-    bound: float,
-    decimals: int | None,
-    clip_actions: bool,
-) -> LayeredController:
-    if decimals is not None and round(bound, decimals) != bound:
-        raise ConfigError(
-            f"agent.bound={bound:g} has more digits than agent.decimals={decimals} leaves; set a bound with fewer, or "
-            "agent.decimals=null"
-        )
-    if spec.numbers is None and output == "tanh":
-        raise ConfigError(f"agent.output=tanh is for actions that are numbers; env={spec.name} has a choice: use raw")
-    name = "multilayer perceptron" if hidden else "linear policy"
-    return LayeredController(spec, name, hidden, bias, activation, output, bound, decimals, clip_actions)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from llmrl.analysis.bootstrap import bootstrap_bands, improvement_matrix, performance_profile
 from llmrl.analysis.curves import curves_of
 from llmrl.analysis.groups import Group, Task, tasks_of
 from llmrl.analysis.levels import FEW, Structure, structure
@@ -21,14 +22,11 @@ from llmrl.analysis.report import GroupNumbers, Left, Report, Section, Settings
 from llmrl.analysis.runs import RunRecord, read_runs
 from llmrl.analysis.scores import ScoreRule, metric_names
 from llmrl.analysis.statistics import (
-    bootstrap_bands,
-    improvement_matrix,
     interquartile_mean,
     mean,
     median,
     optimality_gap,
     over_tasks,
-    performance_profile,
     standard_error_over_tasks,
 )
 from llmrl.analysis.training import EFFICIENCY, Frames, about_training, common_frames, is_told

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.statistics import describe_difference
+from llmrl.analysis.bootstrap import describe_difference
 from llmrl.core.spaces import EnvSpec
 
 Row = Mapping[str, float | None]

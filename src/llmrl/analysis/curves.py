@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmrl.analysis.bootstrap import Band, bootstrap_bands
 from llmrl.analysis.groups import Group
 from llmrl.analysis.levels import clusters_of
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, series
-from llmrl.analysis.statistics import Band, Levels, bootstrap_bands, interquartile_mean
+from llmrl.analysis.statistics import Levels, interquartile_mean
 from llmrl.core.errors import RunFolderError
 
 GRID = 101

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from llmrl.analysis.bootstrap import Band
 from llmrl.analysis.curves import Curve
 from llmrl.analysis.groups import Group
 from llmrl.analysis.llm_calls import CallTotals
@@ -16,7 +17,6 @@ from llmrl.analysis.played import Played
 from llmrl.analysis.references import ReferenceLine
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.scores import ScoreRule
-from llmrl.analysis.statistics import Band
 
 ESTIMATES = {"iqm": "IQM", "mean": "mean", "median": "median", "gap": "optimality gap"}
 """Point estimates with an interval, and what they are called."""

@@ -1,24 +1,21 @@
-"""The statistics of results: point estimates of scores over runs, and how far to trust them.
+"""The statistics of results: point estimates of scores over runs, their standard errors, tests and shares.
 
 Scores are [..., n_runs]; estimates are taken over the last axis. Runs are the seeds of one experiment, or the seeds of
-one experiment on several tasks, which are then the strata of a stratified bootstrap (Agarwal et al., 2021, "Deep
-Reinforcement Learning at the Edge of the Statistical Precipice", arXiv 2108.13264). Definitions are those of the
-paper's library, rliable; unlike there, tasks may differ in how many runs they have, and the seed decides the resamples.
+one experiment on several tasks. Definitions are those of Agarwal et al. (2021), "Deep Reinforcement Learning at the
+Edge of the Statistical Precipice", arXiv 2108.13264, and of the paper's library, rliable. Intervals by resampling are
+in `llmrl.analysis.bootstrap`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """[..., n_runs] -> [...]."""
-
-_CHUNK = 250_000  # resampled scores held at once: 2 MB, which a cache holds
-_IN_CACHE = 128  # resamples of all groups multiplied at once: a few hundred kB, ten times as fast as all of them
 
 
 @dataclass(frozen=True)
@@ -46,27 +43,18 @@ class Interval:
     high: float
 
 
-@dataclass(frozen=True)
-class Band:
-    """Estimates [...] with their confidence intervals, pointwise; bounds are NaN where the data cannot tell."""
-
-    estimate: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-
 def mean(scores: np.ndarray) -> np.ndarray:
     """Arithmetic mean, [..., n_runs] -> [...].
 
     Raises:
         ValueError: there are no scores, or one is not a finite number.
     """
-    return np.asarray(_checked(scores).mean(axis=-1))
+    return np.asarray(checked(scores).mean(axis=-1))
 
 
 def median(scores: np.ndarray) -> np.ndarray:
     """Median, [..., n_runs] -> [...]."""
-    return np.asarray(np.median(_checked(scores), axis=-1))
+    return np.asarray(np.median(checked(scores), axis=-1))
 
 
 def standard_error(scores: np.ndarray, clusters: Sequence[object] | None = None) -> np.ndarray:
@@ -75,11 +63,11 @@ def standard_error(scores: np.ndarray, clusters: Sequence[object] | None = None)
     With `clusters` (labels, [n_runs]) runs of one label may vary together: the cluster-robust (CR1) standard error, as
     in Cameron & Miller (2015), equation 10, of a constant. One cluster alone cannot tell, and counts as none.
     """
-    scores = _checked(scores)
+    scores = checked(scores)
     n_runs = scores.shape[-1]
     if n_runs == 1:
         return np.full(scores.shape[:-1], np.nan)
-    members = [] if clusters is None else _members(clusters)
+    members = [] if clusters is None else members_of(clusters)
     if len(members) in (0, 1, n_runs):
         return np.asarray(scores.std(axis=-1, ddof=1) / np.sqrt(n_runs))
     centred = scores - scores.mean(axis=-1, keepdims=True)
@@ -97,7 +85,7 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 
     Less swayed by one lucky run than the mean, less noisy than the median (arXiv 2108.13264, section 4.3).
     """
-    scores = np.sort(_checked(scores), axis=-1)
+    scores = np.sort(checked(scores), axis=-1)
     n_runs = scores.shape[-1]
     cut = n_runs // 4
     return np.asarray(scores[..., cut : n_runs - cut].mean(axis=-1))
@@ -109,7 +97,7 @@ def optimality_gap(scores: np.ndarray, target: float) -> np.ndarray:
     `target - mean(min(scores, target))`, as arXiv 2108.13264, section 4.3, has it, where scores are normalised and
     the target is 1.
     """
-    return np.asarray(target - np.minimum(_checked(scores), target).mean(axis=-1))
+    return np.asarray(target - np.minimum(checked(scores), target).mean(axis=-1))
 
 
 def over_tasks(statistic: Statistic, sizes: Sequence[int]) -> Statistic:
@@ -120,7 +108,7 @@ def over_tasks(statistic: Statistic, sizes: Sequence[int]) -> Statistic:
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
     def of_means(scores: np.ndarray) -> np.ndarray:
-        return statistic(np.add.reduceat(_checked(scores), starts, axis=-1) / np.asarray(sizes))
+        return statistic(np.add.reduceat(checked(scores), starts, axis=-1) / np.asarray(sizes))
 
     return of_means
 
@@ -132,187 +120,39 @@ def standard_error_over_tasks(tasks: Sequence[np.ndarray], levels: Sequence[Leve
     return float(np.sqrt(sum(error**2 for error in errors)) / len(tasks))
 
 
-def bootstrap_bands(
-    scores: np.ndarray,
-    statistics: Mapping[str, Statistic],
-    sizes: Sequence[int] | None = None,
-    level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
-    levels: Sequence[Levels] | None = None,
-) -> dict[str, Band]:
-    """Percentile bootstrap intervals of several statistics from the same resamples of runs, stratified by task.
+Z95 = 1.959963984540054
+"""The normal distribution's 97.5% quantile."""
 
-    With `levels` it is a hierarchical bootstrap (Saravanan, Berman & Sober, 2020, arXiv 2007.07797): every level is
-    resampled with replacement within the one above. What varies within a run is then counted twice, in its score
-    and by resampling, so intervals are on the wide side; with few units at the top that makes up for some of what a
-    percentile bootstrap lacks.
 
-    Args:
-        scores: [..., n_runs]; leading axes, such as the points of a curve, are resampled together, run by run.
-        statistics: estimates over the last axis, by name.
-        sizes: the last axis holds `sizes[k]` runs of task k, one task after another; runs are drawn with replacement
-            within their task only, so that a resample has as many runs of each task as the data. None: one task.
-        level: confidence level in (0, 1).
-        resamples: bootstrap resamples.
-        seed: seed of the resampling; the same data and seed give the same intervals.
-        levels: how each task's runs came about; None: they are independent. What is within runs is only looked at for
-            scores [n_runs].
+def proportion(successes: int, n: int, z: float = Z95) -> Interval:
+    """The share of `successes` in `n` episodes with Wilson's score interval (Wilson 1927), within [0, 1].
 
     Raises:
-        ValueError: scores, sizes, level, levels or resamples make no sense together.
+        ValueError: there are no episodes, or more successes than episodes.
     """
-    scores = _checked(scores)
-    sizes = [scores.shape[-1]] if sizes is None else sizes
-    if sum(sizes) != scores.shape[-1]:
-        raise ValueError(f"tasks of {list(sizes)} runs for {scores.shape[-1]} scores")
-    estimates = {name: np.asarray(statistic(scores)) for name, statistic in statistics.items()}
-    if max(sizes) == 1:  # resampling one run gives itself, whatever the noise
-        nothing = {name: np.full(estimate.shape, np.nan) for name, estimate in estimates.items()}
-        return {name: Band(estimate, nothing[name], nothing[name]) for name, estimate in estimates.items()}
-    resampled: dict[str, list[np.ndarray]] = {name: [] for name in statistics}
-    levels = [Levels()] * len(sizes) if levels is None else levels
-    pools = _pools(scores, sizes, levels, seed) if scores.ndim == 1 else None
-    rng = np.random.default_rng([seed, _WITHIN])
-    for drawn in _draws(sizes, levels, resamples, seed, max(1, _CHUNK // scores.size)):
-        sample = scores[..., drawn] if pools is None else pools[drawn, rng.integers(_POOL, size=drawn.shape)]
-        for name, statistic in statistics.items():
-            resampled[name].append(statistic(sample))
-    tails = _tails(level)
-    bounds = {name: _quantiles(np.concatenate(parts, axis=-1), tails) for name, parts in resampled.items()}
-    return {name: Band(estimates[name], low, high) for name, (low, high) in bounds.items()}
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n} episodes")
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    # Rounding must not leave the share outside.
+    return Interval(p, min(max(centre - half, 0.0), p), max(min(centre + half, 1.0), p))
 
 
-def bootstrap_interval(
-    scores: np.ndarray,
-    statistic: Statistic = interquartile_mean,
-    groups: Sequence[object] | None = None,
-    level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> Interval:
-    """Percentile bootstrap interval of one statistic; see `bootstrap_bands`.
-
-    Args:
-        scores: [n_runs]; or [n_groups, n_runs], whose rows are the groups.
-        statistic: estimate over the last axis; sees all groups' scores side by side.
-        groups: the group (task) of each run, [n_runs], in any order. None: one group, or the rows of `scores`.
-        level, resamples, seed: as for `bootstrap_bands`.
+def mean_proportion(parts: Sequence[Interval]) -> Interval:
+    """The mean of independent shares, each counting once, from their own intervals (the square-and-add limits of Zou &
+    Donner 2008, Statistics in Medicine 27, eq. 3 for a sum).
 
     Raises:
-        ValueError: scores, groups, level or resamples make no sense together.
+        ValueError: there are none.
     """
-    scores = _checked(scores)
-    if scores.ndim == 2 and groups is None:
-        groups = np.repeat(np.arange(scores.shape[0]), scores.shape[1]).tolist()
-        scores = scores.reshape(-1)
-    if scores.ndim != 1:
-        raise ValueError(f"scores must be [n_runs], or [n_groups, n_runs] without groups; got shape {scores.shape}")
-    if groups is not None and len(groups) != len(scores):
-        raise ValueError(f"{len(groups)} group labels for {len(scores)} scores")
-    members = _members(groups if groups is not None else [0] * len(scores))
-    ordered, sizes = scores[np.concatenate(members)], [len(indices) for indices in members]
-    band = bootstrap_bands(ordered, {"": statistic}, sizes, level, resamples, seed)[""]
-    return Interval(float(band.estimate), float(band.low), float(band.high))
-
-
-def probability_of_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> float:
-    """P(X > Y): how often a run of X beats a run of Y on the same task, ties counting half, averaged over tasks.
-
-    The Mann-Whitney statistic divided by the number of pairs (arXiv 2108.13264, section 4.3).
-
-    Args:
-        x, y: each task's scores, [n_runs] each; the number of runs may differ.
-    """
-    return float(np.mean([_wins(a, b).mean() for a, b in zip(x, y, strict=True)]))
-
-
-def improvement_matrix(
-    groups: Sequence[Sequence[np.ndarray]],
-    level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
-    levels: Sequence[Sequence[Levels]] | None = None,
-) -> Band:
-    """`probability_of_improvement` of every group over every other, each group's runs resampled independently.
-
-    Args:
-        groups: each group's tasks, each task's scores [n_runs]; the same tasks in the same order for all.
-        level, resamples, seed: as for `bootstrap_bands`.
-        levels: of each group's tasks; of these, what runs share with others.
-
-    Returns:
-        [n_groups, n_groups], row over column; 1/2 on the diagonal. Bounds are NaN there, and where a group has a
-        single run of every task.
-    """
-    tails, n = _tails(level), len(groups)
-    estimate, low, high = np.full((n, n), 0.5), np.full((n, n), np.nan), np.full((n, n), np.nan)
-    tasks = [[_checked(group[k]) for group in groups] for k in range(len(groups[0]) if n else 0)]
-    # A resample is the share it gives each run; a probability is then two products with the matrix of who beats whom.
-    clusters = [[None if levels is None else levels[i][k].clusters for i in range(n)] for k in range(len(tasks))]
-    shares = [
-        _shares([len(scores) for scores in task], clusters[k], resamples, [seed, k]) for k, task in enumerate(tasks)
-    ]
-    for i in range(n - 1):
-        sampled = np.zeros((n - 1 - i, resamples + 1))
-        for task, share in zip(tasks, shares, strict=True):
-            most = share.shape[1]
-            later = np.concatenate([np.pad(scores, (0, most - len(scores))) for scores in task[i + 1 :]])
-            wins = np.ascontiguousarray(_wins(task[i], later).T)
-            for start in range(0, resamples + 1, _IN_CACHE):
-                part = slice(start, start + _IN_CACHE)
-                won = (wins @ share[i, : len(task[i]), part]).reshape(n - 1 - i, most, -1)
-                won *= share[i + 1 :, :, part]
-                sampled[:, part] += won.sum(1) / len(tasks)
-        estimate[i, i + 1 :] = sampled[:, 0]
-        low[i, i + 1 :], high[i, i + 1 :] = _quantiles(sampled[:, 1:], tails)
-    below = np.tril_indices(n, -1)
-    estimate[below], low[below], high[below] = 1 - estimate.T[below], 1 - high.T[below], 1 - low.T[below]
-    told = [any(len(scores) > 1 for scores in group) for group in groups]
-    unknown = ~np.logical_and.outer(told, told)
-    low[unknown] = high[unknown] = np.nan
-    return Band(estimate, low, high)
-
-
-def performance_profile(
-    scores: np.ndarray,
-    thresholds: np.ndarray,
-    sizes: Sequence[int] | None = None,
-    level: float = 0.95,
-    resamples: int = 2_000,
-    seed: int = 0,
-    levels: Sequence[Levels] | None = None,
-) -> Band:
-    """Share of runs whose score is above each threshold, with pointwise intervals (arXiv 2108.13264, section 4.2).
-
-    Args:
-        scores: [n_runs], stratified by `sizes` as in `bootstrap_bands`.
-        thresholds: [n_thresholds].
-        levels: of each task; of these, what runs share with others.
-    """
-    above = (_checked(scores)[None, :] > np.asarray(thresholds)[:, None]).astype(np.float64)
-    return bootstrap_bands(above, {"": mean}, sizes, level, resamples, seed, levels)[""]
-
-
-def describe(scores: np.ndarray, seed: int = 0, independent: bool = True) -> dict[str, float | None]:
-    """A row of a table for scores [n]: mean, standard error, 95% bootstrap interval of the mean, min, max.
-
-    What one score cannot tell is None; so is what scores that are not `independent` cannot: error and interval.
-    """
-    scores = _checked(scores)
-    if not independent:
-        unknown = dict.fromkeys(("standard_error", "low", "high"))
-        return {"mean": float(mean(scores)), **unknown, "min": float(scores.min()), "max": float(scores.max())}
-    interval = bootstrap_interval(scores, mean, seed=seed)
-    row = {
-        "mean": float(mean(scores)),
-        "standard_error": standard_error_of_mean(scores),
-        "low": interval.low,
-        "high": interval.high,
-        "min": float(scores.min()),
-        "max": float(scores.max()),
-    }
-    return {name: value if value is not None and np.isfinite(value) else None for name, value in row.items()}
+    if not parts:
+        raise ValueError("no shares")
+    n = len(parts)
+    estimate = sum(part.estimate for part in parts) / n
+    below = math.sqrt(sum((part.estimate - part.low) ** 2 for part in parts)) / n
+    above = math.sqrt(sum((part.high - part.estimate) ** 2 for part in parts)) / n
+    return Interval(estimate, max(estimate - below, 0.0), min(estimate + above, 1.0))
 
 
 @dataclass(frozen=True)
@@ -341,7 +181,7 @@ def analysis_of_variance(strata: Sequence[Sequence[np.ndarray]]) -> Variance:
     Raises:
         ValueError: there is nothing to compare.
     """
-    groups = [[_checked(scores) for scores in stratum] for stratum in strata]
+    groups = [[checked(scores) for scores in stratum] for stratum in strata]
     between, of_means = 0.0, 0.0
     for stratum in groups:
         means = np.array([scores.mean() for scores in stratum])
@@ -369,134 +209,7 @@ def _upper_tail(ratio: float, above: int, below: int) -> float:
     return float(fdtrc(above, below, ratio))
 
 
-def describe_difference(
-    x: np.ndarray, reference: np.ndarray, paired: bool, seed: int = 0, independent: bool = True
-) -> dict[str, float | None]:
-    """A row of a table for how far the mean of x [n] is above that of `reference` [m]: mean, standard error, 95%
-    bootstrap interval.
-
-    Scores that are `paired`, n = m, met the same circumstances one by one, and their differences are resampled. Others
-    are resampled each by themselves. What cannot be told is None, as by `describe`.
-    """
-    if paired:
-        row = describe(_checked(x) - _checked(reference), seed, independent)
-        return {name: row[name] for name in ("mean", "standard_error", "low", "high")}
-    scores, sizes = np.concatenate([_checked(reference), _checked(x)]), [len(reference), len(x)]
-    above = over_tasks(lambda means: means[..., 1] - means[..., 0], sizes)
-    row = {"mean": float(above(scores)), **dict.fromkeys(("standard_error", "low", "high"))}
-    if independent and min(sizes) > 1:
-        band = bootstrap_bands(scores, {"": above}, sizes, seed=seed)[""]
-        error = np.hypot(standard_error(scores[: sizes[0]]), standard_error(scores[sizes[0] :]))
-        row |= {"standard_error": float(error), "low": float(band.low), "high": float(band.high)}
-    return row
-
-
-def _draws(
-    sizes: Sequence[int], levels: Sequence[Levels], resamples: int, seed: int, chunk: int
-) -> Iterator[np.ndarray]:
-    """Indices of the runs of each resample, [<= chunk, n_runs], `resamples` in all; each task's from its own runs."""
-    if resamples < 1:
-        raise ValueError(f"resamples must be positive; got {resamples}")
-    rng = np.random.default_rng(seed)
-    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    for done in range(0, resamples, chunk):
-        rows = min(chunk, resamples - done)
-        drawn = [
-            start + _drawn(size, each.clusters, rows, rng)
-            for start, size, each in zip(starts, sizes, levels, strict=True)
-        ]
-        yield np.concatenate(drawn, axis=1)
-
-
-def _drawn(size: int, clusters: Sequence[object] | None, rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Indices of the runs of each resample of one task, [rows, size].
-
-    Where runs share something, a cluster is drawn for each cluster there is, and as many runs of it as that one has:
-    so all resamples have as many runs as the data. A single cluster is the data, and its runs are drawn.
-    """
-    members = [] if clusters is None else _members(clusters)
-    if len(members) in (0, 1, size):
-        return rng.integers(size, size=(rows, size))
-    lengths = np.array([len(indices) for indices in members])
-    table = np.stack([np.resize(indices, lengths.max()) for indices in members])
-    chosen = rng.integers(len(members), size=(rows, len(members))).repeat(lengths, axis=1)
-    return np.asarray(table[chosen, rng.integers(lengths[chosen])])
-
-
-_POOL = 1_000
-"""Resamples of the inside of each run, which those of runs draw from."""
-_WITHIN = 1
-"""Address of the draws inside runs, beside those of runs."""
-
-
-def _pools(scores: np.ndarray, sizes: Sequence[int], levels: Sequence[Levels], seed: int) -> np.ndarray | None:
-    """Each run's score when its societies and episodes are resampled, [n_runs, `_POOL`]; None if no run tells more
-    than its score.
-
-    Raises:
-        ValueError: the inside of a run does not have its score for a mean.
-    """
-    inside = [part for each, size in zip(levels, sizes, strict=True) for part in each.within or [None] * size]
-    if all(part is None or sum(map(len, part)) < 2 for part in inside):
-        return None
-    rng = np.random.default_rng([seed, _WITHIN, 0])
-    pools = np.repeat(scores[:, None], _POOL, axis=1)
-    for i, part in enumerate(inside):
-        if part is None:
-            continue
-        if not np.isclose(np.mean([_checked(society).mean() for society in part]), scores[i], rtol=1e-4, atol=1e-6):
-            raise ValueError(f"a run scored {scores[i]} is not the mean of its episodes")
-        lengths = np.array([len(society) for society in part])
-        table = np.stack([np.resize(society, lengths.max()) for society in part])
-        chosen = rng.integers(len(part), size=(_POOL, len(part)))
-        own = lengths[chosen][..., None]
-        values = table[chosen[..., None], rng.integers(own, size=(*chosen.shape, lengths.max()))]
-        counted = np.arange(lengths.max()) < own  # a society has as many episodes in a resample as it played
-        pools[i] = ((values * counted).sum(-1) / own[..., 0]).mean(-1)
-    return pools
-
-
-def _shares(
-    sizes: Sequence[int], clusters: Sequence[Sequence[object] | None], resamples: int, seed: list[int]
-) -> np.ndarray:
-    """The share of each run in the data and in each resample of a group, [n_groups, most runs, 1 + resamples].
-
-    The data come first. Groups of fewer runs end in zeros.
-    """
-    shares = np.zeros((len(sizes), max(sizes, default=0), 1 + resamples))
-    rng = np.random.default_rng(seed)
-    for group, size, labels in zip(shares, sizes, clusters, strict=True):
-        drawn = _drawn(size, labels, resamples, rng) * resamples + np.arange(resamples)[:, None]
-        group[:size, 0] = 1 / size
-        group[:size, 1:] = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(size, resamples) / size
-    return shares
-
-
-def _quantiles(samples: np.ndarray, at: Sequence[float]) -> list[np.ndarray]:
-    """Quantiles over the last axis, [...] each, interpolated linearly as by `np.quantile`, which is slower."""
-    ordered, last = np.sort(samples, axis=-1), samples.shape[-1] - 1
-    quantiles = []
-    for q in at:
-        place = last * q
-        k = int(place)
-        below, above = ordered[..., k], ordered[..., min(k + 1, last)]
-        quantiles.append(below + (place - k) * (above - below))
-    return quantiles
-
-
-def _wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """1 where a score of x [n] is above one of y [m], 1/2 where they are equal, else 0: [n, m]."""
-    x, y = _checked(x)[:, None], _checked(y)[None, :]
-    return np.asarray((x > y) + 0.5 * (x == y))
-
-
-def _tails(level: float) -> list[float]:
-    if not 0 < level < 1:
-        raise ValueError(f"level must be in (0, 1), not {level}")
-    return [(1 - level) / 2, (1 + level) / 2]
-
-
-def _members(groups: Sequence[object]) -> list[np.ndarray]:
+def members_of(groups: Sequence[object]) -> list[np.ndarray]:
     """Indices of the runs of each group, groups in order of first appearance."""
     indices: dict[object, list[int]] = {}
     for i, group in enumerate(groups):
@@ -504,7 +217,12 @@ def _members(groups: Sequence[object]) -> list[np.ndarray]:
     return [np.array(members) for members in indices.values()]
 
 
-def _checked(scores: np.ndarray) -> np.ndarray:
+def checked(scores: np.ndarray) -> np.ndarray:
+    """Return scores [..., n_runs] as numbers.
+
+    Raises:
+        ValueError: there are none, or one is not finite.
+    """
     scores = np.asarray(scores, dtype=np.float64)
     if scores.ndim == 0 or scores.size == 0:
         raise ValueError(f"no scores: shape {scores.shape}")

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.analysis.figures import COLOURS, Drawing, check_installed, styled
-from llmrl.analysis.proportions import mean_proportion
-from llmrl.analysis.statistics import Interval
+from llmrl.analysis.statistics import Interval, mean_proportion
 from llmrl.analysis.table import NOTHING, Table
 from llmrl.core import disk
 from llmrl.core.errors import ConfigError, RunFolderError

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from llmrl.analysis.bootstrap import describe
 from llmrl.analysis.runs import read_run
-from llmrl.analysis.statistics import describe
 from llmrl.core.errors import ConfigError
 from llmrl.run.folder import config_hash
 from llmrl.run.names import title

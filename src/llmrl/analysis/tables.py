@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from llmrl.analysis.bootstrap import Band
 from llmrl.analysis.groups import Group, footnotes
 from llmrl.analysis.llm_calls import CallTotals
 from llmrl.analysis.played import players_table
 from llmrl.analysis.references import OBJECTIVE, ReferenceLine
 from llmrl.analysis.report import ESTIMATES, GroupNumbers, Report, Section
-from llmrl.analysis.statistics import Band
 from llmrl.analysis.table import NOTHING, NumberFormat, Table, seed_list
 
 

@@ -97,7 +97,7 @@ def evaluate(
         out=None if out is None else Path(out).expanduser(),
     )
     if suite is not None:
-        from llmrl.evaluation.suite import evaluate_suite
+        from llmrl.evaluation.evaluate_suite import evaluate_suite
 
         return evaluate_suite(runs, suite, settings, _note, _changes(suite_options or {}))[-1]
     if len(runs) != 1 or suite_options:

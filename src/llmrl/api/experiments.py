@@ -18,7 +18,7 @@ from llmrl.core.typed_values import typed, typed_choices
 
 if TYPE_CHECKING:
     from llmrl.api.results import Results
-    from llmrl.experiment.experiment import Experiment
+    from llmrl.experiment.sweep_jobs import Planned
     from llmrl.sweeps.backends.protocol import Outcome
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def train(*overrides: str, command: Command = "train", config_dirs: Sequence[Pla
         >>> run.result, run.folder  # doctest: +SKIP
     """
     from llmrl.experiment.experiment import Experiment
-    from llmrl.run.run import Stopped
+    from llmrl.run.signals import Stopped
 
     experiment = Experiment.compose(*_typed(overrides, options), primary=command, config_dirs=_paths(config_dirs))
     if experiment.config["dry_run"]:
@@ -191,22 +191,14 @@ def sweep(
         ... # doctest: +SKIP
         >>> runs.load().runs.groupby("principal").result.mean()  # doctest: +SKIP
     """
-    from llmrl.experiment.job import compute
-    from llmrl.experiment.sweep_jobs import job_of
-    from llmrl.sweeps.jobs import differing_keys, named_by
-    from llmrl.sweeps.launch import launch
+    from llmrl.experiment.sweep_jobs import compute_sweep
 
     words = [*_swept(overrides, options), *([] if parallel is None else [f"hardware.parallel={parallel}"])]
     with _heard():
         composed = [_composed(each, command, config_dirs) for each in _combinations(words)]
-        differing = differing_keys([each.experiment.overrides for each in composed])
-        jobs = [
-            job_of(each.experiment, named_by(each.experiment.overrides, differing), each.environment)
-            for each in composed
-        ]
-        folder = composed[0].sweep_folder if composed else Path()
-        outcomes, _ = launch(jobs, compute, folder, wait)
-    found = SweepResult([_result(outcome) for outcome in outcomes])
+        runs = [run for run, _ in composed]
+        outcomes, _ = compute_sweep(runs, composed[0][1] if composed else Path(), wait)
+    found = SweepResult([_result(outcome) for outcome in outcomes[len(outcomes) - len(runs) :]])
     interrupted = [run for run in found if run.state in ("stopped", "cancelled", *(["submitted"] if wait else []))]
     if interrupted:
         raise KeyboardInterrupt(f"{found}: nobody waits for these runs any more; the same call goes on")
@@ -220,46 +212,36 @@ def _result(outcome: Outcome) -> RunResult:
     return RunResult(outcome.folder, seed, outcome.state, outcome.result, outcome.skipped, outcome.error)
 
 
-@dataclass(frozen=True)
-class _Composed:
-    """A run of a sweep, with the variables to set in its process, and where the sweep keeps what its runs print."""
-
-    experiment: Experiment
-    environment: dict[str, str]
-    sweep_folder: Path
-
-
-def _composed(overrides: Sequence[str], command: Command, config_dirs: Sequence[Place]) -> _Composed:
+def _composed(overrides: Sequence[str], command: Command, config_dirs: Sequence[Place]) -> tuple[Planned, Path]:
+    """A run of a sweep, and where the sweep keeps what its runs print."""
     from hydra.core.hydra_config import HydraConfig
 
-    from llmrl.core.secrets import refuse
-    from llmrl.experiment.composition import composed
+    from llmrl.experiment.composition import composed, job_environment
     from llmrl.experiment.experiment import Experiment
+    from llmrl.experiment.sweep_jobs import Planned
 
     with composed(command, overrides, _paths(config_dirs)) as config:
-        own = HydraConfig.get()
-        environment = {str(name): str(value) for name, value in own.job.env_set.items()}
-        refuse({"hydra": {"job": {"env_set": environment}}})
-        folder = Path(own.sweep.dir).expanduser().absolute()
+        environment = job_environment()
+        folder = Path(HydraConfig.get().sweep.dir).expanduser().absolute()
         experiment = Experiment.of_hydra(config)
     if experiment.config["dry_run"]:
         raise ConfigError("dry_run=true runs nothing: llmrl.plan shows what a run would do")
-    return _Composed(experiment, environment, folder)
+    return Planned(experiment, environment), folder
 
 
 def _combinations(words: Sequence[str]) -> list[list[str]]:
-    """The overrides of each run, as Hydra's own sweeper makes them."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    """The overrides of each run."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
+    from hydra.errors import HydraException
+
+    from llmrl.config.overrides import combinations
 
     if chosen := [word for word in words if word.lstrip("+~").startswith(("hydra/sweeper", "hydra/launcher"))]:
         raise ConfigError(f"{chosen[0]}: other sweepers and launchers are for the command line, with --multirun")
     try:
-        batches = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(list(words)), None)
-    except OverrideParseException as error:
+        return combinations(OverridesParser.create().parse_overrides(list(words)))
+    except HydraException as error:
         raise ConfigError(str(error)) from error
-    return [list(run) for batch in batches for run in batch]
 
 
 def _typed(overrides: Sequence[str], options: Mapping[str, Any]) -> list[str]:
@@ -289,15 +271,11 @@ def _heard() -> Iterator[None]:
     if root.handlers:
         yield
         return
-    from llmrl.core.printable import printable
-
-    class Printable(logging.Formatter):
-        def format(self, record: logging.LogRecord) -> str:
-            return printable(super().format(record))
+    from llmrl.run.log_file import SafeFormatter
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.WARNING)
-    handler.setFormatter(Printable("%(levelname)s: %(message)s"))
+    handler.setFormatter(SafeFormatter("%(levelname)s: %(message)s"))
     root.addHandler(handler)
     try:
         yield

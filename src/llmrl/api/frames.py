@@ -21,12 +21,12 @@ from llmrl.core.errors import CheckpointError, ConfigError, RunFolderError
 from llmrl.core.fields import read_object
 from llmrl.llms.ledger import FILE_NAME as CALLS
 from llmrl.llms.ledger import read_calls
-from llmrl.loops.proposals import read_proposed
 from llmrl.run.content import RESULTS_NAME
 from llmrl.run.episodes import EPISODES
 from llmrl.run.files import read_lines
 from llmrl.run.metrics import COUNTERS, TIME, metric_tables
 from llmrl.run.metrics import FILE_NAME as METRICS
+from llmrl.run.proposals import read_proposed
 from llmrl.run.training_episodes import read_training_episodes
 
 if TYPE_CHECKING:

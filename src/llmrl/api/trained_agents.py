@@ -46,9 +46,7 @@ def load_agent(
         >>> env.step(agent.act(observation))  # doctest: +SKIP
     """
     from llmrl.core.observers import StepObserver
-    from llmrl.evaluation.evaluation_budget import with_budget
-    from llmrl.evaluation.players import without_teacher
-    from llmrl.evaluation.saved_runs import alone, open_saved
+    from llmrl.evaluation.saved_runs import alone, open_saved, with_budget, without_teacher
     from llmrl.experiment.models import build_llm
     from llmrl.experiment.parts import build_parts
 

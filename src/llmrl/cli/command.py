@@ -8,8 +8,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from llmrl.cli.explain import FLAG, explain
 from llmrl.run.ending import EXIT_FAILED, ending, say
+
+EXPLAIN = "--explain"
 
 
 def task(name: str, config: DictConfig) -> float | None:
@@ -23,7 +24,7 @@ def task(name: str, config: DictConfig) -> float | None:
     from llmrl.core.privacy import keep_private
     from llmrl.core.processes import placed
     from llmrl.experiment.experiment import Experiment
-    from llmrl.experiment.job import reporting, run_and_tell
+    from llmrl.experiment.job import reporting, run_and_print
 
     with ending(name):
         experiment = Experiment.of_hydra(config)
@@ -34,7 +35,8 @@ def task(name: str, config: DictConfig) -> float | None:
     if world_size == 1 and backend.scheduler is not None:
         way = f"{type(backend).__name__} submits runs of --multirun; without it the run is computed here"
         sys.stderr.write(f"{name}: {way}\n")
-    return reporting(name, lambda: run_and_tell(experiment))
+    with reporting(name):
+        return run_and_print(experiment)
 
 
 def console(name: str, app: Callable[[], Any], config_name: str) -> None:
@@ -68,9 +70,11 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
     for problem in offer_installed():
         say(name, problem)
     hide_bases()
-    if FLAG in sys.argv:
+    if EXPLAIN in sys.argv:
+        from llmrl.cli.explain import explain
+
         with ending(name):
-            explain(config_name, [argument for argument in sys.argv[1:] if argument != FLAG])
+            explain(config_name, [argument for argument in sys.argv[1:] if argument != EXPLAIN])
         return
     try:
         app()

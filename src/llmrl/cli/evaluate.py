@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     from llmrl.config.trusting import add_trust
-    from llmrl.experiment.run_references import add_root
+    from llmrl.experiment.run_lookup import add_root
 
     p = argparse.ArgumentParser(prog="llmrl-evaluate", description=__doc__)
     p.add_argument(
@@ -141,12 +141,47 @@ def show(text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
         sys.stderr.write(f"llmrl-evaluate: {text}\n")
 
 
+_WORDS = ("suite=", "suite.")
+
+
+def split_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(words that are about the suite, all others) of a command line; the former as `key=value` without `suite.`."""
+    own = [word for word in argv if word.startswith(_WORDS)]
+    return [word.removeprefix("suite.") for word in own], [word for word in argv if word not in own]
+
+
+def which_suite(option: str | None, words: Sequence[str]) -> tuple[str, list[str]]:
+    """The suite that `--suite` or a word names, and what is changed in it.
+
+    Raises:
+        ConfigError: none is named.
+    """
+    from llmrl.core.errors import ConfigError
+
+    named = [word.removeprefix("suite=") for word in words if word.startswith("suite=")]
+    if option is None and not named:
+        raise ConfigError("which suite? give suite=<name> beside suite.<key>=<value>")
+    return option or named[-1], [word for word in words if not word.startswith("suite=")]
+
+
+def print_suite(results: Mapping[str, Any]) -> None:
+    """The table of a suite, and where the rest is."""
+    from llmrl.analysis.suite import suite_table
+    from llmrl.display.console import print_line, print_table, terminal
+
+    table = suite_table(results)
+    print_table(table.caption, table.columns, table.rows, table.sides)
+    for note in table.notes:
+        print_line(note)
+    files = "results.json, table.csv, table.md, suite.png"
+    terminal().print(f"Saved in {results['out']}: {files}", soft_wrap=True)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Console script."""
     from llmrl.core.terminal import guard_terminal
 
     guard_terminal()
-    from llmrl.cli.suite import print_suite, split_words, which_suite
 
     words, rest = split_words(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(rest)
@@ -156,7 +191,7 @@ def main(argv: list[str] | None = None) -> None:
 
     kept = "tests of a suite that were over are written" if words or args.suite else "nothing of it is written"
     with ending("llmrl-evaluate"), ending_at_once("llmrl-evaluate", kept):
-        from llmrl.experiment.run_references import run_folder_of, runs_of
+        from llmrl.experiment.run_lookup import run_folder_of, runs_of
 
         if words or args.suite:
             args.run, *args.others = [
@@ -166,7 +201,7 @@ def main(argv: list[str] | None = None) -> None:
             args.run = run_folder_of(args.run, args.output_root)
         keep_private_like(args.run)
         if words or args.suite:
-            from llmrl.evaluation.suite import evaluate_suite
+            from llmrl.evaluation.evaluate_suite import evaluate_suite
 
             suite, changes = which_suite(args.suite, words)
             for results in evaluate_suite([args.run, *args.others], suite, settings_of(args), show, changes):

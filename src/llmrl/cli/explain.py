@@ -8,8 +8,6 @@ from pathlib import Path
 
 from llmrl.config.option_docs import Documented
 
-FLAG = "--explain"
-
 COLUMNS = ("key", "value", "type", "meaning", "file")
 
 

@@ -20,7 +20,7 @@ PROBE = "check"
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    from llmrl.experiment.run_references import add_root
+    from llmrl.experiment.run_lookup import add_root
 
     p = argparse.ArgumentParser(prog="llmrl-llm", description=__doc__)
     commands = p.add_subparsers(dest="command", required=True)
@@ -165,31 +165,27 @@ def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[s
     Raises:
         ConfigError: there is no such option or field, or a value is missing.
     """
-    from hydra import compose, initialize_config_module
-    from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-    from llmrl.config.hydra_versions import BASE
     from llmrl.config.trusting import only_typed
     from llmrl.core.errors import ConfigError
-    from llmrl.core.secrets import refuse, refuse_arguments
+    from llmrl.core.secrets import refuse
+    from llmrl.experiment.composition import composed as in_full
 
-    refuse_arguments(overrides)
-    extra = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.absolute()}]"]
-    try:
-        with initialize_config_module("llmrl.conf", **BASE):
-            config = compose("train", overrides=[*overrides, *extra])
+    with in_full("train", overrides, [] if config_dir is None else [config_dir]) as config:
         refuse(cast(dict[str, Any], OmegaConf.to_container(config, resolve=False)))
-        plain = {
-            key: OmegaConf.to_object(config[key]) if OmegaConf.is_config(config[key]) else config[key] for key in keys
-        }
-        refuse(plain)
-        return only_typed(plain, overrides)
-    except MissingMandatoryValue as error:
-        raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(str(error)) from error
+        try:
+            plain = {
+                key: OmegaConf.to_object(config[key]) if OmegaConf.is_config(config[key]) else config[key]
+                for key in keys
+            }
+        except MissingMandatoryValue as error:
+            raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
+        except OmegaConfBaseException as error:
+            raise ConfigError(str(error)) from error
+    refuse(plain)
+    return only_typed(plain, overrides)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -209,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
             print_rows("A small model", make(args, composed(args.overrides, None, ("env", "seed", "trusted_modules"))))
         else:
-            from llmrl.experiment.run_references import folder_of
+            from llmrl.experiment.run_lookup import folder_of
 
             folder = folder_of(args.folder, args.output_root)
             print_table(str(folder), *totals(folder))

@@ -26,7 +26,7 @@ RETRIED = "failed,stopped,preempted,cancelled,lost"
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     from llmrl.config.trusting import add_trust
-    from llmrl.experiment.run_references import add_root
+    from llmrl.experiment.run_lookup import add_root
     from llmrl.sweeps.cleaning import KINDS
 
     p = argparse.ArgumentParser(prog="llmrl-sweep", description=__doc__)
@@ -276,7 +276,7 @@ def main(argv: list[str] | None = None) -> None:
 
     commands = {"status": status, "retry": retry, "cancel": cancel, "logs": logs, "clean": clean}
     with ending("llmrl-sweep"):
-        from llmrl.experiment.run_references import folder_of
+        from llmrl.experiment.run_lookup import folder_of
 
         args.folder = folder_of(args.folder, args.output_root)
         keep_private_like(args.folder)

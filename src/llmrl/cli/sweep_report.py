@@ -20,7 +20,7 @@ _IN_TERMINAL = ("group", "runs", "IQM", "mean", "remark")
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    from llmrl.experiment.run_references import add_root
+    from llmrl.experiment.run_lookup import add_root
 
     p = argparse.ArgumentParser(prog="llmrl-report", description=__doc__)
     p.add_argument(
@@ -168,7 +168,7 @@ def main(argv: list[str] | None = None) -> None:
     from llmrl.run.ending import EXIT_FAILED, ending, say
 
     with ending("llmrl-report"):
-        from llmrl.experiment.run_references import folder_of
+        from llmrl.experiment.run_lookup import folder_of
 
         args.folder = folder_of(args.folder, args.output_root)
         keep_private_like(args.folder)

@@ -1,7 +1,7 @@
 """From config nodes to objects: the one place where `_target_` is looked up and arguments are checked.
 
 Every option file names a class and its arguments. Arguments are checked against the signature and type hints of the
-class (ranges included, see `llmrl.core.limits`) before anything is constructed. What a part needs but no file can say
+class (ranges included, see `llmrl.core.ranges`) before anything is constructed. What a part needs but no file can say
 (the environment's spec, the seed tree, the device, a language model) is injected by parameter name.
 """
 

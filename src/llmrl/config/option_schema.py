@@ -51,11 +51,11 @@ def generated() -> dict[str, str]:
 
 
 def _whole() -> Schema:
-    from llmrl.config.loop_sections import LOOPS, section
+    from llmrl.config.loop_sections import SETTINGS, section
 
     parts: dict[str, Schema] = {}
     sections: dict[str, list[str]] = {}
-    for kind, target in LOOPS.items():
+    for kind, target in SETTINGS.items():
         sections.setdefault(section(kind), []).append(target)
     meanings = _meanings([(root() / f"{name}.yaml", ()) for name in ("_run", "train", "finetune")])
     base: dict[str, Any] = {}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from importlib import resources
+from typing import TYPE_CHECKING
 
 from llmrl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 _OPEN = re.compile(r"\w+(\.\w+)*\.(kwargs|arguments|replace)(\.\w+)*=")
 """Overrides of fields whose keys are not in the option's file: arguments of other people's classes, and texts to put in
@@ -105,3 +110,26 @@ def _adds_an_option(argument: str) -> bool:
     if not argument.startswith("+") or argument.startswith("++") or not group.isidentifier():
         return False
     return (resources.files("llmrl.conf") / group).is_dir()
+
+
+def combinations(overrides: Sequence[Override]) -> list[list[str]]:
+    """Return the overrides of every run of a sweep; of several for one key the last counts.
+
+    Raises:
+        HydraException: a key is swept over an interval, which has no values to count.
+    """
+    from hydra.errors import HydraException
+
+    values: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            values[key] = [f"{key}={override.get_value_element_as_str()}"]
+        elif override.is_discrete_sweep():
+            values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            raise HydraException(
+                f"{key} is swept over an interval, which has no values to try one by one: name them "
+                f"({key}=a,b,c), or search it with hydra/sweeper=optuna"
+            )
+    return [list(run) for run in itertools.product(*values.values())]

@@ -118,8 +118,9 @@ def _no_option(group: str, option: str, found: set[str]) -> str:
     like = [short[each] for each in difflib.get_close_matches(last, list(short), cutoff=0.7)]
     if like:
         return f"{group} has no option '{option}'. Did you mean {' or '.join(like)}?"
-    inside = sorted({f"{name.split('/')[0]}/..." for name in found if "/" in name} if not beside else set())
-    return f"{group} has no option '{option}'; it has: {', '.join(beside or inside or sorted(found))}"
+    several = {f"{name.split('/')[0]}/..." for name in found if "/" in name}
+    inside = [] if folder and beside else sorted(several)
+    return f"{group} has no option '{option}'; it has: {', '.join([*inside, *beside])}"
 
 
 def folders(arguments: Sequence[str]) -> list[Path]:

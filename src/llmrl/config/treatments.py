@@ -40,7 +40,7 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
     if file is None:
         return
     made_for = _studies_of(file)
-    if made_for is not None and study is None:
+    if made_for is not None and study in (None, "none"):
         raise ConfigError(f"treatment={treatment} is a way to do a study: add {_one_of('experiment', made_for)}")
     if made_for is not None and study in studies() and study not in made_for:
         others = [name for name, each in treatments().items() if study in each]

@@ -1,4 +1,4 @@
-"""Arguments checked against the type hints of what takes them, ranges included (`llmrl.core.limits`)."""
+"""Arguments checked against the type hints of what takes them, ranges included (`llmrl.core.ranges`)."""
 
 from __future__ import annotations
 

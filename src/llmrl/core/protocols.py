@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 
 import numpy as np
 
+from llmrl.core.objectives import Objective
 from llmrl.core.records import (
     Act,
     Array,
     CallEstimate,
     ChatReply,
     ChatRequest,
+    MetaSettings,
     Observation,
     Outcome,
     State,
@@ -169,7 +171,7 @@ AgentLoop = Literal["learn", "clone", "baseline", "search", "play"]
 
 - learn: rollouts, and `Agent.update` after each.
 - clone: epochs over what others did; it has `imitate` (`llmrl.loops.clone.Imitator`).
-- baseline: a loop of its own; it has `fit` (`llmrl.loops.baseline.SelfTaught`).
+- baseline: a loop of its own; it has `fit` (`llmrl.loops.baseline.ExternallyTrained`).
 - search: a principal proposes its parameters; it is a `SearchableAgent`.
 - play: it never learns.
 """
@@ -374,4 +376,41 @@ class Loop(Protocol):
 
     def estimate(self) -> CallEstimate | None:
         """What `run` would ask of a chat model; None where that is nothing, or cannot be known."""
+        ...
+
+
+@runtime_checkable
+class GradientProposer(Proposer, Protocol):
+    """A proposer that learns from `Outcome.gradient`, for which the agents' learning must be differentiable."""
+
+    needs_gradient: bool
+    """True."""
+
+    @property
+    def meta_settings(self) -> MetaSettings:
+        """How it wants the gradient of the vector of the last `ask` estimated."""
+        ...
+
+
+@runtime_checkable
+class MetaLearner(Protocol):
+    """The learning of agents during one principal step, as a differentiable function of the mechanism's values."""
+
+    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
+        """What `Agent.update` does, keeping how the new weights depend on the values."""
+        ...
+
+    def gradient(
+        self, rollouts: Sequence[Rollout], objective: Objective, spending_cost: float, outcome: Outcome
+    ) -> np.ndarray:
+        """Estimated derivative, [d], of the objective of validation `rollouts` by the values; `outcome` is theirs."""
+        ...
+
+
+@runtime_checkable
+class DifferentiableAgent(Protocol):
+    """An agent whose learning can be differentiated."""
+
+    def meta_learner(self, values: np.ndarray, settings: MetaSettings) -> MetaLearner:
+        """The agent's learner for one principal step under mechanism values [d]; it changes the agent's weights."""
         ...

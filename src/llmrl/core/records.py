@@ -105,7 +105,7 @@ class Outcome:
         returns: base return of each agent, mean over validation episodes, [n_agents].
         trajectories: `EnvSpec.told` entries at each step, mean over validation episodes, each [T].
         summaries: the same entries summed up over an episode, mean over validation episodes.
-        welfare: every measure of welfare (`llmrl.loops.welfare.measures`), mean over validation episodes.
+        welfare: every measure of welfare (`llmrl.rollout.welfare.measures`), mean over validation episodes.
         units: independent numbers that `value` is the mean of: episodes, or societies; None: as many as episodes.
         draw: name of the random numbers it was measured with; two measurements of a vector under one name are the same
             (`llmrl.core.pooling`). None: its own.

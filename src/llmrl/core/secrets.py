@@ -6,6 +6,7 @@ composed into a run (`refuse`), because a config is written down, hashed and mad
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -33,7 +34,7 @@ _PREFIXES = {
     "eyJ": ("eyJ",),
 }
 """A sign, and what keys with that sign begin with: most texts have few of them."""
-_FORMS = re.compile(
+_FORMS = (
     rf"{_START}(?:"
     r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
     r"|xox[a-z]-[A-Za-z0-9-]{10,}|gsk_[A-Za-z0-9]{16,}|r8_[A-Za-z0-9]{20,}|nvapi-[A-Za-z0-9_-]{20,}"
@@ -43,22 +44,20 @@ _FORMS = re.compile(
     r")"
 )
 """Keys of Hugging Face, GitHub, GitLab, Slack, Groq, Replicate, NVIDIA, Google and AWS, JSON web tokens, PEM files."""
-_SK = re.compile(rf"{_START}[spr]k[-_]([A-Za-z0-9_-]{{12,}})")
-_USER = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/?#\"'<>\\]{1,300}@")
-_PARAMETER = re.compile(r"([?&](?:amp;)?)([A-Za-z0-9_.%~\[\]-]{1,64})(=)([^&\s\"'`#<>\\]+)")
-_BEARER = re.compile(
-    rf"(?i){_START}(bearer\s{{1,3}}|authorization[\"']?\s{{0,3}}[:=]\s{{0,3}}[\"']?(?:basic|token)\s{{1,3}})([\w.~+/=-]{{6,}})"
+_SK = rf"{_START}[spr]k[-_]([A-Za-z0-9_-]{{12,}})"
+_USER = r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/?#\"'<>\\]{1,300}@"
+_PARAMETER = r"([?&](?:amp;)?)([A-Za-z0-9_.%~\[\]-]{1,64})(=)([^&\s\"'`#<>\\]+)"
+_BEARER = (
+    rf"(?i){_START}(bearer\s{{1,3}}|authorization[\"']?\s{{0,3}}[:=]\s{{0,3}}[\"']?(?:basic|token)\s{{1,3}})"
+    r"([\w.~+/=-]{6,})"
 )
 _NAME = r"(?:api[_-]?key|access[_-]?key|secret|password|passwd|credential|(?<![a-z])token)(?![a-z])"
-_ASSIGNED = re.compile(
-    rf"((?<![\w.-])[\w.-]{{0,64}}{_NAME}[\w.-]{{0,32}}[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)([^\s\"',<>{{}}]+)",
-    re.IGNORECASE,
-)
-_EXPORTED = re.compile(
+_ASSIGNED = rf"(?i)((?<![\w.-])[\w.-]{{0,64}}{_NAME}[\w.-]{{0,32}}[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)([^\s\"',<>{{}}]+)"
+_EXPORTED = (
     r"(\b[A-Z][A-Z0-9_]{0,64}(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)=[\"']?)([^\s\"'$;<>][^\s\"';<>]*)"
 )
 """In the way of a shell."""
-_FLAG = re.compile(rf"^--?[\w-]*{_NAME}[\w-]*$", re.IGNORECASE)
+_FLAG = rf"(?i)^--?[\w-]*{_NAME}[\w-]*$"
 
 _IN_ADDRESS = frozenset(("key", "auth", "authorization", "sig", "signature", "pass", "pw", "pwd", "passphrase"))
 """Words that end the name of a secret in an address; elsewhere they are words like others."""
@@ -67,15 +66,21 @@ _NO_SECRET_TOKENS = frozenset(f"{name}_token" for name in ("bos", "cls", "eos", 
 
 _NOTHING = ("", "null", "none", "true", "false", "???")
 
-_ENVIRONMENT = re.compile(r"oc\.env\s*:\s*(?:[\"']\s*)?(\$\{|[A-Za-z_][A-Za-z0-9_]*)")
-_NO_SCHEME = re.compile(r"[^\s/:@=,]+:[^\s/@]+@[A-Za-z0-9.-]+(:\d+)?(/\S*)?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_CONVENTIONAL = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
+_ENVIRONMENT = r"oc\.env\s*:\s*(?:[\"']\s*)?(\$\{|[A-Za-z_][A-Za-z0-9_]*)"
+_NO_SCHEME = r"[^\s/:@=,]+:[^\s/@]+@[A-Za-z0-9.-]+(:\d+)?(/\S*)?"
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+_CONVENTIONAL = r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*"
 
 _INSTEAD = (
     "Put a key into an environment variable and name that variable in llm.api_key_env (how the server gets it: "
     "llm.api_key_header, llm.api_key_query). What is in a config is written down"
 )
+
+
+@functools.cache
+def _pattern(text: str) -> re.Pattern[str]:
+    """Return a compiled pattern. Every command imports this module, and few texts need more than a few patterns."""
+    return re.compile(text)
 
 
 def protect(variable: str) -> None:
@@ -112,16 +117,16 @@ def redact(text: str, secrets: Sequence[str] | None = None) -> str:
     for secret in known() if secrets is None else secrets:
         text = text.replace(secret, MARK)
     if "://" in text:
-        text = _USER.sub(rf"\1{MARK}@", text)
+        text = _pattern(_USER).sub(rf"\1{MARK}@", text)
     if "=" in text and ("?" in text or "&" in text):
-        text = _PARAMETER.sub(_parameter, text)
+        text = _pattern(_PARAMETER).sub(_parameter, text)
     lower = text.lower()
     if "bearer" in lower or "authorization" in lower:
-        text = _BEARER.sub(_bearer, text)
+        text = _pattern(_BEARER).sub(_bearer, text)
     if any(sign in text and any(each in text for each in begun) for sign, begun in _PREFIXES.items()):
-        text = _FORMS.sub(MARK, text)
+        text = _pattern(_FORMS).sub(MARK, text)
     if "k-" in text or "k_" in text:
-        text = _SK.sub(_sk, text)
+        text = _pattern(_SK).sub(_sk, text)
     return text
 
 
@@ -142,13 +147,17 @@ def redact_code(text: str) -> str:
 
     For code, settings and command lines, where such a name means that. In a story a secret is a word like others.
     """
-    return _EXPORTED.sub(_assigned, _ASSIGNED.sub(_assigned, redact(text)))
+    text = redact(text)
+    if "=" in text or ":" in text:
+        text = _pattern(_EXPORTED).sub(_assigned, _pattern(_ASSIGNED).sub(_assigned, text))
+    return text
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
     """A command line with secrets replaced, also where flag and value are separate (`--api-key VALUE`)."""
     return [
-        MARK if i and _FLAG.match(arguments[i - 1]) else redact_code(argument) for i, argument in enumerate(arguments)
+        MARK if i and _pattern(_FLAG).match(arguments[i - 1]) else redact_code(argument)
+        for i, argument in enumerate(arguments)
     ]
 
 
@@ -178,7 +187,7 @@ def refuse_arguments(arguments: Sequence[str]) -> None:
 
 def fault(name: str, value: str, secrets: Sequence[str] | None = None) -> str | None:
     """What is wrong with a text of the config, field `name` (with dots): words to follow its name. None: nothing."""
-    for variable in _ENVIRONMENT.findall(value):
+    for variable in _pattern(_ENVIRONMENT).findall(value):
         if variable == "${" or is_secret_variable(variable):
             which = "whose name is not plain" if variable == "${" else f"{variable}, which holds a secret"
             return f"reads the environment variable {which}. {_INSTEAD}"
@@ -187,9 +196,9 @@ def fault(name: str, value: str, secrets: Sequence[str] | None = None) -> str | 
         return None
     if last == "api_key_env":
         return variable_fault(value)
-    if _USER.search(value) or _NO_SCHEME.fullmatch(value):
+    if _pattern(_USER).search(value) or _pattern(_NO_SCHEME).fullmatch(value):
         return f"holds a user name or password in an address. {_INSTEAD}"
-    if any(names_secret(unquote(each[1])) for each in _PARAMETER.findall(value)):
+    if any(names_secret(unquote(each[1])) for each in _pattern(_PARAMETER).findall(value)):
         return f"holds an address with what looks like a key among its parameters. {_INSTEAD}"
     literal = len(value) >= SHORTEST and not value.startswith(("$", "<", "?")) and not is_number(value)
     if redact_code(value) != value or redact(value, secrets) != value or (literal and names_secret(last, False)):
@@ -203,11 +212,11 @@ def variable_fault(name: str) -> str | None:
         return None
     letters = max(map(len, name.split("_")), default=0)
     random = letters >= 12 and any(c.isdigit() for c in name)
-    if not _VARIABLE.fullmatch(name):
+    if not _pattern(_VARIABLE).fullmatch(name):
         wrong = "is no name of a variable"
     elif redact(name) != name or letters >= 24 or random:
         wrong = "looks like a key itself"
-    elif not _CONVENTIONAL.fullmatch(name):
+    elif not _pattern(_CONVENTIONAL).fullmatch(name):
         wrong = "is not set, and not spelt like a variable (capital letters, digits, underscores)"
     else:
         return None

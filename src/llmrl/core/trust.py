@@ -26,10 +26,10 @@ from llmrl.core.installed import entry_points
 SHELL = "shell"
 """Stands among trusted modules for command lines of a config, which a cluster's jobs run."""
 PACKAGES = (
-    *("llmrl.agents", "llmrl.envs", "llmrl.finetuning", "llmrl.language", "llmrl.learners", "llmrl.loops"),
-    *("llmrl.networks", "llmrl.players", "llmrl.principals", "llmrl.teachers"),
+    *("llmrl.agents", "llmrl.envs", "llmrl.finetuning", "llmrl.algorithms", "llmrl.loops"),
+    *("llmrl.networks", "llmrl.principals", "llmrl.teachers"),
     # Not the ledger, the cache and the like, which write where they are told to.
-    *("llmrl.llms.budget", "llmrl.llms.limits", "llmrl.llms.retry", "llmrl.llms.litellm_chat", "llmrl.llms.local"),
+    *("llmrl.llms.budget", "llmrl.llms.rate_limit", "llmrl.llms.retry", "llmrl.llms.litellm_chat", "llmrl.llms.local"),
     *("llmrl.llms.openai_compatible", "llmrl.llms.replay", "llmrl.llms.scripted", "llmrl.llms.validity"),
 )
 """Packages and modules of this one that hold parts. A config may name their classes, and else nothing but `NAMED`."""
@@ -37,6 +37,7 @@ NAMED = frozenset(
     {
         "llmrl.envs.substrates.substrate_env",
         "llmrl.llms.client.connect",
+        "llmrl.principals.llm.llm_principal",
         "llmrl.sweeps.backends.here.Here",
         "llmrl.sweeps.backends.local.Local",
         "llmrl.sweeps.backends.slurm.Slurm",

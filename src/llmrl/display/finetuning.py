@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llmrl.core.typed_values import quoted
 from llmrl.display.console import print_rows, print_table, terminal
 from llmrl.display.runs import print_misgiving
-from llmrl.finetuning.loop import read_results
+from llmrl.finetuning.evaluation import read_results
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeFloat, NonNegativeInt
+from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt
 from llmrl.core.records import Array, State, on_host
 from llmrl.core.spaces import Aggregate, Parameter, ParameterSpace
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from llmrl.core.errors import ConfigError, EngineError
-from llmrl.core.limits import PositiveInt
 from llmrl.core.protocols import VecEnv
+from llmrl.core.ranges import PositiveInt
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import Mechanism
+from llmrl.envs.melting_pot.describe import SubstrateSettings
 from llmrl.envs.melting_pot.rules import Rules, SubstrateName
 
 INSTEAD = "env.engine=native plays the same game without it"
@@ -39,43 +40,18 @@ def substrate_env(
         ConfigError: values that the game or the engine cannot play.
         EngineError: Melting Pot is asked for and cannot be had.
     """
+    game = SubstrateSettings(substrate, n_envs, n_agents, horizon, rules, observe, mechanism, show_mechanism, map)
     if engine == "native":
         from llmrl.envs.native.vec_env import NativeEnv
 
-        return NativeEnv(
-            substrate,
-            n_envs,
-            seeds,
-            device,
-            n_agents,
-            horizon,
-            rules,
-            observe,
-            mechanism,
-            show_mechanism,
-            map=map,
-            tiles=tiles,
-            compile=compile,
-        )
+        return NativeEnv(game, seeds, device, tiles, compile)
     for name, given in (("tiles", tiles != "auto"), ("compile", compile)):
         if given:
             raise ConfigError(f"env.{name} is for env.engine=native; Melting Pot has its own way: leave it as it is")
     from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 
     try:
-        return MeltingPotEnv(
-            substrate,
-            n_envs,
-            seeds,
-            n_agents,
-            horizon,
-            rules,
-            observe,
-            mechanism,
-            show_mechanism,
-            render,
-            map=map,
-        )
+        return MeltingPotEnv(game, seeds, render)
     except EngineError as error:
         raise EngineError(f"{error} Or: {INSTEAD}.") from error
 

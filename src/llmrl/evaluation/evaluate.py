@@ -12,15 +12,21 @@ from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.option_files import content, root
 from llmrl.core.protocols import Agent
+from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
-from llmrl.evaluation.adapting import Plan, adapted, planned
-from llmrl.evaluation.evaluation_budget import announced, askers, refused, with_budget
-from llmrl.evaluation.mechanisms import Imposed, asked_for, imposed
-from llmrl.evaluation.players import build_players, without_teacher
+from llmrl.evaluation.evaluate_environment import Evaluation, Videos
+from llmrl.evaluation.mechanisms import (
+    AdaptationPlan,
+    EvaluatedMechanism,
+    adapt_societies,
+    mechanisms_asked_for,
+    parse_mechanisms,
+    plan_adaptation,
+)
+from llmrl.evaluation.players import announced, askers, build_players, refused
 from llmrl.evaluation.results import write_results
-from llmrl.evaluation.saved_runs import SavedRun, alone, open_saved
+from llmrl.evaluation.saved_runs import SavedRun, alone, open_saved, with_budget, without_teacher
 from llmrl.evaluation.settings import EvaluationSettings, Teller
-from llmrl.evaluation.stage import NO_FILMS, Stage
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Config, Parts, build_parts
 from llmrl.llms.client import ChatClient
@@ -44,81 +50,96 @@ def evaluate_run(run: Path, settings: EvaluationSettings, tell: Teller) -> dict[
             the mechanism is out of bounds.
         LLMError: a language model that plays does not answer, or its budget is used up.
     """
-    asked = asked_for(settings.mechanisms)
-    names, modes = list(settings.policies), settings.modes
-    if len(asked) > 1 and len(names) * len(modes) > 1:
+    asked, names = parse_mechanisms(settings.mechanisms), list(settings.policies)
+    if len(asked) > 1 and len(names) * len(settings.modes) > 1:
         raise ConfigError("several mechanisms are compared by one policy in one mode; name one of each")
     saved = open_saved(run, settings.trusted)
-    config = saved.config
-    if not settings.env:
-        with_digests(config, only=["map_digest"])
-    whole = {**config, "env": parsed(settings.env, config["env"])}
+    whole = _config(saved, settings)
     config = whole if "teacher" in names else without_teacher(whole)
-    plan = planned(settings.adapt, len(asked) > 1, names, saved.config)
-    compared = [f"mechanism={','.join(x if x.isalpha() else f'[{x}]' for x in asked)}"] if len(asked) > 1 else []
-    out = settings.out or inside(run, folder_name([*settings.env, *compared]))
-    out.mkdir(parents=True, exist_ok=True)
+    plan = plan_adaptation(settings.adapt, len(asked) > 1, names, saved.config)
+    out = _folder(run, settings, asked)
     # An agent that needs a language model gets it.
     llm = build_llm(with_budget(alone(config if plan is None else whole), settings.calls), folder=out)
     parts = build_parts(config, llm, render=settings.video, play_only=True)
     try:
         [agent] = parts.agents
-        spec, state = parts.env.spec, saved.state
-        mechanisms, context = imposed(asked, settings.context, state, spec)
+        mechanisms, context = mechanisms_asked_for(asked, settings.context, saved.state, parts.env.spec)
         if settings.env and "policy" in saved.agent:
             check_same_players(settings.env, saved.agent["policy"], agent.state_dict()["policy"])
         plan = _adapting(plan, settings, agent, mechanisms)
-        players = build_players(names, whole, parts)
+        players, seeds = build_players(names, whole, parts), Seeds(settings.seed).child("evaluate")
+        evaluation = Evaluation(settings, parts, players, mechanisms, context, seeds, out, tell)
         asking = askers(names, config, llm)
-        play = config.get("play", content(root() / "train.yaml")["play"])  # a run that learnt has no such section
-        usual = play["episodes"] if asking else 100 if spec.deterministic else 10
-        wanted = usual if settings.episodes is None else settings.episodes
+        episodes = _episodes(settings, config, parts, bool(asking))
         if asking:
-            steps = [n for n in (settings.video_steps, spec.horizon) if n is not None]
-            filmed = 0 if not settings.video or names[0] not in asking else min(steps, default=None)
-            rounds = len(modes) * len(mechanisms)
-            tell("What is asked, at most", announced(asking, parts, wanted, rounds, filmed, len(mechanisms)))
-        seeds = Seeds(settings.seed).child("evaluate")
-        states = [saved.agent] * len(mechanisms)
+            tell("What is asked, at most", _announced(evaluation, asking, episodes))
+        states: list[State] = [saved.agent] * len(mechanisms)
         if plan is not None:
-            _announce(tell, plan, whole, parts, mechanisms)
+            _announce_adapting(evaluation, plan, whole)
             vectors = [each.vector for each in mechanisms if each.vector is not None]
-            states = adapted(plan, saved.config, llm, vectors, context, seeds, saved.agent)
-        judged = parts.objective, parts.spending_cost
-        stage = Stage(settings, parts, players, modes, mechanisms, context, *judged, seeds, out, tell)
-        films = stage.film(states) if settings.video else NO_FILMS
-        found = stage.play(states, wanted, bool(asking))
+            states = adapt_societies(plan, saved.config, llm, vectors, context, seeds, saved.agent)
+        videos = evaluation.film(states) if settings.video else Videos()
+        found = evaluation.play(states, episodes, bool(asking))
     except BudgetExhausted as error:
         raise refused(error) from error
     finally:
         parts.close()
-    about = _about(saved, settings, context, plan, stage)
-    logged = read_metrics(run / METRICS_NAME)[: state[RUN_KEY]["metrics_lines"]]
-    return write_results(stage, about, found, films, place_of(logged)) | {"out": str(out)}
+    logged = read_metrics(run / METRICS_NAME)[: saved.state[RUN_KEY]["metrics_lines"]]
+    return write_results(evaluation, _about(saved, plan, evaluation), found, videos, place_of(logged)) | {
+        "out": str(out)
+    }
 
 
-def _about(
-    saved: SavedRun, settings: EvaluationSettings, context: int | None, plan: Plan | None, stage: Stage
-) -> dict[str, Any]:
+def _config(saved: SavedRun, settings: EvaluationSettings) -> dict[str, Any]:
+    """The run's config, with the options of the environment that are to be others."""
+    if not settings.env:
+        with_digests(saved.config, only=["map_digest"])
+    return {**saved.config, "env": parsed(settings.env, saved.config["env"])}
+
+
+def _folder(run: Path, settings: EvaluationSettings, asked: Sequence[str]) -> Path:
+    """Where results go; it is made."""
+    compared = [f"mechanism={','.join(x if x.isalpha() else f'[{x}]' for x in asked)}"] if len(asked) > 1 else []
+    out = settings.out or inside(run, folder_name([*settings.env, *compared]))
+    out.mkdir(parents=True, exist_ok=True)
+    return out
+
+
+def _episodes(settings: EvaluationSettings, config: Config, parts: Parts, asking: bool) -> int:
+    """Episodes of each player: what is wanted, else what is usual."""
+    play = config.get("play", content(root() / "train.yaml")["play"])  # a run that learnt has no such section
+    usual = play["episodes"] if asking else 100 if parts.env.spec.deterministic else 10
+    return int(usual) if settings.episodes is None else settings.episodes
+
+
+def _announced(evaluation: Evaluation, asking: Sequence[str], episodes: int) -> list[tuple[str, str]]:
+    """What the players `asking` will ask, rows (what, value)."""
+    settings, n = evaluation.settings, len(evaluation.mechanisms)
+    steps = [limit for limit in (settings.video_steps, evaluation.parts.env.spec.horizon) if limit is not None]
+    filmed = 0 if not settings.video or settings.policies[0] not in asking else min(steps, default=None)
+    return announced(asking, evaluation.parts, episodes, len(settings.modes) * n, filmed, n)
+
+
+def _about(saved: SavedRun, plan: AdaptationPlan | None, evaluation: Evaluation) -> dict[str, Any]:
     """What is said of an evaluation as a whole."""
-    llm = stage.parts.llm
+    llm, context, settings = evaluation.parts.llm, evaluation.context, evaluation.settings
     return {
         "run": str(saved.folder),
         "checkpoint": saved.iteration,
         "env": list(settings.env),
         "seed": settings.seed,
-        "context": None if context is None else stage.parts.env.spec.contexts[context],
+        "context": None if context is None else evaluation.parts.env.spec.contexts[context],
         "society": saved.society if plan is None else None,
         "adapted": None if plan is None else plan.record(),
         "llm": None if llm is None else llm.label,
-        "carried": stage.carried,
+        "carried": evaluation.carried,
         **({} if llm is None else {k: v for k, v in llm_summary(llm).items() if k in UNDERSTOOD}),
     }
 
 
 def _adapting(
-    plan: Plan | None, settings: EvaluationSettings, agent: Agent, mechanisms: Sequence[Imposed]
-) -> Plan | None:
+    plan: AdaptationPlan | None, settings: EvaluationSettings, agent: Agent, mechanisms: Sequence[EvaluatedMechanism]
+) -> AdaptationPlan | None:
     """The plan, if there is anything to adapt, and to adapt to."""
     if plan is None or (not agent.learns and settings.adapt is None):
         return None
@@ -129,11 +150,11 @@ def _adapting(
     return plan
 
 
-def _announce(tell: Teller, plan: Plan, whole: Config, parts: Parts, mechanisms: Sequence[Imposed]) -> None:
+def _announce_adapting(evaluation: Evaluation, plan: AdaptationPlan, whole: Config) -> None:
     """Say what adapting will take: it is the longer part, and a teacher may ask a language model."""
-    n = len(mechanisms)
-    words = ", ".join(each.title for each in mechanisms)
-    tell(f"{counted(plan.rounds, 'round')} of {counted(plan.games, 'game')} to adapt to: {words}")
-    if isinstance(parts.llm, ChatClient) and askers(["teacher"], whole, parts.llm):
-        rows = [("model", parts.llm.label), ("episodes", f"{n * plan.rounds * plan.games:,} with a teacher")]
-        tell("What adapting asks", [*rows, ("LLM calls", "unknown; calls (--calls) limits them")])
+    llm, n = evaluation.parts.llm, len(evaluation.mechanisms)
+    words = ", ".join(each.title for each in evaluation.mechanisms)
+    evaluation.tell(f"{counted(plan.rounds, 'round')} of {counted(plan.games, 'game')} to adapt to: {words}")
+    if isinstance(llm, ChatClient) and askers(["teacher"], whole, llm):
+        rows = [("model", llm.label), ("episodes", f"{n * plan.rounds * plan.games:,} with a teacher")]
+        evaluation.tell("What adapting asks", [*rows, ("LLM calls", "unknown; calls (--calls) limits them")])

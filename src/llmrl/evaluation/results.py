@@ -1,67 +1,133 @@
-"""What an evaluation writes: results, a row for each episode, and TensorBoard's events."""
+"""What an evaluation measures in the episodes that were played, and what it writes: results, a row for each episode,
+and TensorBoard's events."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from llmrl.analysis.bootstrap import describe
 from llmrl.analysis.comparison import differences, labels, sentences
-from llmrl.evaluation.measuring import objective_column, plain, scalars, table, write_episodes
-from llmrl.evaluation.mechanisms import Imposed
-from llmrl.evaluation.stage import Films, Found, Stage
+from llmrl.core.objectives import Objective
+from llmrl.core.rollouts import Episode
+from llmrl.core.spaces import EnvSpec
+from llmrl.evaluation.evaluate_environment import Evaluation, Player, Videos
+from llmrl.evaluation.mechanisms import EvaluatedMechanism
+from llmrl.rollout.welfare import episode_welfare, measures, summarize_evaluation
 from llmrl.run.evaluation import write_evaluation
 from llmrl.run.files import write_json
 
+Columns = Mapping[str, np.ndarray]
+"""Name -> its value in each episode, [n_episodes]; NaN in those of which a metric says nothing."""
+
+
+def objective_column(objective: Objective) -> str:
+    """What the column of the objective is called."""
+    return f"objective ({objective.name})"
+
+
+def columns(episodes: Sequence[Episode], spec: EnvSpec, objective: Objective, spending_cost: float) -> Columns:
+    """All that is told of some episodes: objective, returns, length, welfare, the metrics of the environment."""
+    base = np.array([episode.base_returns for episode in episodes])
+    return {
+        objective_column(objective): episode_welfare(episodes, objective, spending_cost),
+        "return per agent": np.array([e.returns.mean() for e in episodes]),
+        "base return per agent": base.mean(1),
+        "length": np.array([float(e.length) for e in episodes]),
+        # What one agent earns is all that there is to say of its welfare.
+        **({f"welfare/{name}": x for name, x in measures(episodes, objective).items()} if spec.n_agents > 1 else {}),
+        **{name: np.array([e.summaries[name] for e in episodes]) for name in spec.metrics},
+    }
+
+
+def table(measured: Columns, seed: int, independent: bool) -> dict[str, dict[str, float | None]]:
+    """A row (`describe`) for each column that says anything of any episode."""
+    known = {name: x[~np.isnan(x)] for name, x in measured.items()}
+    return {name: describe(x, seed=seed, independent=independent) for name, x in known.items() if len(x)}
+
+
+def plain(measured: Columns) -> dict[str, list[float]]:
+    """As lists, for a file."""
+    return {name: values.tolist() for name, values in measured.items()}
+
+
+def write_episodes(file: Path, heads: Sequence[str], played: Mapping[tuple[str, ...], Columns]) -> None:
+    """Write a row for each episode: who played it, by the entries of a key under `heads`, its number, its columns."""
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer: Any = csv.writer(stream, lineterminator="\n")
+        writer.writerow([*heads, "episode", *next(iter(played.values()))])
+        for who, measured in played.items():
+            for k, values in enumerate(zip(*measured.values(), strict=True)):
+                writer.writerow([*who, k, *(f"{value:.6g}" for value in values)])
+
 
 def write_results(
-    stage: Stage, about: Mapping[str, Any], found: Sequence[Found], films: Films, place: int
+    evaluation: Evaluation,
+    about: Mapping[str, Any],
+    found: Sequence[Mapping[Player, Sequence[Episode]]],
+    videos: Videos,
+    place: int,
 ) -> dict[str, Any]:
     """Write `results.json`, `episodes.csv` and the events of an evaluation, and return the results.
 
     Args:
-        stage: what was played.
+        evaluation: what was played.
         about: what is said of the whole of it.
-        found: under each of its mechanisms.
-        films: that were made.
+        found: under each of its mechanisms, who played which episodes.
+        videos: that were made.
         place: where the run was (`metrics.place_of`).
     """
-    entries = [_entry(stage, mechanism, each, films) for mechanism, each in zip(stage.mechanisms, found, strict=True)]
-    episodes = len(next(iter(found[0].played.values())))
-    own = {"mechanisms": entries, **_compared(stage, entries, films)} if stage.several else entries[0]
+    several, out, objective = evaluation.several, evaluation.out, evaluation.parts.objective
+    spec, spending_cost = evaluation.parts.env.spec, evaluation.parts.spending_cost
+    measured = [
+        {who: columns(episodes, spec, objective, spending_cost) for who, episodes in played.items()} for played in found
+    ]
+    entries = [
+        _entry(evaluation, mechanism, each, videos)
+        for mechanism, each in zip(evaluation.mechanisms, measured, strict=True)
+    ]
+    episodes = len(next(iter(found[0].values())))
+    own = {"mechanisms": entries, **_compared(evaluation, entries, videos)} if several else entries[0]
     results = {**about, "episodes": episodes, **own}
-    write_json(stage.out / "results.json", results)
+    write_json(out / "results.json", results)
     rows = {
-        (*([mechanism.name] * stage.several), *who): measured
-        for mechanism, each in zip(stage.mechanisms, found, strict=True)
-        for who, measured in each.measured.items()
+        (*([mechanism.name] * several), *who): values
+        for mechanism, each in zip(evaluation.mechanisms, measured, strict=True)
+        for who, values in each.items()
     }
-    write_episodes(stage.out / "episodes.csv", [*["mechanism"] * stage.several, "policy", "mode"], rows)
-    for mechanism, each in zip(stage.mechanisms, found, strict=True):
-        who, played = next(iter(each.played.items()))
-        folder, gif = stage.folder(mechanism), _gif(films.own.get(mechanism.name, ()), "world")
+    write_episodes(out / "episodes.csv", [*["mechanism"] * several, "policy", "mode"], rows)
+    for mechanism, played in zip(evaluation.mechanisms, found, strict=True):
+        first = next(iter(played.values()))
+        folder, gif = evaluation.folder(mechanism), _gif(videos.own.get(mechanism.name, ()), "world")
         folder.mkdir(exist_ok=True)
-        write_evaluation(folder, place, scalars(played, each.measured[who], stage.objective), gif)
-    if stage.several:
-        column = objective_column(stage.objective)
+        # Under the tags of the evaluations during training, where these would have their next point.
+        write_evaluation(folder, place, summarize_evaluation(first, objective, spending_cost), gif)
+    if several:
+        column = objective_column(objective)
         above = {
             f"above/{each['reference']}/{each['name']}": each["table"][column]["mean"] for each in own["differences"]
         }
-        write_evaluation(stage.out, place, above, _gif(films.beside))
+        write_evaluation(out, place, above, _gif(videos.beside))
     return results
 
 
-def _entry(stage: Stage, mechanism: Imposed, found: Found, films: Films) -> dict[str, Any]:
+def _entry(
+    evaluation: Evaluation, mechanism: EvaluatedMechanism, measured: Mapping[Player, Columns], videos: Videos
+) -> dict[str, Any]:
     """What is said of one mechanism; the table of the first player is that of the mechanism."""
-    vector, space = mechanism.vector, stage.parts.env.spec.mechanism
+    vector, space = mechanism.vector, evaluation.parts.env.spec.mechanism
     players = [
         {
             "policy": name,
             "mode": mode,
-            "table": table(measured, stage.settings.seed, not (name == "student" and stage.carried)),
-            "per_episode": plain(measured),
+            "table": table(values, evaluation.settings.seed, not (name == "student" and evaluation.carried)),
+            "per_episode": plain(values),
         }
-        for (name, mode), measured in found.measured.items()
+        for (name, mode), values in measured.items()
     ]
     return {
         "name": mechanism.name,
@@ -70,21 +136,22 @@ def _entry(stage: Stage, mechanism: Imposed, found: Found, films: Films) -> dict
         "players": players,
         "table": players[0]["table"],
         "per_episode": players[0]["per_episode"],
-        "videos": [str(file) for file in films.own.get(mechanism.name, ())],
+        "videos": [str(file) for file in videos.own.get(mechanism.name, ())],
     }
 
 
-def _compared(stage: Stage, entries: Sequence[Mapping[str, Any]], films: Films) -> dict[str, Any]:
+def _compared(evaluation: Evaluation, entries: Sequence[Mapping[str, Any]], videos: Videos) -> dict[str, Any]:
     """What is only said of several mechanisms."""
-    spec, column = stage.parts.env.spec, objective_column(stage.objective)
-    found = differences(entries, spec.deterministic, stage.settings.seed, not stage.carried)
+    spec, objective = evaluation.parts.env.spec, evaluation.parts.objective
+    column, cost = objective_column(objective), evaluation.parts.spending_cost
+    found = differences(entries, spec.deterministic, evaluation.settings.seed, not evaluation.carried)
     return {
         "paired": spec.deterministic,
-        "objective": {"column": column, "formula": stage.objective.formula, "spending_cost": stage.spending_cost},
+        "objective": {"column": column, "formula": objective.formula, "spending_cost": cost},
         "labels": labels(entries, spec),
         "differences": found,
         "sentences": sentences(entries, found, column),
-        "videos": [str(file) for file in films.beside],
+        "videos": [str(file) for file in videos.beside],
     }
 
 

@@ -1,4 +1,4 @@
-"""A run as it was saved, to be played: its config as this machine computes it, and its newest checkpoint."""
+"""A run as it was saved, to be played: its config as evaluations compute it, and its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmrl.config.builder import Builder
 from llmrl.config.trusting import check_known
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import State
@@ -69,3 +70,21 @@ def open_saved(folder: Path, trusted: Sequence[str] = ()) -> SavedRun:
 def alone(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config without its principal, whose language model might cost money."""
     return {**config, "principal": {"_target_": None}}
+
+
+def without_teacher(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with no teacher where the agent plays without one: a language model behind it is then not needed."""
+    builder = Builder(trusted=config["trusted_modules"])
+    needed = builder.needs(config["agent"], "teacher", "agent") and builder.insists(config["agent"], "teacher", "agent")
+    return dict(config) if needed else {**config, "teacher": {"_target_": None}}
+
+
+def with_budget(config: Mapping[str, Any], calls: int | None) -> Mapping[str, Any]:
+    """The config as evaluations ask: with a budget of their own, so many replies (None: that of the run), and where
+    invalid replies are only counted, as an evaluation has nothing to save."""
+    if "llm" not in config:  # nobody asks a model
+        return config
+    llm = {**config["llm"], "max_invalid": None}
+    if calls is not None:
+        llm["budget"] = {**config["llm"]["budget"], "calls": calls, "tokens": None, "usd": None}
+    return {**config, "llm": llm}

@@ -27,7 +27,7 @@ class EvaluationSettings:
     Args:
         episodes: rounded up to a multiple of the games, >= 1; None: 100, on the Melting Pot engine 10. Exactly so many
             where a player asks a language model; None: `play.episodes` of the run.
-        policies: who plays, some of `players.PLAYERS`; in a suite of `suite.PLAYERS`.
+        policies: who plays, some of `players.PLAYERS`; in a suite of `evaluate_suite.PLAYERS`.
         mode: actions are drawn from the policy, or the likeliest is taken, or one after the other.
         seed: of the episodes.
         mechanisms: what is imposed, some of `mechanisms.WORDS` or numbers such as `0,2,0`; several are compared.

@@ -1,80 +1,168 @@
-"""Evaluate the agents of runs in every test of a suite (docs/generalisation.md)."""
+"""A suite: environments that an agent is evaluated in beside the one it was trained in."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmrl.core.arguments import checked
 from llmrl.core.errors import ConfigError
-from llmrl.evaluation.settings import EvaluationSettings, Teller
+from llmrl.core.option_files import options
+from llmrl.core.ranges import PositiveInt
+from llmrl.core.spaces import EnvSpec
 
-PLAYERS = ("student", "random", "bot")
+_TEST_KEYS = ("title", "what", "own", "env", "kinds", "needs", "rename", "reads")
+_SUITE_KEYS = ("environment", "metric", "episodes", "n_envs", "only", "kinds", "needs", "env", "tests")
+_ALL = "all"
+"""The kind of tests that have none."""
 
 
-def evaluate_suite(
-    runs: Sequence[Path], suite: str, settings: EvaluationSettings, tell: Teller, changes: Sequence[str] = ()
-) -> list[dict[str, Any]]:
-    """Play a suite with one run or several, and write what was found.
+@dataclass(frozen=True)
+class SuiteTest:
+    """One test.
 
-    Args:
-        runs: folders of the runs.
-        suite: its name, or a `.yaml` file.
-        settings: what is asked; several mechanisms, a context, both modes and films are for other evaluations.
-        tell: is told what goes on.
-        changes: `key=value` for keys of the suite.
+    Attributes:
+        name, title, what: of it, for files, tables and readers.
+        env: the run's environment with what the test changes.
+        kinds: of task, `env.kind`, each in as many episodes; empty: the environment's `kind` is left alone.
+        needs: kind -> actions there must be for it to be possible; of tests without kinds, `all` -> actions.
+        rename: names in place of those of the run's own first actions.
+        reads: channels that the test changes: it says nothing of agents that read none of them; empty: of all agents.
+    """
 
-    Returns:
-        What was written: of each run, and of all together where there are several, with `out`, its folder.
+    name: str
+    title: str
+    what: str
+    env: Mapping[str, Any]
+    kinds: tuple[str, ...]
+    needs: Mapping[str, int] = field(default_factory=dict)
+    rename: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+
+    def environment(self, actions: Sequence[str]) -> dict[str, Any]:
+        """The config of its environment, of whatever kind, for a run whose actions have these names."""
+        if not self.rename:
+            return dict(self.env)
+        # As many as the run has: a test of other names is none of more actions.
+        return {**self.env, "actions": [*self.rename[: len(actions)], *actions[len(self.rename) :]]}
+
+    def environments(self, actions: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+        """(kind, config of its environment), in the order of the kinds; of no kind, one named `all`."""
+        if not self.kinds:
+            return [(_ALL, self.environment(actions))]
+        return [(kind, {**self.environment(actions), "kind": kind}) for kind in self.kinds]
+
+    def check_possible(self, kind: str, own: EnvSpec, spec: EnvSpec) -> None:
+        """See that nobody is tested on what cannot be done: in `spec`, or in `own`, where the run was trained.
+
+        Raises:
+            ConfigError: the kind needs more actions than there are.
+        """
+        needed = self.needs.get(kind, 0)
+        fewest = min(own.n_actions, spec.n_actions)
+        if fewest < needed:
+            raise ConfigError(f"{'it' if kind == _ALL else kind} needs {needed} actions, and there are {fewest}")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tests, and what all of them have in common: the metric that is 1 in a success, episodes of each kind."""
+
+    name: str
+    metric: str
+    episodes: int
+    tests: tuple[SuiteTest, ...]
+
+    def check_metric(self, spec: EnvSpec) -> None:
+        """See that an environment tells successes.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        if self.metric not in spec.metrics:
+            offered = ", ".join(spec.metrics) or "none"
+            raise ConfigError(f"suite.metric={self.metric}: the environment has no such metric, but {offered}")
+
+
+def suite_of(name: str, content: Mapping[str, Any], env: Mapping[str, Any]) -> Suite:
+    """Make the suite that plain data describe, for a run with the environment `env`.
 
     Raises:
-        LlmrlError: a folder is no run, the suite makes no sense, is for other runs, or none of its tests can be played.
+        ConfigError: a key or a value makes no sense, or the suite is for runs of another environment.
     """
-    from llmrl.analysis.suite import write_suite
-    from llmrl.analysis.suite_groups import STUDENT, experiments, together
-    from llmrl.evaluation.saved_runs import open_saved
-    from llmrl.evaluation.suite_run import check_played, play_suite
-    from llmrl.run.files import inside
-
-    name, content = _content(suite, changes, settings.episodes)
-    refused = [word for word, given in (("video", settings.video), ("context", settings.context is not None)) if given]
-    if refused or settings.mode == "both":
-        raise ConfigError(f"{refused[0] if refused else 'mode=both'} cannot be used with a suite")
-    players = list(dict.fromkeys(settings.policies))
-    if unknown := [each for each in players if each not in PLAYERS]:
-        raise ConfigError(f"policy={unknown[0]}: a suite is played by {', '.join(PLAYERS)}, several with commas")
-    if len(runs) > 1 and STUDENT not in players:
-        raise ConfigError(f"policy={','.join(players)}: several runs are given for their agents, which are the student")
-    saved = [open_saved(run, settings.trusted) for run in runs]
-    groups = experiments(runs, [each.config for each in saved])
-    found: list[dict[str, Any]] = []
-    for i, (run, each) in enumerate(zip(runs, saved, strict=True)):
-        own = settings
-        if len(runs) > 1:
-            tell(f"Run {i + 1} of {len(runs)}: {run}")
-            own = replace(settings, out=settings.out / str(i) if settings.out else None)
-        place = inside(run, "evaluation", f"suite_{name}") if own.out is None else own.out / f"suite_{name}"
-        # Who has no runs plays once.
-        found.append(play_suite(each, [STUDENT] if found else players, own, name, content, place, tell))
-    if len(found) > 1:
-        joined = together(found, groups)
-        above = Path(os.path.commonpath([run.absolute().parent for run in runs]))
-        folder = (settings.out or above) / f"suite_{name}"
-        write_suite(joined, folder)
-        found.append({**joined, "out": str(folder)})
-    check_played(found[-1])
-    return found
+    where = f"suite={name}"
+    _known(content, _SUITE_KEYS, where)
+    if lacking := [key for key in ("environment", "metric", "tests") if key not in content]:
+        raise ConfigError(f"{where} has no {lacking[0]!r}; it needs environment, metric and tests")
+    if content["environment"] != env["_target_"]:
+        raise ConfigError(f"{where} tests runs of {content['environment']}, and this is one of {env['_target_']}")
+    episodes = checked(content.get("episodes", 100), PositiveInt, "suite.episodes")
+    n_envs = checked(content.get("n_envs"), PositiveInt | None, "suite.n_envs")
+    common = {**env, **({} if n_envs is None else {"n_envs": n_envs})}
+    only = checked(content.get("only"), list[str] | None, "suite.only")
+    needs = checked(content.get("needs", {}), dict[str, int], "suite.needs")
+    tests: dict[str, dict[str, Any]] = checked(content["tests"], dict[str, dict[str, Any]], "suite.tests")
+    if unknown := [each for each in only or () if each not in tests]:
+        raise ConfigError(f"suite.only: there is no test {unknown[0]!r}, but {', '.join(tests)}")
+    wanted = {key: test for key, test in tests.items() if only is None or key in only}
+    found = tuple(_test(key, test, content, common, needs, env) for key, test in wanted.items())
+    if not found:
+        raise ConfigError(f"{where} has no tests")
+    return Suite(name, str(content["metric"]), episodes, found)
 
 
-def _content(suite: str, changes: Sequence[str], episodes: int | None) -> tuple[str, dict[str, Any]]:
-    """The suite's name, and what it says with what was asked put over it."""
+def _test(
+    key: str,
+    test: Mapping[str, Any],
+    suite: Mapping[str, Any],
+    common: Mapping[str, Any],
+    needs: Mapping[str, int],
+    env: Mapping[str, Any],
+) -> SuiteTest:
+    """One test of a suite; `common` is the run's environment `env` with the suite's number of games."""
+    place = f"suite.tests.{key}"
+    _known(test, _TEST_KEYS, place)
+    base = common if test.get("own") else {**common, **_changes(suite.get("env"), "suite.env", env)}
+    kinds = checked(test.get("kinds", suite.get("kinds", [])), list[str], f"{place}.kinds")
+    changed = {**base, **_changes(test.get("env"), f"{place}.env", env)}
+    own_need = checked(test.get("needs"), PositiveInt | None, f"{place}.needs")
+    needed = needs if own_need is None else dict.fromkeys(kinds or [_ALL], own_need)
+    rename = checked(test.get("rename", []), list[str], f"{place}.rename")
+    if rename and "actions" not in env:
+        raise ConfigError(f"{place}.rename: the environment has no option 'actions'; it has: {', '.join(env)}")
+    reads = checked(test.get("reads", []), list[str], f"{place}.reads")
+    title, what = str(test.get("title", key)), str(test.get("what", ""))
+    return SuiteTest(key, title, what, changed, tuple(kinds), needed, tuple(rename), tuple(reads))
+
+
+def _known(node: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
+    if unknown := [key for key in node if key not in keys]:
+        raise ConfigError(f"{where} has no key {unknown[0]!r}; it has: {', '.join(keys)}")
+
+
+def _changes(node: Any, where: str, env: Mapping[str, Any]) -> dict[str, Any]:
+    changes: dict[str, Any] = checked({} if node is None else node, dict[str, Any], where)
+    if unknown := [key for key in changes if key not in env]:
+        raise ConfigError(f"{where}: the environment has no option {unknown[0]!r}; it has: {', '.join(env)}")
+    return changes
+
+
+def load_suite(suite: str, changes: Sequence[str], episodes: int | None) -> tuple[str, dict[str, Any]]:
+    """Read a suite: its name, and its keys and values with what was asked put over them.
+
+    Args:
+        suite: its name, or a `.yaml` file.
+        changes: `key=value` for keys of the suite.
+        episodes: of each kind; None: as the suite says.
+
+    Raises:
+        ConfigError: there is no such suite, or it cannot be read.
+    """
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-
-    from llmrl.core.option_files import options
 
     own = Path(suite).expanduser()
     shipped = options("suite")

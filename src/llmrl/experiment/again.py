@@ -68,7 +68,8 @@ def repeated(command: str, arguments: Sequence[str]) -> list[str]:
 def _overrides_of(command: str, run: str, rest: Sequence[str]) -> list[str]:
     """What is to be typed before `rest` to repeat a run."""
     from llmrl.experiment.composition import plain
-    from llmrl.experiment.run_references import run_folder_of, unresolved
+    from llmrl.experiment.run_lookup import run_folder_of
+    from llmrl.experiment.run_references import unresolved
     from llmrl.run.content import read_config
 
     typed = {_key(each): each for each in rest if "=" in each and not each.startswith("--")}

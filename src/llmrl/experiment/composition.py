@@ -17,6 +17,7 @@ from llmrl.config.overrides import translated
 from llmrl.config.suggestions import hint, removed
 from llmrl.config.trusting import guard_hydra
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import hide_bases
 from llmrl.core.secrets import refuse, refuse_arguments
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
 
     refuse_arguments(overrides)
     guard_hydra()
+    hide_bases()
     for problem in offer_installed():
         log.debug("%s", problem)  # commands say it once
     typed, _ = translated(overrides)
@@ -59,6 +61,19 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     finally:
         # Hydra puts another instance in its place when it is left.
         GlobalHydra.instance().hydra, own.cfg = before
+
+
+def job_environment() -> dict[str, str]:
+    """Return the variables that Hydra's own config, which must be set, has for the process of a run.
+
+    Raises:
+        ConfigError: one is a secret.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    environment = {str(name): str(value) for name, value in HydraConfig.get().job.env_set.items()}
+    refuse({"hydra": {"job": {"env_set": environment}}})
+    return environment
 
 
 @functools.cache

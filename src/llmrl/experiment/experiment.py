@@ -11,8 +11,7 @@ from omegaconf import DictConfig
 
 from llmrl.core.privacy import kept_private
 from llmrl.core.processes import Processes
-from llmrl.experiment.application import Rows
-from llmrl.experiment.applications import application_of
+from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.loggers import build_loggers
 from llmrl.experiment.means import Means
 from llmrl.run.folder import config_hash, find_folder
@@ -153,32 +152,45 @@ class Experiment:
             LlmrlError: it failed; the folder says why.
             Stopped: a signal asked to stop; everything is saved.
         """
-        processes = Processes.join()
         try:
-            with kept_private(self.config.get("private", True)), self._open(processes) as run:
+            with kept_private(self.config.get("private", True)), self._open() as run:
                 if not run.finished:
                     self.application.compute(self.config, self.means, run, _compute)
         finally:
             self.means.close()
         return run
 
-    def _open(self, processes: Processes) -> Run:
+    def _open(self) -> Run:
+        """Open the run's folder, or follow the process of this run that does."""
         from llmrl.run.joint import open_run
 
+        def first() -> Run:
+            return Run.open(
+                Path(config["output_root"]),
+                config["name"],
+                config,
+                self.overrides,
+                self.seed,
+                resume=config["resume"],
+                rerun=config["rerun"],
+                checkpoint_every_s=config["checkpoint_seconds"],
+                digest=self.hash,
+                sinks=lambda: self.sinks,
+            )
+
         config = self.config
-        return open_run(
-            Path(config["output_root"]),
-            config["name"],
-            config,
-            self.overrides,
-            self.seed,
-            resume=config["resume"],
-            rerun=config["rerun"],
-            checkpoint_every_s=config["checkpoint_seconds"],
-            processes=processes,
-            digest=self.hash,
-            sinks=lambda: self.sinks,
-        )
+        return open_run(Processes.join(), config, self.seed, first)
+
+
+def application_of(config: Mapping[Any, Any]) -> Application:
+    """Return the application of a config, composed or resolved: what has a method of training fine-tunes."""
+    if "method" in config:
+        from llmrl.experiment.finetuning import FineTuning
+
+        return FineTuning()
+    from llmrl.experiment.training import Training
+
+    return Training()
 
 
 def _compute(config: Mapping[str, Any], overrides: Sequence[str]) -> None:

@@ -27,9 +27,9 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.local.chat import LocalChat
 
 if TYPE_CHECKING:
-    from llmrl.finetuning.loop import FinetuneLoop
     from llmrl.finetuning.task import Task
-    from llmrl.loops.episodes import Plays
+    from llmrl.loops.finetune import FinetuneLoop
+    from llmrl.rollout.batched_evaluator import Evaluator
     from llmrl.run.run import Run
 
 Config = Mapping[str, Any]
@@ -37,7 +37,7 @@ Config = Mapping[str, Any]
 PACKAGES = ("transformers", "trl", "peft", "datasets")
 _VERSIONS = ("gymnasium", "mujoco", "numpy")
 """Packages whose version may change what a game returns."""
-_PROPOSER = "llmrl.principals.llm.LLMPrincipal"
+_PROPOSER = "llmrl.principals.llm.llm_principal"
 _LOCAL_CHAT = "llmrl.llms.local.chat.LocalChat"
 
 
@@ -84,7 +84,7 @@ class FinetuneParts:
     task: Task
     loop: FinetuneLoop
     client: ChatClient
-    evaluators: list[Plays] = field(default_factory=list)
+    evaluators: list[Evaluator] = field(default_factory=list)
 
     def plan(self) -> list[tuple[str, str]]:
         """Rows (what, value) for a dry run."""
@@ -126,7 +126,7 @@ def with_digests(config: dict[str, Any]) -> dict[str, Any]:
         ConfigError: there are none, or they are no longer what they were when the run was submitted.
     """
     from llmrl.finetuning.trials import find_search_runs
-    from llmrl.loops.proposals import FILE_NAME
+    from llmrl.run.proposals import FILE_NAME
 
     config = outside_digests(config)
     if not config["dataset"].get("runs"):
@@ -185,7 +185,7 @@ def build(config: Config, means: Means, run: Run | None) -> FinetuneParts:
         ConfigError: parts that cannot work together, data that is not there.
         LLMError: there is no such model.
     """
-    from llmrl.finetuning.loop import FinetuneLoop
+    from llmrl.loops.finetune import FinetuneLoop, FinetuneSettings
 
     trusted = config["trusted_modules"]
     clients: dict[str | None, ChatClient] = {}
@@ -210,7 +210,7 @@ def build(config: Config, means: Means, run: Run | None) -> FinetuneParts:
         settings["method"].check(settings["dataset"].prompts)
     seeds = Seeds(config["seed"])
     client = models(None)
-    evaluators: list[Plays] = []
+    evaluators: list[Evaluator] = []
     try:
         task = _build_task(config, means, config, config["principal"], client, evaluators, "")
         # What prompts say of the best there can be is about the task that is trained on.
@@ -223,10 +223,10 @@ def build(config: Config, means: Means, run: Run | None) -> FinetuneParts:
         loop = FinetuneLoop(
             task=task,
             transfer=transfer,
+            settings=FinetuneSettings(**settings),
             models=models,
             store=Path(config["trials_dir"]).expanduser(),
             seeds=seeds.child("finetune"),
-            **settings,
         )
     except BaseException:
         for evaluator in evaluators:
@@ -241,7 +241,7 @@ def _build_task(
     chosen: Config,
     principal: Config,
     client: ChatClient,
-    evaluators: list[Plays],
+    evaluators: list[Evaluator],
     name: str,
 ) -> Task:
     """The task of the nodes `env` and `agent` of `chosen`; `name` is that of another task, "" of the one trained on."""

@@ -102,7 +102,7 @@ def ensure(needed: Sequence[NeededRun], run: Run, compute: Compute) -> None:
         Stopped: a signal asked to stop meanwhile.
         NeededRunFailed: one of them ended without a result, with its reason.
     """
-    from llmrl.run.run import Stopped
+    from llmrl.run.signals import Stopped
 
     since, launch = _taken_on(run)
     for each in needed:

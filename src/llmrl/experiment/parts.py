@@ -8,23 +8,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.config.builder import Builder
-from llmrl.config.loop_sections import LOOPS, WATCHED, LoopKind, section
-from llmrl.config.option_catalog import agent_loop, can_search, needs_mechanism, no_mechanism
+from llmrl.config.loop_sections import LOOPS, SETTINGS, WATCHED, LoopKind, agent_loop, section
 from llmrl.core.errors import ConfigError, LlmrlError
-from llmrl.core.limits import NonNegativeFloat
-from llmrl.core.memory import check_games
 from llmrl.core.objectives import Objective
 from llmrl.core.observers import Observer
+from llmrl.core.option_files import options
 from llmrl.core.protocols import Agent, ChatModel, Controller, Loop, Meter, Proposer, Scorer, Teacher, VecEnv
+from llmrl.core.ram import check_games
+from llmrl.core.ranges import NonNegativeFloat
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.guard import guarded, raised
 from llmrl.experiment.distributed_checks import check_together, processes_here
-from llmrl.experiment.first_weights import located
 from llmrl.experiment.loggers import check_loggers
 from llmrl.experiment.means import Means
 from llmrl.experiment.models import POLICIES, asking
 from llmrl.llms.client import ChatClient
+from llmrl.loops.loop_parts import LoopParts
+from llmrl.run.folder import RESOLVED
+from llmrl.run.status import read_status
 
 Config = Mapping[str, Any]
 
@@ -147,6 +149,30 @@ def build_parts(
     return Parts(env, agents, principal, teacher, llm, means, kind, judged, cost, observers)
 
 
+def located(config: Config, play_only: bool = False) -> Config:
+    """Return the config to build an agent from: without first weights where these are not there and not needed, because
+    the run is only planned, or has weights of its own, which are played. Agents around a language model need them at
+    every start, as their checkpoints have only what they have learned.
+
+    Args:
+        config: with the runs that it refers to (`run_references.resolved`); of one without them, a preset's run counts
+            as not there.
+        play_only: the agent is to be given the weights of a checkpoint.
+    """
+    begun = (config.get("agent") or {}).get("init_from")
+    entry = (config.get(RESOLVED) or {}).get("agent.init_from")
+    if not isinstance(begun, str) or (entry is None and not begun.startswith("preset:")):
+        return config
+    preset = entry is None or entry["as"].startswith("preset:")
+    folder = Path(begun).expanduser()
+    status = read_status(folder) if preset and entry is not None else None
+    there = status is not None and status.state == "finished" if preset else folder.is_dir()
+    whole = not Builder(trusted=config["trusted_modules"]).needs(config["agent"], "scorer", "agent")
+    if not there and (whole or not play_only) and (preset or play_only):
+        return {**config, "agent": {**config["agent"], "init_from": None}}
+    return config
+
+
 def build_env(node: Mapping[str, Any], injected: Mapping[str, Any], trusted: Sequence[str]) -> VecEnv:
     """The environment that a config's `env` describes; what it raises from then on names it.
 
@@ -184,6 +210,39 @@ def loop_kind(config: Config) -> LoopKind:
     return "search" if loop == "search" else "design"
 
 
+def can_search(principal: Config, builder: Builder) -> bool:
+    """Whether a principal takes any space, and not the mechanism of an environment only."""
+    return any(builder.needs(principal, name, "principal") for name in ("space", "controller"))
+
+
+def needs_mechanism(principal: str) -> str:
+    works = [
+        name for name, option in options("principal").items() if option["_target_"] and can_search(option, Builder())
+    ]
+    return (
+        f"{principal.rpartition('.')[2]} looks at what happens in a society under a mechanism and cannot search the "
+        f"parameters of a policy; use principal={', '.join(works)}"
+    )
+
+
+def no_mechanism(env: VecEnv, principal: Config) -> str:
+    """Why a principal has nothing to govern in `env`, and what would work."""
+    works = [name for name, option in options("env").items() if option.get("mechanism")]
+    searched = ""
+    if hasattr(env, "evaluator") and can_search(principal, Builder()):
+        agents = ", ".join(name for name, option in options("agent").items() if _is_function(option))
+        searched = f"an agent whose parameters it can search, agent={agents}; or "
+    return (
+        f"a principal needs an environment with a mechanism, and {env.spec.name} has none (env.mechanism may be off); "
+        f"use {searched}env={', '.join(works)} with their mechanism, or principal=none"
+    )
+
+
+def _is_function(agent: Config) -> bool:
+    """Whether an agent is a function of parameters that a principal can propose."""
+    return agent_loop(agent, Builder()) == "search"
+
+
 def proposals_of(config: Config, kind: Literal["design", "search"]) -> int:
     """Vectors that a principal proposes in a run, in all contexts together; a race proposes none."""
     node = config[kind]
@@ -196,26 +255,24 @@ def build_loop(config: Config, parts: Parts, known: Callable[[], Any] | None = N
     kind = parts.kind
     if kind == "learn" and not parts.agents[0].learns:
         kind = "play"
-    injected: dict[str, Any] = {
-        "env": parts.env,
-        "agents": parts.agents,
-        "seeds": Seeds(config["seed"]).child("loop"),
-        "device": parts.device,
-        "meter": parts.llm if isinstance(parts.llm, Meter) else None,
-        "teacher": parts.teacher,
-        "cores": parts.means.cores,
-    }
-    if kind in WATCHED:
-        injected["observers"] = parts.observers
-    if known is not None:
-        injected["known"] = known
-    if parts.principal is not None:
-        injected["principal"] = parts.principal
-    else:
-        injected |= {"objective": parts.objective, "spending_cost": parts.spending_cost}
-    builder = Builder(injected, config["trusted_modules"])
-    built: Loop = builder.build({"_target_": LOOPS[kind], **config[section(kind)]}, section(kind))
-    return built
+    builder = Builder(trusted=config["trusted_modules"])
+    settings = builder.build({"_target_": SETTINGS[kind], **config[section(kind)]}, section(kind))
+    given = LoopParts(
+        env=parts.env,
+        agents=parts.agents,
+        seeds=Seeds(config["seed"]).child("loop"),
+        device=parts.device,
+        objective=parts.objective,
+        spending_cost=parts.spending_cost,
+        principal=parts.principal,
+        teacher=parts.teacher,
+        meter=parts.llm if isinstance(parts.llm, Meter) else None,
+        observers=parts.observers,
+        cores=parts.means.cores,
+        **({} if known is None else {"known": known}),
+    )
+    loop: Loop = builder.locate(LOOPS[kind], section(kind))(given, settings)
+    return loop
 
 
 def _observers(config: Config, env: VecEnv, folder: Path | None, kind: LoopKind) -> list[Observer]:
@@ -290,4 +347,4 @@ def check_values(config: Config, means: Means | None = None) -> None:
     # Whether an agent learns may be known only when it is built.
     for each in ("learn", "play") if kind == "learn" else (kind,):
         if section(each) in config:
-            builder.check({"_target_": LOOPS[each], **config[section(each)]}, section(each))
+            builder.check({"_target_": SETTINGS[each], **config[section(each)]}, section(each))

@@ -9,22 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmrl.analysis.references import LINES
 from llmrl.core.errors import RunFolderError
 from llmrl.core.fields import read_object
 from llmrl.core.option_files import option
-from llmrl.experiment import needed as needed_runs
 from llmrl.experiment.models import asking
-from llmrl.experiment.needed import Compute, NeededRun
+from llmrl.experiment.needed import NeededRun
 from llmrl.experiment.parts import Parts, games_of_a_society, loop_kind
 from llmrl.experiment.run_references import with_digests, without_digests
 from llmrl.loops.references import References, Situation, coarse_scan
 from llmrl.run.content import SUMMARY_NAME
-
-if TYPE_CHECKING:
-    from llmrl.run.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -72,17 +68,11 @@ def needed(config: Config, parts: Parts) -> list[NeededRun]:
     ]
 
 
-def ensure(config: Config, parts: Parts, behind: Sequence[NeededRun], run: Run, compute: Compute) -> None:
-    """Compute the runs `behind` the reference lines of `run`, or wait for them; say where there are none.
-
-    Raises:
-        Stopped: a signal asked to stop meanwhile.
-        LlmrlError: as these runs.
-    """
+def log_left_out(config: Config, parts: Parts) -> None:
+    """Log why there are no reference lines, where they are asked for and there are none."""
     why = left_out(config, parts)
     if why is not None and config["design"]["references"]:
         log.info("reference lines: %s", why)
-    needed_runs.ensure(behind, run, compute)
 
 
 def known(behind: Sequence[NeededRun]) -> References | None:

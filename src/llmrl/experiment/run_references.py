@@ -7,51 +7,40 @@ with other weights is another run, and `latest:` means the same run whenever a c
 
 from __future__ import annotations
 
-import argparse
+import copy
 import json
 import logging
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from llmrl.config import input_digests
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.experiment.needed import NeededRun
+from llmrl.experiment.run_lookup import Reference, experiment_runs, is_finished, listing, newest_run, only_of, parsed
 from llmrl.run.folder import RESOLVED, config_hash
 from llmrl.run.names import hash_of, safe_path, seed_folder, seed_of
 
 log = logging.getLogger(__name__)
 
 Config = Mapping[str, Any]
-Kind = Literal["run", "latest", "preset"]
-
-_REFERENCE = re.compile(r"(run|latest|preset):(.*?)(?:/s([0-9]{1,18}))?/?")
-_PREFIX = re.compile(r"[0-9a-f]{1,8}")
 _STORE = ".references"
 """Folder beside the runs of a name in which is written down what `latest:` has been found to be."""
 _OWN, _SHARED = "own", "shared"
-_LISTED = 12
 
+_TAKEN_OVER = ("output_root", "hardware", "trusted_modules", "checkpoint_seconds", "private")
+"""What the run of a preset has from the run that needs it, and that changes no numbers."""
 
-@dataclass(frozen=True)
-class Reference:
-    """A reference as it was typed.
+OWN_GAMES = ("n_envs", "render", "compile")
+"""Options of the environment that the preset keeps: how many games there are, and what is not of the game."""
 
-    Attributes:
-        kind: `run`, `latest` or `preset`.
-        what: a prefix of a hash, a name, or a study, with a treatment after a `+`.
-        seed: of the run that is meant; None where the reference names none.
-    """
-
-    kind: Kind
-    what: str
-    seed: int | None
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{self.what}" + ("" if self.seed is None else f"/{seed_folder(self.seed)}")
+SHAPE = (
+    *("share_parameters", "reads", "features", "core", "encoding", "map_channels", "planes", "join", "core_hidden"),
+    *("head_hidden", "memory", "memory_layers", "critic", "film"),
+)
+"""Options of an agent that say which shapes its weights have."""
 
 
 @dataclass(frozen=True)
@@ -82,88 +71,6 @@ PLACES = (
     Place("dataset.runs", many=True),
 )
 """Every key that names a run."""
-
-
-def parsed(text: str) -> Reference | None:
-    """Return the reference that a text is; None for anything else, such as a folder.
-
-    >>> parsed("preset:regimes/cleanup_pretrain/s3")
-    Reference(kind='preset', what='regimes/cleanup_pretrain', seed=3)
-    >>> parsed("outputs/demo") is None
-    True
-
-    Raises:
-        ConfigError: it begins like one, and names nothing.
-    """
-    found = _REFERENCE.fullmatch(text)
-    if found is None:
-        return None
-    kind, what, seed = found.groups()
-    if not what or (kind == "run" and not _PREFIX.fullmatch(what)):
-        raise ConfigError(
-            f"{text!r} names no run: run:<hash> takes hexadecimal digits, the end of a folder <label>-<hash>, or the "
-            "first few of them; latest:<name> and preset:<study> take a name; /s<seed> may follow each"
-        )
-    return Reference(kind, what, None if seed is None else int(seed))  # type: ignore[arg-type]
-
-
-def add_root(parser: argparse.ArgumentParser) -> None:
-    """Give a command the option `--output-root`, where references that it takes are looked up."""
-    parser.add_argument(
-        "--output-root",
-        type=Path,
-        default=Path("outputs"),
-        metavar="FOLDER",
-        help="where run:<hash> and latest:<name> are looked up (default outputs)",
-    )
-
-
-def run_folder_of(text: str | Path, root: Path) -> Path:
-    """Return the one run that a command is to work on: by reference, or the folder of a run, or one around it.
-
-    Args:
-        text: what was typed.
-        root: of all outputs, where references are looked up.
-
-    Raises:
-        ConfigError: a reference that names no run, or a preset, which only a run can need.
-        RunFolderError: there is no such run, or there are several, which are listed.
-    """
-    from llmrl.analysis.runs import only_run
-
-    reference = parsed(str(text))
-    if reference is None:
-        return only_run(Path(text))
-    runs = _runs_of(reference, root)
-    if reference.kind == "latest" and reference.seed is None:
-        return max(runs, key=_updated)
-    return _only(reference, runs)
-
-
-def folder_of(text: str | Path, root: Path) -> Path:
-    """Return the folder that a command about many runs is to look at: an experiment's or a run's, by reference, or any.
-
-    Raises:
-        ConfigError, RunFolderError: as `run_folder_of`.
-    """
-    reference = parsed(str(text))
-    if reference is None:
-        return Path(text)
-    if reference.seed is not None:
-        return run_folder_of(text, root)
-    return _runs_of(reference, root)[0].parent
-
-
-def runs_of(text: str | Path, root: Path) -> list[Path]:
-    """Return all runs that a folder or a reference names, seeds by number.
-
-    Raises:
-        ConfigError, RunFolderError: as `run_folder_of`.
-    """
-    from llmrl.analysis.runs import find_runs
-
-    folder = folder_of(text, root)
-    return find_runs(folder) or [folder]
 
 
 def resolved(config: Config) -> dict[str, Any]:
@@ -275,10 +182,10 @@ def _entry(place: Place, text: str, config: Config) -> _Entry | None:
             return _Entry(run.folder, f"{config_hash(run.config)}/{_said_seed(reference.seed, config)}", text)
         if reference.kind == "latest":
             reference = _pinned(place, reference, config)
-        runs = _runs_of(reference, Path(config["output_root"]))
+        runs = experiment_runs(reference, Path(config["output_root"]))
         own = f"run:{hash_of(runs[0])}"
         if place.many:
-            wanted = runs if reference.seed is None else [_only(reference, runs)]
+            wanted = runs if reference.seed is None else [only_of(reference, runs)]
             folder = wanted[0].parent if reference.seed is None else wanted[0]
             return _Entry(folder, f"{hash_of(runs[0])}/{'all' if reference.seed is None else folder.name}", own)
         return _chosen(place, reference, runs, config)
@@ -301,9 +208,9 @@ def _given(place: Place, text: str, config: Config) -> _Entry | None:
     if not runs:
         return None
     if len({run.parent for run in runs}) > 1:
-        raise RunFolderError(f"{place.key}={text} holds {_told(runs)}")
+        raise RunFolderError(f"{place.key}={text} holds {listing(runs)}")
     found = _chosen(place, None, runs, config)
-    progress = "" if _finished(found.folder) else f"@{_checkpoint(found.folder)}"
+    progress = "" if is_finished(found.folder) else f"@{_checkpoint(found.folder)}"
     return _Entry(found.folder, found.identity + progress, text)
 
 
@@ -321,50 +228,7 @@ def _chosen(place: Place, reference: Reference | None, runs: Sequence[Path], con
             said = _said_seed(named, config, place.key)
             return _Entry(run, f"{digest}/{said}", f"run:{digest}" + ("" if said == _OWN else f"/{said}"))
     how = "" if named is not None else f" ({place.key}_seed={_rule(place.key, config)})"
-    raise RunFolderError(f"there is no seed {seed}{how} among {_told(runs)}")
-
-
-def _runs_of(reference: Reference, root: Path) -> list[Path]:
-    """The runs of the one experiment that `run:` or `latest:` names, seeds by number; the same one under several names
-    counts once."""
-    from llmrl.analysis.runs import find_runs
-
-    if reference.kind == "preset":
-        raise ConfigError(f"{reference} stands for a run that another run needs; a command takes run: or latest:")
-    if reference.kind == "latest":
-        newest = _newest(reference.what, root)
-        return [run for run in find_runs(newest.parent) if _finished(run)]
-    runs = [run for run in find_runs(root) if (hash_of(run) or "").startswith(reference.what)]
-    if not runs:
-        raise RunFolderError(f"there is no run in {root} whose folder's hash begins with {reference.what}")
-    if len({hash_of(run) for run in runs}) > 1:
-        raise RunFolderError(f"{reference} may be any of {_told(runs)}")
-    seeds: dict[int | None, Path] = {}
-    for run in sorted(runs, key=_finished, reverse=True):
-        seeds.setdefault(seed_of(run), run)
-    return [seeds[seed] for seed in sorted(seeds, key=lambda seed: seed or 0)]
-
-
-def _only(reference: Reference, runs: Sequence[Path]) -> Path:
-    """The run of the seed that a reference names, or the only one there is."""
-    wanted = [run for run in runs if reference.seed in (None, seed_of(run))]
-    if len(wanted) == 1:
-        return wanted[0]
-    raise RunFolderError(f"{reference} is not one run, there are {_told(wanted or runs)}")
-
-
-def _newest(name: str, root: Path) -> Path:
-    """The run of a name that was finished last."""
-    from llmrl.analysis.runs import find_runs
-
-    below = root.expanduser() / safe_path(name)
-    runs = find_runs(below) if below.is_dir() else []
-    finished = [run for run in runs if _finished(run)]
-    if not finished:
-        raise RunFolderError(
-            f"latest:{name}: no run in {below} is finished" + (f"; there are {_told(runs)}" if runs else "")
-        )
-    return max(finished, key=_updated)
+    raise RunFolderError(f"there is no seed {seed}{how} among {listing(runs)}")
 
 
 def _pinned(place: Place, reference: Reference, config: Config) -> Reference:
@@ -374,7 +238,7 @@ def _pinned(place: Place, reference: Reference, config: Config) -> Reference:
     path = folder / f"{config_hash({**config, 'key': place.key})}.json"
     kept = _kept(path)
     if kept is None:
-        digest = hash_of(_newest(reference.what, root))
+        digest = hash_of(newest_run(reference.what, root))
         kept = {
             "key": place.key,
             "reference": str(reference),
@@ -416,7 +280,6 @@ def _kept(path: Path) -> dict[str, Any] | None:
 
 def _of_preset(key: str, reference: Reference, config: Config) -> NeededRun:
     """The run of a preset that the run of `config` names at `key`."""
-    from llmrl.experiment.pretraining import composed
     from llmrl.experiment.used import only_read
 
     seed = _seed_of(reference, config)
@@ -486,24 +349,43 @@ def _checkpoint(run: Path) -> str:
     return max((path.stem.rpartition("_")[2] for path in (run / "checkpoints").glob("checkpoint_*.pt")), default="0")
 
 
-def _finished(run: Path) -> bool:
-    from llmrl.run.status import read_status
+def composed(preset: str, seed: int, config: Config) -> tuple[dict[str, Any], list[str]]:
+    """Compose the run of a preset for the run of `config`: what the preset says, in the environment of that run, with
+    agents of the same shape; returns its plain config, and the overrides that its folder is named after.
 
-    status = read_status(run)
-    return status is not None and status.state == "finished"
+    Args:
+        preset: `<study>` or `<study>+<treatment>`.
+        seed: of the preset's run.
+        config: of the run that needs it, resolved, plain containers.
+
+    Raises:
+        ConfigError: there is no such preset, it is for another environment, or it is no run of agents that learn alone
+            from weights of their own.
+    """
+    from llmrl.experiment.composition import plain
+
+    study, _, treatment = preset.partition("+")
+    overrides = [f"experiment={study}", *([f"treatment={treatment}"] if treatment else [])]
+    own = {**copy.deepcopy(plain("train", *overrides)), **{each: config[each] for each in _TAKEN_OVER}}
+    own["seed"] = seed
+    if own["principal"].get("_target_") is not None or str(own["agent"].get("init_from")).startswith("preset:"):
+        raise ConfigError(
+            "a preset to begin with trains agents alone, from weights of their own; this one has a principal, or "
+            "begins with another preset"
+        )
+    _inherit(own, config)
+    return own, [*overrides, f"seed={seed}"]
 
 
-def _updated(run: Path) -> float:
-    from llmrl.run.status import read_status
-
-    status = read_status(run)
-    return 0.0 if status is None else status.updated
-
-
-def _told(runs: Sequence[Path]) -> str:
-    """Runs as an error lists them, each with the reference that means it."""
-    from llmrl.analysis.runs import read_run
-
-    lines = [f"\n  run:{hash_of(run)}/{run.name}  {read_run(run).state}  {run}" for run in runs[:_LISTED]]
-    more = f"\n  and {len(runs) - _LISTED:,} more" if len(runs) > _LISTED else ""
-    return f"{len(runs):,} runs:{''.join(lines)}{more}"
+def _inherit(own: dict[str, Any], config: Config) -> None:
+    """Give the preset's config the environment of `config`, and the shape of its agents' weights."""
+    env, agent = config["env"], config["agent"]
+    for name in ("_target_", "substrate"):
+        if own["env"].get(name) != env.get(name):
+            raise ConfigError(
+                f"that preset is for another environment: env.{name} is {own['env'].get(name)} there and "
+                f"{env.get(name)} here"
+            )
+    own["env"] = {**copy.deepcopy(dict(env)), **{name: own["env"][name] for name in OWN_GAMES if name in own["env"]}}
+    if own["agent"].get("_target_") == agent.get("_target_"):
+        own["agent"] |= {name: copy.deepcopy(agent[name]) for name in SHAPE if name in agent and name in own["agent"]}

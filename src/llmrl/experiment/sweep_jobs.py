@@ -1,15 +1,53 @@
-"""Experiments as jobs of a sweep."""
+"""Experiments as jobs of a sweep, and the sweep computed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llmrl.experiment import run_references
 from llmrl.experiment.experiment import Experiment
+from llmrl.experiment.job import compute
 from llmrl.experiment.means import check_command_lines, game_processes
-from llmrl.sweeps.backends.protocol import Job
+from llmrl.sweeps.backends.protocol import Job, Outcome
+from llmrl.sweeps.jobs import differing_keys, named_by
+from llmrl.sweeps.launch import launch
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of a sweep.
+
+    Attributes:
+        experiment: to be computed.
+        environment: variables to set in its process.
+    """
+
+    experiment: Experiment
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def compute_sweep(
+    runs: Sequence[Planned], folder: Path, wait: bool = True, differing: set[str] | None = None
+) -> tuple[list[Outcome], int]:
+    """Compute the runs of a sweep, and before them those that they need by reference; what is finished is skipped.
+
+    Args:
+        runs: in the order in which they are started.
+        folder: where the sweep keeps what its runs print.
+        wait: until all have ended; False: return when they are submitted, which needs a scheduler.
+        differing: keys in which the runs of the whole sweep differ, if these are a part of it.
+
+    Returns:
+        What became of every run, those that were needed first, the sweep's own `runs` last; and the exit code.
+
+    Raises:
+        ConfigError: a run makes no sense, or the sweep cannot be launched; nothing has been started.
+    """
+    swept = differing_keys([run.experiment.overrides for run in runs]) if differing is None else differing
+    jobs = [job_of(run.experiment, named_by(run.experiment.overrides, swept), run.environment) for run in runs]
+    return launch(with_needed(jobs), compute, folder, wait)
 
 
 def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[str, str] | None = None) -> Job:

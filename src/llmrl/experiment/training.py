@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.experiment import references
 from llmrl.experiment.application import Application, Rows
-from llmrl.experiment.arms import shortage
 from llmrl.experiment.distributed_checks import check_alike
 from llmrl.experiment.means import Means, Model
 from llmrl.experiment.models import asking, model_asked
 from llmrl.experiment.needed import Compute, ensure
 from llmrl.experiment.parts import build_loop, build_parts, check_values
-from llmrl.experiment.plan import plan
+from llmrl.experiment.plan import plan, shortage
 from llmrl.experiment.run_references import needed, with_digests
 from llmrl.experiment.used import only_read
 from llmrl.llms.transcript import Transcript
@@ -69,7 +68,8 @@ class Training(Application):
                 log.warning("%s", short)
             behind = references.needed(config, parts)
             loop = build_loop(config, parts, lambda: references.known(behind))  # before hours are spent on references
-            references.ensure(config, parts, behind, run, compute_needed)
+            references.log_left_out(config, parts)
+            ensure(behind, run, compute_needed)
             run.result = loop.run(run)
             run.summary |= llm_summary(llm)
         finally:

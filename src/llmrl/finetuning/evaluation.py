@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.statistics import bootstrap_interval, mean
+from llmrl.analysis.bootstrap import bootstrap_interval
+from llmrl.analysis.statistics import mean
+from llmrl.core.errors import RunFolderError
+from llmrl.core.fields import read_object
 from llmrl.core.protocols import ChatModel
+from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import ChatRequest, State
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.judge import Judge
@@ -23,6 +29,21 @@ MEASURES = (*RATES, "return", "score", "rank", "reward")
 """What is measured of each reply; see `measure`."""
 Z = 1.959963984540054
 """Of a 95 % interval."""
+RESULTS = "evaluation.json"
+"""In the run folder."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a proposer is evaluated, before and after.
+
+    Attributes:
+        rollouts: episodes a proposal is judged by.
+        transfer_trials: random parameters from which the prompts of each other task are made.
+    """
+
+    rollouts: PositiveInt = 20
+    transfer_trials: PositiveInt = 256
 
 
 def ask(llm: ChatModel, questions: Questions, asked: Sequence[Question]) -> list[str]:
@@ -99,6 +120,20 @@ def difference(after: State, before: State) -> dict[str, dict[str, Any]]:
         else:
             table[name] = {"mean": None, "low": None, "high": None, "n": 0}
     return table
+
+
+def read_results(run: Path) -> dict[str, Any] | None:
+    """What `evaluation.json` of a run folder holds; None where there is none.
+
+    Raises:
+        RunFolderError: it cannot be read.
+    """
+    try:
+        return read_object(run / RESULTS)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise RunFolderError(f"{run / RESULTS} cannot be read: {error}") from error
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:

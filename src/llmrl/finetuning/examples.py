@@ -103,13 +103,7 @@ def make_examples(
             "raise dataset.trials, give more dataset.runs, or lower dataset.examples"
         )
     sizes = np.array([len(one.trials) for one in usable], dtype=np.float64)
-    pool = [trial for one in series for trial in one.trials]
-    values = np.array([each.value for each in _pooled(pool)])
-    vectors = np.stack([trial.vector for trial in pool])
-    keys = [key_of(trial.vector) for trial in pool]
-    fit = np.array([proposable(trial.vector) for trial in pool])
-    spread = vectors.std(axis=0)
-    scaled = vectors / np.where(spread > 0, spread, 1.0)
+    known = _Known([trial for one in series for trial in one.trials], target, proposable)
     examples = []
     for i in range(n):
         rng = seeds.numpy(i)
@@ -118,22 +112,47 @@ def make_examples(
         until = int(rng.integers(shown, len(one.trials) + 1)) if one.ordered else len(one.trials)
         picked = rng.choice(until, size=shown, replace=False)
         history = tuple(one.trials[j] for j in (np.sort(picked) if one.ordered else picked))
-        best = max(history, key=lambda trial: trial.value)
-        better = np.flatnonzero(fit & (values > best.value))
-        shown_keys = {key_of(trial.vector) for trial in history}
-        better = better[[keys[j] not in shown_keys for j in better]]
         draw = int(rng.integers(2**31))  # drawn whether it is used or not, so that `target` changes nothing else
-        if not len(better):
-            chosen = None
-        elif target == "best":
-            chosen = int(better[np.argmax(values[better])])
-        elif target == "nearest":
-            own = best.vector / np.where(spread > 0, spread, 1.0)
-            chosen = int(better[np.argmin(((scaled[better] - own) ** 2).sum(axis=1))])
-        else:
-            chosen = int(better[draw % len(better)])
-        examples.append(Example(i, history, None if chosen is None else pool[chosen]))
+        examples.append(Example(i, history, known.target_of(history, draw)))
     return examples
+
+
+class _Known:
+    """All trials of a task, among which targets are looked for.
+
+    Args:
+        trials: of all series.
+        target: see `make_examples`.
+        proposable: see there.
+    """
+
+    def __init__(self, trials: Sequence[Trial], target: Target, proposable: Callable[[np.ndarray], bool]) -> None:
+        self.trials, self.target = trials, target
+        self._values = np.array([each.value for each in _pooled(trials)])
+        self._keys = [key_of(trial.vector) for trial in trials]
+        self._fit = np.array([proposable(trial.vector) for trial in trials])
+        vectors = np.stack([trial.vector for trial in trials])
+        spread = vectors.std(axis=0)
+        self._scale = np.where(spread > 0, spread, 1.0)
+        self._scaled = vectors / self._scale
+
+    def target_of(self, history: Sequence[Trial], draw: int) -> Trial | None:
+        """A trial that is better than all of `history`; None where there is none. `draw` says which, where any will
+        do."""
+        best = max(history, key=lambda trial: trial.value)
+        shown = {key_of(trial.vector) for trial in history}
+        better = np.flatnonzero(self._fit & (self._values > best.value))
+        better = better[[self._keys[j] not in shown for j in better]]
+        if not len(better):
+            return None
+        if self.target == "best":
+            chosen = better[np.argmax(self._values[better])]
+        elif self.target == "nearest":
+            own = best.vector / self._scale
+            chosen = better[np.argmin(((self._scaled[better] - own) ** 2).sum(axis=1))]
+        else:
+            chosen = better[draw % len(better)]
+        return self.trials[int(chosen)]
 
 
 def _pooled(trials: Sequence[Trial]) -> list[Estimate]:

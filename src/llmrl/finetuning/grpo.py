@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
-from llmrl.finetuning.job import Job
+from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+from llmrl.finetuning.job import TrainingJob
 from llmrl.finetuning.optimiser import Optimiser
 from llmrl.finetuning.rewards import REWARDS
 from llmrl.finetuning.training import run_trainer, trainer_class
@@ -88,7 +88,7 @@ class GRPO:
                 f"there are {prompts} prompts, and a step takes method.prompts={self.prompts}; raise dataset.prompts"
             )
 
-    def train(self, job: Job) -> Any:
+    def train(self, job: TrainingJob) -> Any:
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
 
@@ -123,7 +123,7 @@ class GRPO:
 class _Named:
     """One of the rewards, as the trainer calls it; what came of a batch of replies is found once for all of them."""
 
-    def __init__(self, name: str, job: Job) -> None:
+    def __init__(self, name: str, job: TrainingJob) -> None:
         self.__name__ = name
         self._reward, self._job = REWARDS[name], job
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Job:
+class TrainingJob:
     """One training.
 
     Attributes:
@@ -79,7 +79,7 @@ class Method(Protocol):
         """Raise ConfigError if so many prompts that can be used are too few."""
         ...
 
-    def train(self, job: Job) -> Any:
+    def train(self, job: TrainingJob) -> Any:
         """Train, or go on from `job.resume`, to the last step; the trained `PeftModel`.
 
         Raises:

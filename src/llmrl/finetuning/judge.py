@@ -12,7 +12,7 @@ from llmrl.finetuning.questions import Question, Questions
 from llmrl.finetuning.rewards import Attempt
 from llmrl.finetuning.trials import Play
 from llmrl.llms.structured import InvalidReply, read
-from llmrl.loops.episodes import drawn
+from llmrl.rollout.batched_evaluator import episode_seeds
 
 
 class Judge:
@@ -83,7 +83,7 @@ class Judge:
         returns = np.zeros((0, self.rollouts))
         if rows:
             vectors = np.stack([np.frombuffer(key, dtype=np.float64) for key in rows])
-            returns = self.play(vectors, drawn(self.seeds.child(when), self.rollouts))
+            returns = self.play(vectors, episode_seeds(self.seeds.child(when), self.rollouts))
         attempts = []
         for question, (vector, fault), played in zip(questions, reads, tried, strict=True):
             row = np.zeros(0) if played is None else returns[rows[_key(played)]]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.loading import Dtype
 

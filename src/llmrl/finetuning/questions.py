@@ -19,8 +19,8 @@ from llmrl.llms.asking import Asker
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.structured import InvalidReply
 from llmrl.principals.history import History
-from llmrl.principals.llm import LLMPrincipal
-from llmrl.principals.policy_questions import PolicyQuestions, shown_number
+from llmrl.principals.llm_principal import LLMPrincipal
+from llmrl.principals.llm_search import LLMSearch, shown_number
 from llmrl.principals.reading import Reading
 
 
@@ -62,18 +62,18 @@ class Questions:
     """
 
     def __init__(self, proposer: LLMPrincipal) -> None:
-        if not isinstance(proposer.questions, PolicyQuestions):
+        if not isinstance(proposer, LLMSearch):
             raise ConfigError("fine-tuning is for proposers of policy parameters (agent=linear, tabular, ...)")
         if proposer.together:
             raise ConfigError(
                 "principal.together=true asks for several vectors in a reply; fine-tuning is of one a reply"
             )
-        if proposer.questions.observations:
+        if proposer.settings.observations:
             raise ConfigError(
                 "principal.observations=true shows more of each trial than its return, and that is all that is "
                 "kept of trials here; leave it null"
             )
-        self.proposer, self.policy = proposer, proposer.questions
+        self.proposer = proposer
         self.space: ParameterSpace = proposer.space
         self._check_format()
 
@@ -94,8 +94,8 @@ class Questions:
         fitted = _Fitted(self.proposer.asker)
         proposer.asker = fitted  # type: ignore[assignment]  # fits prompts, and tells how much of the history is left
         prompt = proposer.question(None)
-        selected = proposer.history.select(proposer.policy, proposer.window, proposer.contexts, None, proposer.newest)
-        records = proposer.history.trim(selected, proposer.policy, fitted.records)
+        selected = proposer.select(None)
+        records = proposer.history.trim(selected, proposer.settings.history, fitted.records)
         shown = tuple(_trial([example.history[int(i)] for i in record["measured"]]) for record in records)
         if not shown:
             raise ConfigError(
@@ -117,7 +117,7 @@ class Questions:
     def write(self, vector: np.ndarray, reasoning: str) -> str:
         """A reply in the form that the prompt asks for."""
         numbers = [_shortest(value) for value in vector.tolist()]
-        if self.policy.reply == "lines":
+        if self.proposer.form.reply == "lines":
             return "; ".join(f"params[{i}]: {x}" for i, x in enumerate(numbers)) + f"\n{reasoning}"
         return f'{{"reasoning": {json.dumps(reasoning)}, "params": [{", ".join(numbers)}]}}'
 
@@ -127,14 +127,14 @@ class Questions:
         Raises:
             InvalidReply: there are none.
         """
-        vector: np.ndarray = self.policy.read(text, 1).vectors[0]
+        vector: np.ndarray = self.proposer.read_vectors(text, 1).vectors[0]
         return vector
 
     def usable(self, vector: np.ndarray) -> np.ndarray | None:
         """The vector as the search would try it; None where it would ask again (`principal.out_of_range`)."""
         if self.proposer.refuses(vector):
             return None
-        return self.space.rounded(vector, clip=self.proposer.out_of_range != "accept")
+        return self.space.rounded(vector, clip=self.proposer.settings.out_of_range != "accept")
 
     def proposable(self, vector: np.ndarray) -> bool:
         """Whether the search would try just these numbers, were they proposed."""
@@ -152,11 +152,11 @@ class Questions:
             same = np.allclose(self.read(text), middle)
         except InvalidReply as fault:
             raise ConfigError(
-                f"replies in the form principal.reply={self.policy.reply} cannot be read: {fault}"
+                f"replies in the form principal.reply={self.proposer.form.reply} cannot be read: {fault}"
             ) from fault
         if not same:
             raise ConfigError(
-                f"replies in the form principal.reply={self.policy.reply} are read as other numbers: {text}"
+                f"replies in the form principal.reply={self.proposer.form.reply} are read as other numbers: {text}"
             )
 
 

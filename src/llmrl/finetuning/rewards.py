@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeFloat, PositiveInt
+from llmrl.core.ranges import NonNegativeFloat, PositiveInt
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import PositiveInt
-from llmrl.finetuning.job import Job
+from llmrl.core.ranges import PositiveInt
+from llmrl.finetuning.job import TrainingJob
 from llmrl.finetuning.optimiser import Optimiser
 from llmrl.finetuning.training import run_trainer, trainer_class
 from llmrl.llms.local.lora import Lora
@@ -49,7 +49,7 @@ class SFT:
                 f"method.texts={self.texts}; raise dataset.prompts, or give data in which more is known"
             )
 
-    def train(self, job: Job) -> Any:
+    def train(self, job: TrainingJob) -> Any:
         from datasets import Dataset
         from trl import SFTConfig, SFTTrainer
 
@@ -70,7 +70,7 @@ class SFT:
         return run_trainer(trainer, job)
 
 
-def token_row(job: Job, messages: tuple[dict[str, str], ...], reply: str) -> dict[str, list[int]]:
+def token_row(job: TrainingJob, messages: tuple[dict[str, str], ...], reply: str) -> dict[str, list[int]]:
     """`input_ids` and `labels` of one example: the prompt's tokens as they are asked with, then the reply's.
 
     Raises:

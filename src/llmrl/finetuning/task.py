@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeInt, PositiveInt, UnitInterval
+from llmrl.core.ranges import NonNegativeInt, PositiveInt, UnitInterval
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.finetuning.examples import Target, held_out_of, make_examples, split
 from llmrl.finetuning.questions import Question, Questions
 from llmrl.finetuning.trials import (
     Play,
+    RandomTrials,
     Series,
     find_search_runs,
     random_trials,
@@ -180,19 +181,8 @@ class Dataset:
                 "versions": dict(task.versions),
             }
             folder = trials_folder(store, identity)
-            series.append(
-                random_trials(
-                    task.play,
-                    task.space,
-                    seeds.child("trials"),
-                    self.trials,
-                    self.episodes,
-                    folder,
-                    low,
-                    high,
-                    before_chunk,
-                )
-            )
+            wanted = RandomTrials(self.trials, self.episodes, low, high)
+            series.append(random_trials(task.play, task.space, seeds.child("trials"), wanted, folder, before_chunk))
         task.questions.proposer.expect(self.iterations, self._episodes(series))
         train, held_out = split(series, self.share, seeds.child("split"))
         values, train_values = (

@@ -15,12 +15,12 @@ import numpy as np
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
-from llmrl.core.unit import from_unit
-from llmrl.loops.episodes import drawn
-from llmrl.loops.proposals import FILE_NAME, read_proposals
+from llmrl.core.unit_cube import from_unit
+from llmrl.rollout.batched_evaluator import episode_seeds
 from llmrl.run.content import read_config
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import unwritable
+from llmrl.run.proposals import FILE_NAME, read_proposals
 
 log = logging.getLogger(__name__)
 
@@ -82,20 +82,33 @@ def random_vectors(
     return from_unit(replace(space, parameters=own), unit)
 
 
+@dataclass(frozen=True)
+class RandomTrials:
+    """How many random parameters are played.
+
+    Attributes:
+        n: trials.
+        episodes: of each.
+        low, high: see `random_vectors`.
+    """
+
+    n: int
+    episodes: int
+    low: float | None = None
+    high: float | None = None
+
+
 def random_trials(
     play: Play,
     space: ParameterSpace,
     seeds: Seeds,
-    n: int,
-    episodes: int,
+    wanted: RandomTrials,
     folder: Path,
-    low: float | None = None,
-    high: float | None = None,
     before_chunk: Callable[[int], None] = lambda done: None,
 ) -> Series:
-    """`n` random parameters and their returns; what `folder` holds already is not played again.
+    """Random parameters and their returns; what `folder` holds already is not played again.
 
-    Each trial is a function of the seeds and its number, so a larger `n` adds to a smaller one; those of a chunk play
+    Each trial is a function of the seeds and its number, so more of them add to fewer; those of a chunk play
     under the same seeds. Chunks are written in one step each, so any number of processes may work on one folder, and a
     killed one leaves whole chunks.
 
@@ -103,10 +116,8 @@ def random_trials(
         play: plays the episodes of a chunk.
         space: of the policy.
         seeds: of parameters and episodes.
-        n: trials.
-        episodes: of each trial.
+        wanted: how many.
         folder: content-addressed, see `trials_folder`; created if it is not there.
-        low, high: see `random_vectors`.
         before_chunk: called with the number of trials there are, before more are played; may raise to stop here.
 
     Raises:
@@ -117,14 +128,16 @@ def random_trials(
     except OSError as error:
         raise unwritable(folder, error) from error
     trials: list[Trial] = []
+    n, episodes = wanted.n, wanted.episodes
     for start in range(0, n, CHUNK):
         path = folder / f"trials_{start:06d}.json"
         chunk = _kept(path, space.dim, episodes)
         if chunk is None:
             before_chunk(start)
             # Whole chunks whatever n is: what is asked for first must not decide what is found later.
-            vectors = random_vectors(space, seeds.child("vectors"), range(start, start + CHUNK), low, high)
-            returns = play(vectors, drawn(seeds.child("episodes").child(start), episodes))
+            indices = range(start, start + CHUNK)
+            vectors = random_vectors(space, seeds.child("vectors"), indices, wanted.low, wanted.high)
+            returns = play(vectors, episode_seeds(seeds.child("episodes").child(start), episodes))
             chunk = [Trial(vector, row) for vector, row in zip(vectors, returns, strict=True)]
             lines = [{"vector": t.vector.tolist(), "returns": t.returns.tolist()} for t in chunk]
             write_atomic(path, json.dumps(lines))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from llmrl.core.errors import BudgetExhausted, ConfigError
-from llmrl.core.limits import NonNegativeFloat, NonNegativeInt
+from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.provider import Provider
 
@@ -87,6 +87,34 @@ class Spent:
             unsettled_tokens=self.unsettled_tokens + sum(each.tokens for each in lost),
             unsettled_cost=self.unsettled_cost + sum(each.cost or 0.0 for each in lost),
         )
+
+    def metrics(self, priced: bool) -> dict[str, float]:
+        """Totals since the start of the run; those that are not known are left out.
+
+        spent/llm_calls, llm_attempts, llm_failed_calls, llm_tokens, llm_cost paid; time/llm_latency: seconds of the
+        paid ones, added up. What may have been charged besides, at most: spent/llm_unsettled_calls (attempts whose
+        reply was lost), and where there are any llm_unsettled_tokens and llm_unsettled_cost, of these and of replies
+        that did not tell.
+
+        Args:
+            priced: whether the model's prices are known.
+        """
+        metrics = {
+            "time/llm_latency": self.seconds,
+            "spent/llm_calls": float(self.calls),
+            "spent/llm_attempts": float(self.attempts),
+            "spent/llm_failed_calls": float(self.failed),
+            "spent/llm_unsettled_calls": float(self.unsettled),
+        }
+        if self.unsettled_tokens:
+            metrics["spent/llm_unsettled_tokens"] = float(self.unsettled_tokens)
+            if priced:
+                metrics["spent/llm_unsettled_cost"] = self.unsettled_cost
+        if not self.unknown_tokens:
+            metrics["spent/llm_tokens"] = float(self.tokens)
+        if not self.unknown_costs:
+            metrics["spent/llm_cost"] = self.cost
+        return metrics
 
 
 class Budget:

@@ -23,18 +23,17 @@ from llmrl.llms.budget import Budget, Reservation
 from llmrl.llms.cache import Cache, Mode
 from llmrl.llms.flights import WAIT_SLICE, Departures, Flight
 from llmrl.llms.ledger import FILE_NAME, Ledger, Verdict
-from llmrl.llms.limits import Limits
 from llmrl.llms.provider import Provider
+from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.request_key import Repeats, request_key
 from llmrl.llms.retry import Retry, TransientError
 from llmrl.llms.structured import InvalidReply, read, writable
+from llmrl.llms.usage import ReplyTotals
 from llmrl.llms.validity import MaxInvalid, Validity
 
 logger = logging.getLogger(__name__)
 
 Failures = Literal["stop", "fall_back"]
-
-_TOTALS = ("prompt_tokens", "completion_tokens", "cost")
 
 
 def connect(
@@ -45,7 +44,7 @@ def connect(
     share_replies: bool,
     failures: Failures,
     retry: Retry,
-    limits: Limits,
+    limits: RateLimit,
     budget: Budget,
     max_invalid: MaxInvalid | None = None,
 ) -> ChatClient:
@@ -96,7 +95,7 @@ class ChatClient:
         cache: Cache | None = None,
         ledger: Ledger | None = None,
         retry: Retry | None = None,
-        limits: Limits | None = None,
+        limits: RateLimit | None = None,
         budget: Budget | None = None,
         failures: Failures = "stop",
         stream: int | None = None,
@@ -105,15 +104,13 @@ class ChatClient:
     ) -> None:
         self.provider, self.label, self.failures, self.stream = provider, provider.label, failures, stream
         self.cache = cache
-        self.retry, self.limits, self.budget = retry or Retry(), limits or Limits(), budget or Budget()
+        self.retry, self.limits, self.budget = retry or Retry(), limits or RateLimit(), budget or Budget()
         self._log_into(ledger)
         self.max_invalid, self.validity = max_invalid, Validity()
         self._repeats = Repeats()
         self._lock = threading.Lock()
         self._stopping, self._believing = stopping, True
-        self._used = {"calls": 0.0, **dict.fromkeys(_TOTALS, 0.0)}
-        # Totals that miss a number are not zero but unknown, and stay so.
-        self._unknown = dict.fromkeys(_TOTALS, False)
+        self._totals = ReplyTotals()
 
     def join_run(self, folder: Path, stopping: Callable[[], bool]) -> None:
         """Log calls into the folder of a run, whose earlier attempts have spent some of the budget; `stopping` tells
@@ -157,7 +154,8 @@ class ChatClient:
         for i, answer in zip(missing, self._from_provider([calls[i] for i in missing]), strict=True):
             results[i] = answer
         complete = [result for result in results if result is not None]
-        self._count(complete)
+        with self._lock:
+            self._totals.add([result for result in complete if isinstance(result, ChatReply)])
         self._judge(calls, complete)
         return self._finished(complete)
 
@@ -166,47 +164,22 @@ class ChatClient:
         self.validity.check(self.label, self.max_invalid)
 
     def metrics(self) -> dict[str, float]:
-        """Totals since the start of the run; those that are not known are left out.
-
-        llm/calls, llm/prompt_tokens, llm/completion_tokens, llm/cost (USD) used, and those of `Validity`;
-        spent/llm_calls, llm_attempts, llm_failed_calls, llm_tokens, llm_cost paid; time/llm_latency: seconds of the
-        paid ones, added up. What may have been charged besides, at most: spent/llm_unsettled_calls (attempts whose
-        reply was lost), and where there are any llm_unsettled_tokens and llm_unsettled_cost, of these and of replies
-        that did not tell.
-        """
+        """Totals since the start of the run: those of `ReplyTotals` (used), of `Validity`, and of `Spent` (paid)."""
+        priced = None not in (self.provider.input_price, self.provider.output_price)
         with self._lock:
-            used, spent = dict(self._used), self.budget.spent
-            metrics = {f"llm/{name}": used[name] for name in ("calls", *_TOTALS) if not self._unknown.get(name)}
-            metrics |= self.validity.metrics()
-        metrics |= {
-            "time/llm_latency": spent.seconds,
-            "spent/llm_calls": float(spent.calls),
-            "spent/llm_attempts": float(spent.attempts),
-            "spent/llm_failed_calls": float(spent.failed),
-            "spent/llm_unsettled_calls": float(spent.unsettled),
-        }
-        if spent.unsettled_tokens:
-            metrics["spent/llm_unsettled_tokens"] = float(spent.unsettled_tokens)
-            if None not in (self.provider.input_price, self.provider.output_price):
-                metrics["spent/llm_unsettled_cost"] = spent.unsettled_cost
-        if not spent.unknown_tokens:
-            metrics["spent/llm_tokens"] = float(spent.tokens)
-        if not spent.unknown_costs:
-            metrics["spent/llm_cost"] = spent.cost
-        return metrics
+            return self._totals.metrics() | self.validity.metrics() | self.budget.spent.metrics(priced)
 
     def state_dict(self) -> State:
         with self._lock:
             return {
-                "used": dict(self._used),
-                "unknown": dict(self._unknown),
+                **self._totals.state_dict(),
                 "repeats": self._repeats.state_dict(),
                 "validity": self.validity.state_dict(),
             }
 
     def load_state_dict(self, state: State) -> None:
         with self._lock:
-            self._used, self._unknown = dict(state["used"]), dict(state["unknown"])
+            self._totals.load_state_dict(state)
             self._repeats.load_state_dict(state["repeats"])
             self.validity.load_state_dict(state["validity"])
 
@@ -427,17 +400,6 @@ class ChatClient:
             call.line = self.ledger.record(
                 call.key, self.label, identity, self.stream, call.request, result, self.budget, paid
             )
-
-    def _count(self, results: Sequence[ChatReply | LLMError]) -> None:
-        """In the order of the requests, not of arrival: a sum of rounded numbers depends on it."""
-        replies = [result for result in results if isinstance(result, ChatReply)]
-        with self._lock:
-            self._used["calls"] += len(replies)
-            for reply in replies:
-                for name in _TOTALS:
-                    value = getattr(reply, name)
-                    self._unknown[name] |= value is None
-                    self._used[name] += value or 0.0
 
     def _judge(self, calls: Sequence[_Call], results: Sequence[ChatReply | LLMError]) -> None:
         """Read the replies that must have a form, once all are in the log, and write down what came of it."""

@@ -7,7 +7,7 @@ import os
 from typing import Any, Literal
 
 from llmrl.core.errors import LLMError
-from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
+from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.hosted import HostedProvider, check_address, refuses, token_count
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after

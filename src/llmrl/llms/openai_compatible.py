@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
+from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.hosted import HostedProvider, check_address, refuses, token_count
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after

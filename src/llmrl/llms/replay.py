@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.limits import NonNegativeFloat, PositiveInt
+from llmrl.core.ranges import NonNegativeFloat, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.ledger import FILE_NAME, read_calls

@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 from llmrl.core.errors import LLMError
-from llmrl.core.limits import NonNegativeFloat, NonNegativeInt
+from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt
 
 logger = logging.getLogger(__name__)
 

@@ -3,66 +3,68 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.limits import NonNegativeFloat, PositiveInt, UnitInterval
+from llmrl.core.ranges import NonNegativeFloat, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
-from llmrl.llms import (
-    scripted_particles,
-    scripted_planner,
-    scripted_player,
-    scripted_principal,
-    scripted_schema,
-    scripted_search,
-)
+from llmrl.llms import schema_draw
 from llmrl.llms.provider import Provider, estimate_tokens
 
 logger = logging.getLogger(__name__)
 
-Replier = Callable[[Sequence[Mapping[str, str]], int], str | None]
-"""From a conversation and a seed of the run to a reply in the format asked for; None if it is of another task."""
+T = TypeVar("T")
+
+Rule = Callable[[Sequence[Mapping[str, str]], int, Callable[[str], None]], str]
+"""Function `reply(messages, seed, note)` of a module in `RULES`: from a conversation and a seed of the run to a reply.
+
+It tells `note` where no rule of its own applies, and raises UnreadPromptError where it does not find what it looks for.
+"""
+
+RULES = {
+    "player": "llmrl.agents.llm_player.scripted_player",
+    "lesson": "llmrl.agents.llm_player.scripted_player",
+    "principal": "llmrl.principals.scripted_mechanism",
+    "search": "llmrl.principals.scripted_search",
+    "teacher": "llmrl.teachers.scripted_planner",
+    "check": "llmrl.llms.scripted",
+}
+"""Purpose of a question (`ChatRequest.purpose`) -> module whose `reply` answers it, imported with the first one.
+
+These are names and no imports, because rules stand beside the prompts they read, in packages above this one. Nothing
+else of those packages is used here. A question of any other purpose gets a draw from its schema (`schema_draw`).
+"""
 
 
-def _by_all(rule: Callable[[Sequence[Mapping[str, str]]], str | None]) -> Replier:
-    """A replier that draws nothing but what the conversation says."""
-    return lambda messages, seed: rule(messages)
+class UnreadPromptError(LLMError):
+    """Raised by a rule that does not find in a prompt what it looks for; the text names that part of the prompt."""
 
 
-def _by_first(rule: Callable[[str], str | None]) -> Replier:
-    """The same, from the first user message alone."""
-    return lambda messages, seed: rule(_first(messages))
+def needed(found: T | None, part: str) -> T:
+    """Return what a rule has `found` of a prompt; raise UnreadPromptError, naming the `part`, if that is nothing."""
+    if not found:
+        raise UnreadPromptError(part)
+    return found
 
 
-def _principal(messages: Sequence[Mapping[str, str]], seed: int) -> str | None:
-    return scripted_principal.reply(_first(messages), seed)
-
-
-def _first(messages: Sequence[Mapping[str, str]]) -> str:
+def first_question(messages: Sequence[Mapping[str, str]]) -> str:
+    """Return the first turn of the user, which is the prompt; what follows are repairs."""
     return next(message["content"] for message in messages if message["role"] == "user")
 
 
-def _check_reply(prompt: str) -> str | None:
-    """To the question of `llmrl-llm check`."""
-    return '{"number": 7}' if prompt.startswith("This is a connection test.") else None
+def reply(messages: Sequence[Mapping[str, str]], seed: int, note: Callable[[str], None]) -> str:
+    """Return the answer to `llmrl-llm check`."""
+    needed(first_question(messages).startswith("This is a connection test."), "its first sentence")
+    return '{"number": 7}'
 
-
-REPLIERS: dict[str, Replier] = {
-    "player": _by_all(scripted_player.reply),
-    "principal": _principal,
-    "policy search": _by_all(scripted_search.reply),
-    "teacher in particle worlds": _by_first(scripted_particles.reply),
-    "teacher": _by_first(scripted_planner.reply),
-    "connection test": _by_first(_check_reply),
-}
-"""One per task; a structured question of any other task gets a draw from its schema (`scripted_schema`)."""
 
 REFUSAL = "I'm sorry, but I can't help with that request."
 
@@ -113,7 +115,7 @@ class ScriptedChat(Provider):
         }
         if sum(self._shares.values()) > 1 + 1e-9:
             raise ConfigError(f"the shares of spoilt replies of llm=scripted add up to more than 1: {self._shares}")
-        self._warned = False
+        self._warned: set[str] = set()
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -121,16 +123,12 @@ class ScriptedChat(Provider):
         return {"model": "scripted", **{name: share for name, share in self._shares.items() if share}, **longest}
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Raises LLMError for a question without a schema, of a task that no replier knows."""
-        if not self._warned:
-            logger.warning(
-                "llm=scripted replies by fixed rules: it is not a language model, and neither are its results"
-            )
-            self._warned = True
+        """Raises LLMError for a question without a schema that no rule understands."""
+        self._warn("llm=scripted replies by fixed rules: it is not a language model, and neither are its results")
         return [self._reply(request) for request in requests]
 
     def _reply(self, request: ChatRequest) -> ChatReply:
-        text = _answer(request, self._seed)
+        text = self._answer(request)
         fault = self._fault(request)
         text = _SPOIL[fault](text) if fault else text
         tokens = estimate_tokens(text)
@@ -145,6 +143,33 @@ class ScriptedChat(Provider):
             finish="length" if cut or fault == "truncated" else "stop",
         )
 
+    def _answer(self, request: ChatRequest) -> str:
+        """A rule's answer, or else a draw from the schema, of which the log tells."""
+        asked = f"the prompt {request.prompt}" if request.prompt else f"a question of purpose {request.purpose!r}"
+        if request.purpose in RULES:
+            rule: Rule = importlib.import_module(RULES[request.purpose]).reply
+            try:
+                return rule(request.messages, self._seed, lambda said: self._warn(f"llm=scripted, {asked}: {said}"))
+            except UnreadPromptError as part:
+                fault = f"llm=scripted does not find in {asked} what its rules read there: {part}"
+        else:
+            fault = (
+                f"llm=scripted has no rule for this question (purpose {request.purpose!r}); it knows {', '.join(RULES)}"
+                ", and questions whose reply has a schema"
+            )
+        if request.schema is None:
+            raise LLMError(f"{fault}. Choose a language model, e.g. llm=openai_compatible or llm=gpt4o.")
+        self._warn(f"{fault}. Its replies are drawn at random from the form asked for.")
+        # Repeats differ, as a model's would.
+        said = "\0".join(message["content"] for message in request.messages)
+        return schema_draw.reply(request.schema, f"{request.repeat}\0{said}")
+
+    def _warn(self, said: str) -> None:
+        """Log a warning once."""
+        if said not in self._warned:
+            self._warned.add(said)
+            logger.warning("%s", said)
+
     def _fault(self, request: ChatRequest) -> str:
         """How this reply is spoilt; "" mostly."""
         if not any(self._shares.values()):
@@ -156,21 +181,6 @@ class ScriptedChat(Provider):
             if draw < edge:
                 return name
         return ""
-
-
-def _answer(request: ChatRequest, seed: int) -> str:
-    for replier in REPLIERS.values():
-        reply = replier(request.messages, seed)
-        if reply is not None:
-            return reply
-    if request.schema is not None:
-        # Repeats differ, as a model's would.
-        said = "\0".join(message["content"] for message in request.messages)
-        return scripted_schema.reply(request.schema, f"{request.repeat}\0{said}")
-    raise LLMError(
-        f"llm=scripted has no rule for this question (purpose {request.purpose!r}); it knows {', '.join(REPLIERS)}, "
-        "and questions whose reply has a schema. Choose a language model, e.g. llm=openai_compatible or llm=gpt4o."
-    )
 
 
 _VALUE = re.compile(r"(?<!\w\[)(?<![\w.])-?\d+(\.\d+)?(?=\s*[,;}\]\n$])")

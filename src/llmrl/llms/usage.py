@@ -1,15 +1,46 @@
-"""What a run says at its end of the language model it asked."""
+"""What a run used of a language model: counted, and as it says at its end."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llmrl.core.protocols import ChatModel, Meter, Scorer
+from llmrl.core.records import ChatReply, State
+
+TOTALS = ("prompt_tokens", "completion_tokens", "cost")
 
 UNDERSTOOD = ("llm_judged_replies", "llm_invalid_share")
 """Entries of a summary that say how far a language model was understood."""
 UNANSWERED = "llm_calls_failed"
 """Entry of the summary of a run (`llm.failures=fall_back`) in which no call was answered."""
+
+
+class ReplyTotals:
+    """Sums over all replies of a run, wherever they came from. A sum that misses a number is unknown, and stays so."""
+
+    def __init__(self) -> None:
+        self.used = {"calls": 0.0, **dict.fromkeys(TOTALS, 0.0)}
+        self.unknown = dict.fromkeys(TOTALS, False)
+
+    def add(self, replies: Sequence[ChatReply]) -> None:
+        """Count replies, in the order of their requests: a sum of rounded numbers depends on it."""
+        self.used["calls"] += len(replies)
+        for reply in replies:
+            for name in TOTALS:
+                value = getattr(reply, name)
+                self.unknown[name] |= value is None
+                self.used[name] += value or 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """llm/calls, llm/prompt_tokens, llm/completion_tokens, llm/cost (USD); without those that are not known."""
+        return {f"llm/{name}": self.used[name] for name in ("calls", *TOTALS) if not self.unknown.get(name)}
+
+    def state_dict(self) -> State:
+        return {"used": dict(self.used), "unknown": dict(self.unknown)}
+
+    def load_state_dict(self, state: State) -> None:
+        self.used, self.unknown = dict(state["used"]), dict(state["unknown"])
 
 
 def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmrl.core.errors import TooManyInvalid
-from llmrl.core.limits import PositiveInt, UnitInterval
+from llmrl.core.ranges import PositiveInt, UnitInterval
 from llmrl.core.records import State
 
 QUOTED = 3

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeInt, PositiveInt
-from llmrl.core.protocols import Agent, Controller, VecEnv
+from llmrl.core.protocols import Agent, Controller
 from llmrl.core.records import State
 from llmrl.core.run_context import Kind, RunContext
-from llmrl.core.seeding import Seeds
-from llmrl.loops.episodes import (
-    Evaluations,
-    Played,
-    Plays,
-    PlaysControllers,
+from llmrl.loops.loop_parts import LoopParts
+from llmrl.loops.search_settings import SearchSettings
+from llmrl.rollout.batched_evaluator import (
+    EvaluationBatch,
+    Evaluator,
+    SupportsEvaluator,
     curve_summary,
-    evaluation_metrics,
     evaluation_seeds,
+    incumbent_metrics,
 )
 from llmrl.run.content import RESULT_EPISODES
 
@@ -30,7 +29,7 @@ EpisodeOver = Callable[[float, int], bool]
 
 
 @runtime_checkable
-class SelfTaught(Protocol):
+class ExternallyTrained(Protocol):
     """An agent that learns in a loop of its own."""
 
     def fit(self, make: Callable[[], Any], episode_over: EpisodeOver, episodes: int) -> None:
@@ -45,7 +44,7 @@ class SelfTaught(Protocol):
 
 
 @runtime_checkable
-class MadeByGymnasium(Protocol):
+class HasGymnasiumEnv(Protocol):
     """An environment that can be had as Gymnasium's own."""
 
     def single(self) -> Any:
@@ -63,57 +62,33 @@ class BaselineLoop:
     Such an algorithm cannot be saved half-way. A run that was stopped begins anew, with the same numbers.
 
     Args:
-        env, agents: the parts; one agent.
-        seeds: root of the loop's random numbers.
-        iterations, candidates, episodes: the budget is their product; a block is `candidates` x `episodes`.
-        episode_seeds, warmup, warmup_episodes, warmup_draw, extra_rollout: of searches only.
-        race, race_rounds: nothing, as there is one policy and nothing to choose from.
-        evaluate_every: blocks between evaluations; 0: only at the end.
-        evaluate_episodes: episodes of an evaluation.
-        cores: processes that these are played in, where the game has no batched engine and the policy can go there.
+        parts: of the run; one agent.
+        settings: the budget, that of a search: `iterations` blocks of `candidates` x `episodes` episodes. `race` and
+            `race_rounds` mean nothing, as there is one policy and nothing to choose from.
 
     Raises:
         ConfigError: parts that cannot work together, or a setting of searches only.
     """
 
-    def __init__(
-        self,
-        env: VecEnv,
-        agents: Sequence[Agent],
-        seeds: Seeds,
-        iterations: PositiveInt,
-        candidates: PositiveInt,
-        episodes: PositiveInt,
-        episode_seeds: Literal["fresh", "common"] = "fresh",
-        warmup: NonNegativeInt = 0,
-        warmup_episodes: PositiveInt | None = None,
-        warmup_draw: str = "uniform",
-        extra_rollout: bool = False,
-        race: NonNegativeInt = 0,
-        race_rounds: PositiveInt = 1,
-        evaluate_every: NonNegativeInt = 0,
-        evaluate_episodes: PositiveInt = 100,
-        cores: int | None = None,
-    ) -> None:
-        [agent] = agents
-        assert isinstance(agent, SelfTaught)
-        if not isinstance(env, MadeByGymnasium) or not isinstance(env, PlaysControllers):
+    def __init__(self, parts: LoopParts, settings: SearchSettings) -> None:
+        [agent], env = parts.agents, parts.env
+        assert isinstance(agent, ExternallyTrained)
+        if not isinstance(env, HasGymnasiumEnv) or not isinstance(env, SupportsEvaluator):
             raise ConfigError(f"agent=sb3 trains on environments of Gymnasium, and env={env.spec.name} is none")
         for name, asked in {
-            "episode_seeds": episode_seeds != "fresh",
-            "warmup": warmup > 0,
-            "warmup_episodes": warmup_episodes is not None,
-            "warmup_draw": warmup_draw != "uniform",
-            "extra_rollout": extra_rollout,
+            "episode_seeds": settings.episode_seeds != "fresh",
+            "warmup": settings.warmup > 0,
+            "warmup_episodes": settings.warmup_episodes is not None,
+            "warmup_draw": settings.warmup_draw != "uniform",
+            "extra_rollout": settings.extra_rollout,
         }.items():
             if asked:
                 raise ConfigError(
                     f"search.{name} is for principals; with agent=sb3 leave it as it is in conf/train.yaml"
                 )
-        self.env, self.agent, self.seeds = env, agent, seeds
-        self.blocks, self.block = iterations, candidates * episodes
-        self.evaluations = Evaluations(evaluate_every, evaluate_episodes, iterations)
-        self.cores = cores
+        self.env, self.agent, self.seeds, self.cores = env, agent, parts.seeds, parts.cores
+        self.blocks, self.block = settings.iterations, settings.candidates * settings.episodes
+        self.evaluations = settings.schedule
         self.returns: list[float] = []  # mean of each block
         self.env_steps = 0
         self.trained = False
@@ -121,7 +96,7 @@ class BaselineLoop:
     def plan(self) -> list[tuple[str, str]]:
         return [
             ("  training", f"{self.blocks:,} blocks of {self.block:,} episodes"),
-            ("  learnt so far", self.evaluations.told),
+            ("  learnt so far", self.evaluations.description),
             ("episodes", f"{self.blocks * self.block:,}"),
         ]
 
@@ -130,19 +105,19 @@ class BaselineLoop:
 
     def run(self, run: RunContext) -> float:
         """Returns the mean return of the trained policy on unseen seeds."""
-        assert isinstance(self.env, PlaysControllers)
+        assert isinstance(self.env, SupportsEvaluator)
         if run.restored is not None:
             self._restore(run.restored)
-        plays = self.env.evaluator(True, self.cores if _can_be_sent(self.agent.controller) else 1)
+        evaluator = self.env.evaluator(True, self.cores if _can_be_sent(self.agent.controller) else 1)
         try:
             if not self.trained:
-                self._train(run, lambda: self._measure(plays))
+                self._train(run, lambda: self._measure(evaluator))
                 self.trained = True
             run.checkpoint(self.blocks, self._state())
-            final = self._measure(plays)
+            final = self._measure(evaluator)
         finally:
-            plays.close()
-        metrics = evaluation_metrics(final)
+            evaluator.close()
+        metrics = incumbent_metrics(final)
         self._row(run, "evaluation", metrics)
         run.summary = {
             **{name.removeprefix("search/"): value for name, value in metrics.items()},
@@ -154,7 +129,7 @@ class BaselineLoop:
         }
         return metrics["search/incumbent_return"]
 
-    def _train(self, run: RunContext, measure: Callable[[], Played]) -> None:
+    def _train(self, run: RunContext, measure: Callable[[], EvaluationBatch]) -> None:
         # Where a run that is stopped goes on from: the very beginning.
         beginning = {**self._state(), **run.mark()}
         returns: list[float] = []
@@ -173,10 +148,12 @@ class BaselineLoop:
             return len(self.returns) < self.blocks
 
         with run.progress(self.blocks * self.block, "episodes", "baseline") as progress:
-            assert isinstance(self.env, MadeByGymnasium)
+            assert isinstance(self.env, HasGymnasiumEnv)
             self.agent.fit(self.env.single, over, self.blocks * self.block)
 
-    def _log(self, run: RunContext, returns: list[float], lengths: list[int], measure: Callable[[], Played]) -> None:
+    def _log(
+        self, run: RunContext, returns: list[float], lengths: list[int], measure: Callable[[], EvaluationBatch]
+    ) -> None:
         self.returns.append(float(np.mean(returns)))
         metrics = {
             "search/return": self.returns[-1],
@@ -185,7 +162,7 @@ class BaselineLoop:
         }
         self._row(run, "episode", metrics)
         if self.evaluations.due(len(self.returns)):
-            self._row(run, "evaluation", evaluation_metrics(measure()))
+            self._row(run, "evaluation", incumbent_metrics(measure()))
         returns.clear()
         lengths.clear()
 
@@ -193,9 +170,9 @@ class BaselineLoop:
         episodes = len(self.returns) * self.block
         run.metrics.log(kind, "episodes", metrics, episodes=episodes, env_steps=self.env_steps)
 
-    def _measure(self, plays: Plays) -> Played:
+    def _measure(self, evaluator: Evaluator) -> EvaluationBatch:
         seeds = evaluation_seeds(self.seeds, self.evaluations.episodes)
-        return plays.evaluate(self.agent.controller, np.zeros((1, 0)), seeds)
+        return evaluator.evaluate(self.agent.controller, np.zeros((1, 0)), seeds)
 
     def _state(self) -> State:
         assert isinstance(self.agent, Agent)

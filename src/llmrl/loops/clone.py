@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from llmrl.algorithms.cloning import Cloning
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
-from llmrl.core.objectives import Objective
-from llmrl.core.observers import Observer
-from llmrl.core.protocols import Agent, VecEnv
+from llmrl.core.protocols import Agent
+from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
 from llmrl.core.run_context import Kind, RunContext
-from llmrl.core.seeding import Seeds
-from llmrl.learners.cloning import Cloning
-from llmrl.learners.rollout import Collector
-from llmrl.loops.outcomes import episode_row, write_results
-from llmrl.loops.playing import play_episodes
-from llmrl.loops.welfare import episode_welfare, summarize, summarize_welfare
+from llmrl.loops.loop_parts import LoopParts
+from llmrl.rollout.collector import Collector
+from llmrl.rollout.episode_results import episode_row, write_results
+from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.welfare import summarize_evaluation
 from llmrl.run.content import RESULT_EPISODES
 
 
@@ -31,50 +29,45 @@ class Imitator(Protocol):
         ...
 
 
-class CloneLoop:
-    """`principal=none` with an agent that imitates: epochs over recorded steps, with evaluations in the games.
+@dataclass(frozen=True)
+class CloneSettings:
+    """How long an agent imitates, and when it is measured: the section `clone` of the config.
 
-    Args:
-        env, agents: who learns, and where it is evaluated; one agent.
-        seeds: evaluation after update i draws from `evaluation/i`.
-        device: of the policy.
+    Attributes:
         epochs: passes over the samples.
         log_every: updates whose mean is a row of metrics.
         measure_every: updates between measures on samples that are held out; 0: only at the end.
         evaluate_every: updates between evaluations in the games; 0: only at the end.
         evaluate_episodes: episodes of an evaluation (at least; all games play).
-        objective, spending_cost: what the society is judged on, as in `design`; None is the environment's own.
-        observers: the user's own, who watch the games.
+    """
+
+    epochs: PositiveInt
+    log_every: PositiveInt
+    measure_every: NonNegativeInt
+    evaluate_every: NonNegativeInt
+    evaluate_episodes: PositiveInt
+
+
+class CloneLoop:
+    """`principal=none` with an agent that imitates: epochs over recorded steps, with evaluations in the games.
+
+    Args:
+        parts: of the run; one agent. The evaluation after update i draws from `evaluation/i` of the seeds.
+        settings: how long, and when it is measured.
 
     Raises:
         ConfigError: the agent does not imitate, or its data cannot be used.
     """
 
-    def __init__(
-        self,
-        env: VecEnv,
-        agents: Sequence[Agent],
-        seeds: Seeds,
-        device: str,
-        epochs: PositiveInt,
-        log_every: PositiveInt,
-        measure_every: NonNegativeInt,
-        evaluate_every: NonNegativeInt,
-        evaluate_episodes: PositiveInt,
-        objective: Objective | None = None,
-        spending_cost: NonNegativeFloat = 0.0,
-        observers: Sequence[Observer] = (),
-    ) -> None:
-        [self.agent] = agents
-        if not isinstance(self.agent, Imitator):
-            raise ConfigError(f"{type(self.agent).__name__} does not imitate; use agent=bc")
-        self.env, self.seeds = env, seeds
-        self.collector = Collector(env, self.agent.policy, device, observers=observers)
-        self.cloning = self.agent.imitate(epochs)
-        self.epochs, self.log_every, self.measure_every = epochs, log_every, measure_every
-        self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
-        self.objective: Objective = objective or env.spec.objective
-        self.spending_cost = spending_cost
+    def __init__(self, parts: LoopParts, settings: CloneSettings) -> None:
+        [agent] = parts.agents
+        if not isinstance(agent, Imitator):
+            raise ConfigError(f"{type(agent).__name__} does not imitate; use agent=bc")
+        assert isinstance(agent, Agent)
+        self.agent, self.env, self.seeds, self.settings = agent, parts.env, parts.seeds, settings
+        self.judged = parts.judged
+        self.collector = Collector(self.env, agent.policy, parts.device, observers=parts.observers)
+        self.cloning = agent.imitate(settings.epochs)
         self.updates = 0
         self.recent: list[dict[str, float]] = []  # updates since the last row of metrics
 
@@ -82,7 +75,7 @@ class CloneLoop:
         c = self.cloning
         return [
             ("  lessons", f"{c.learnt:,} steps, {c.kept_back:,} held out"),
-            ("  updates", f"{c.updates:,} of at most {c.settings.batch_size:,} steps, {self.epochs:,} epochs"),
+            ("  updates", f"{c.updates:,} of at most {c.settings.batch_size:,} steps, {self.settings.epochs:,} epochs"),
         ]
 
     def estimate(self) -> None:
@@ -103,8 +96,8 @@ class CloneLoop:
         run.checkpoint(self.updates, self.state_dict())
         episodes = self.evaluate()
         self.collector.close()
-        final = {**self._held_out(), **self.judge(episodes)}
-        rows = [episode_row(episode, self.objective, self.spending_cost) for episode in episodes]
+        final = {**self._held_out(), **summarize_evaluation(episodes, *self.judged)}
+        rows = [episode_row(episode, *self.judged) for episode in episodes]
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
         write_results(run.folder, rows, learned=True, about=about)
         self._row(run, "evaluation", final)
@@ -118,15 +111,9 @@ class CloneLoop:
 
     def evaluate(self) -> list[Episode]:
         """Play in freshly seeded games."""
-        return play_episodes(self.collector, self.evaluate_episodes, self.seeds.child("evaluation").child(self.updates))
-
-    def judge(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """What episodes of an evaluation say, means over them."""
-        return {
-            **summarize(episodes, "evaluation"),
-            **summarize_welfare(episodes, self.objective),
-            "evaluation/objective": float(episode_welfare(episodes, self.objective, self.spending_cost).mean()),
-        }
+        return evaluate_policy(
+            self.collector, self.settings.evaluate_episodes, self.seeds.child("evaluation").child(self.updates)
+        )
 
     def state_dict(self) -> State:
         """Everything a resumed run needs to go on exactly; the games begin anew for every evaluation."""
@@ -134,7 +121,7 @@ class CloneLoop:
 
     def _log(self, run: RunContext) -> None:
         """What is to be logged after the newest update, where it is the time."""
-        if self.updates % self.log_every == 0 or self.updates == self.cloning.updates:
+        if self.updates % self.settings.log_every == 0 or self.updates == self.cloning.updates:
             names = self.recent[0]
             metrics = {f"clone/{name}": sum(r[name] for r in self.recent) / len(self.recent) for name in names}
             metrics["clone/epoch"] = self.updates / self.cloning.updates_per_epoch
@@ -142,10 +129,10 @@ class CloneLoop:
             self._row(run, "update", metrics)
         measured: dict[str, float] = {}
         going_on = self.updates < self.cloning.updates
-        if going_on and self.measure_every and self.updates % self.measure_every == 0:
+        if going_on and self.settings.measure_every and self.updates % self.settings.measure_every == 0:
             measured |= self._held_out()
-        if going_on and self.evaluate_every and self.updates % self.evaluate_every == 0:
-            measured |= self.judge(self.evaluate())
+        if going_on and self.settings.evaluate_every and self.updates % self.settings.evaluate_every == 0:
+            measured |= summarize_evaluation(self.evaluate(), *self.judged)
         if measured:
             self._row(run, "evaluation", measured)
 

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from llmrl.core.gradients import GradientProposer, MetaLearner
-from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.objectives import Objective
-from llmrl.core.observers import Observer
-from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, Teacher, VecEnv
+from llmrl.core.protocols import Estimating, GradientProposer, MetaLearner
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
-from llmrl.learners.rollout import Collector
-from llmrl.loops.adaptation import Adaptation
-from llmrl.loops.design_checks import checked_horizon
-from llmrl.loops.design_history import DesignHistory
-from llmrl.loops.differentiating import differentiable_agent
-from llmrl.loops.naming import Naming
-from llmrl.loops.observers import GraceWatch, StepProgress
+from llmrl.loops.design_settings import DesignSettings, checked_horizon, differentiable_agent
+from llmrl.loops.loop_parts import LoopParts
+from llmrl.loops.race import Naming
 from llmrl.loops.references import References
-from llmrl.loops.scoring import Score, proposal_metrics, score
-from llmrl.loops.societies import Societies
-from llmrl.loops.welfare import summarize
+from llmrl.loops.scoring import DesignHistory, Score, proposal_metrics, score
+from llmrl.loops.societies import Adaptation, Societies
+from llmrl.rollout.collector import Collector
+from llmrl.rollout.observers import GraceWatch, StepProgress
+from llmrl.rollout.welfare import summarize
 from llmrl.run.content import RESULT_EPISODES
 
 log = logging.getLogger(__name__)
@@ -58,83 +53,38 @@ class DesignLoop:
     bit for bit from any checkpoint on a deterministic engine.
 
     Args:
-        env, agents, principal: the parts; an agent for each society (`Societies`). The environment needs a mechanism
+        parts: of the run; a principal, and an agent for each society (`Societies`). The environment needs a mechanism
             and a horizon.
-        seeds: root of the loop's random numbers.
-        device: of the policy.
-        steps: principal steps.
-        candidates: vectors proposed in each.
-        adapt_rounds: episodes each game plays, with one update after each, before validation.
-        validate_episodes: episodes of a society that the objective of a vector is averaged over; rounded up to a
-            multiple of its games.
-        reset_agents: back to the original weights before every principal step.
-        objective: the measure of welfare the principal is judged on; None is the environment's own.
-        spending_cost: what it loses for each unit of reward that its mechanism pays out beyond what it takes.
-        meter: totals of the language model's calls, logged with every principal step; None if none is used.
-        teacher: the agents', whose channels rollouts hold too; None if there is none.
-        societies: that each vector governs.
-        rollout_steps: steps of every game before each update, which divide an episode; None: a whole episode.
-        society_seeds: `own`: each society has a seed tree of its own; `consecutive`: that of the run `s` seeds on.
-        race: the best so many vectors of each context are measured again after the last step; 0: the best by what the
-            steps measured is named.
-        race_rounds: at most so many times; as often the winner is measured then, which is what is reported of it.
-        contexts: of a step: `drawn`, or one after the other (`in_turn`).
-        references: times that each vector of the coarse scan is measured, by runs before this one; 0: there are none.
-        known: tells what those found, once they are finished; None before.
-        observers: the user's own, who watch the games.
+        settings: how long, and by what proposals are judged.
 
     Raises:
         ConfigError: parts that cannot work together.
     """
 
-    def __init__(
-        self,
-        env: VecEnv,
-        agents: Sequence[Agent],
-        principal: Proposer,
-        seeds: Seeds,
-        device: str,
-        steps: PositiveInt,
-        candidates: PositiveInt,
-        adapt_rounds: NonNegativeInt,
-        validate_episodes: PositiveInt,
-        reset_agents: bool,
-        objective: Objective | None,
-        spending_cost: NonNegativeFloat = 0.0,
-        meter: Meter | None = None,
-        teacher: Teacher | None = None,
-        societies: PositiveInt = 1,
-        society_seeds: Literal["own", "consecutive"] = "own",
-        rollout_steps: PositiveInt | None = None,
-        race: NonNegativeInt = 0,
-        race_rounds: PositiveInt = 2,
-        contexts: Literal["drawn", "in_turn"] = "drawn",
-        references: NonNegativeInt = 0,
-        known: Callable[[], References | None] = lambda: None,
-        observers: Sequence[Observer] = (),
-    ) -> None:
-        horizon = checked_horizon(env.spec, principal, candidates, societies, reset_agents, race, rollout_steps)
-        self.env, self.agents, self.principal, self.seeds = env, agents, principal, seeds
-        self.horizon, self.candidates = horizon, candidates
-        self.steps, self.adapt_rounds, self.reset_agents = steps, adapt_rounds, reset_agents
-        self.societies = Societies(env, agents, candidates, societies, society_seeds == "consecutive")
-        self.validate_rounds = -(-validate_episodes // self.societies.games)
-        self.objective: Objective = objective or env.spec.objective
-        self.spending_cost = spending_cost
-        self.meter = meter
-        self.differentiable = differentiable_agent(env, agents[0], principal, adapt_rounds)
-        keep = () if teacher is None else teacher.channels
-        self.collector = Collector(env, self.societies.policy, device, keep, observers=observers)
+    def __init__(self, parts: LoopParts, settings: DesignSettings) -> None:
+        env, principal = parts.env, parts.principal
+        assert principal is not None
+        self.horizon = checked_horizon(env.spec, principal, settings)
+        self.env, self.agents, self.principal, self.seeds = env, parts.agents, principal, parts.seeds
+        self.settings, self.meter = settings, parts.meter
+        self.steps, self.candidates, self.adapt_rounds = settings.steps, settings.candidates, settings.adapt_rounds
+        self.reset_agents = settings.reset_agents
+        self.contestants, self.race_rounds = settings.race, settings.race_rounds
+        consecutive = settings.society_seeds == "consecutive"
+        self.societies = Societies(env, self.agents, self.candidates, settings.societies, consecutive)
+        self.validate_rounds = -(-settings.validate_episodes // self.societies.games)
+        self.objective: Objective = settings.objective or env.spec.objective
+        self.spending_cost = settings.spending_cost
+        self.differentiable = differentiable_agent(env, self.agents[0], principal, self.adapt_rounds)
+        self.collector = Collector(env, self.societies.policy, parts.device, parts.kept, observers=parts.observers)
+        self.adaptation = Adaptation(self.collector, self.societies, self.horizon, settings.rollout_steps)
+        self.known = parts.known if settings.references else lambda: None
         # The progress of the run, all of it in a checkpoint.
         self.step = 0
         self.round = 0
         self.vectors: np.ndarray | None = None  # [candidates, d]
         self.adapting: dict[str, float] = {}
         self.history = DesignHistory(env.spec, self.validate_rounds * self.societies.games)
-        self.adaptation = Adaptation(self.collector, self.societies, horizon, rollout_steps)
-        self.contestants, self.race_rounds = race, race_rounds
-        self.in_turn = contexts == "in_turn"
-        self.known = known if references else lambda: None
         self.references: References | None = None
         self.naming: Naming | None = None
         self.agents_before: list[State] = []  # as the last step left them, while others are measured again
@@ -212,7 +162,7 @@ class DesignLoop:
         last = max(1, self.steps // 5) * self.candidates
         final = float(np.mean(values[-last:]))
         played = [np.array_split(row["values"], self.societies.several) for row in rows[-last:]]
-        best = self.history.best(self.naming)
+        best = self._best()
         run.summary = {
             "final_objective": final,
             "best_objective": best[0]["objective"],
@@ -266,6 +216,15 @@ class DesignLoop:
             run.safe_point(*self._resumable_later())
         for agent, state in zip(self.agents, self.agents_before, strict=True):
             agent.load_state_dict(state)
+
+    def _best(self) -> list[dict[str, Any]]:
+        """The best proposal of each context, highest objective first: by what the steps measured or, once these are
+        named, the winners, by what was measured after they had won."""
+        if self.naming is not None and self.naming.over:
+            rows = self.naming.winners(self.history.row)
+        else:
+            rows = self.history.best()
+        return sorted(rows, key=lambda row: -float(row["objective"]))
 
     def _try(self, run: RunContext, context: int | None) -> list[Score]:
         """Let societies adapt to the vectors, and score these."""
@@ -335,7 +294,7 @@ class DesignLoop:
         metrics |= {f"adapt/{name}": x for name, x in self.adapting.items()}
         self.history.add(self.step + 1, scores)
         metrics |= {} if self.references is None else self.references.metrics(self.history.rows[-1]["context"])
-        metrics["principal/best_objective"] = self.history.best(self.naming)[0]["objective"]
+        metrics["principal/best_objective"] = self._best()[0]["objective"]
         run.metrics.log(
             "proposal",
             "proposals",
@@ -365,7 +324,7 @@ class DesignLoop:
     def _context(self) -> int | None:
         """The context of this principal step, the same for all its episodes."""
         n = len(self.env.spec.contexts)
-        if n and self.in_turn:
+        if n and self.settings.contexts == "in_turn":
             return self.step % n
         return int(self.seeds.child("context").numpy(self.step).integers(n)) if n else None
 
@@ -401,7 +360,7 @@ class DesignLoop:
             "vectors": self.vectors,
             "adapting": self.adapting,
             "history": self.history.rows,
-            "best": self.history.best(self.naming),
+            "best": self._best(),
             "naming": None if self.naming is None else self.naming.state_dict(),
             "agents_before": self.agents_before,
             "agents": [agent.state_dict() for agent in self.agents],

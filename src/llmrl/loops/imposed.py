@@ -10,8 +10,8 @@ from annotated_types import MinLen
 from pydantic.dataclasses import dataclass
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import PositiveFloat, PositiveInt
 from llmrl.core.protocols import VecEnv
+from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 from llmrl.analysis.probes import draw_probes
-from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt
-from llmrl.core.objectives import Objective
-from llmrl.core.observers import Observer
-from llmrl.core.protocols import Agent, Meter, Teacher, VecEnv
+from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
 from llmrl.core.run_context import Kind, RunContext
-from llmrl.core.seeding import Seeds
-from llmrl.learners.rollout import Collector
 from llmrl.loops.imposed import Imposed, Phase
-from llmrl.loops.observers import StepProgress, TrainingEpisodeLogger
-from llmrl.loops.outcomes import episode_row, write_results
-from llmrl.loops.playing import play_episodes
+from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.probing import Probes
-from llmrl.loops.trajectory_writers import RolloutWriter
-from llmrl.loops.welfare import episode_welfare, summarize, summarize_welfare
+from llmrl.rollout.collector import Collector
+from llmrl.rollout.episode_results import episode_row, write_results
+from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.observers import StepProgress, TrainingEpisodeWriter
+from llmrl.rollout.trajectory_writers import RolloutWriter
+from llmrl.rollout.welfare import summarize, summarize_evaluation
 from llmrl.run.content import RESULT_EPISODES
 
 
-class LearnLoop:
-    """`principal=none`: improve the agents for a budget of environment steps.
+@dataclass(frozen=True)
+class LearnSettings:
+    """How long agents learn, and what is logged of it: the section `learn` of the config.
 
-    Args:
-        env, agents: what plays; one agent.
-        seeds: iteration i draws only from the sub-tree `iteration/i`, so a resumed run continues exactly.
-        device: of the policy.
+    Attributes:
         env_steps: environment steps (summed over games) to train for; rounded up to whole rollouts.
         rollout_steps: steps of every game per update; None is the horizon, i.e. whole episodes.
         evaluate_every: updates between evaluations; 0 evaluates only at the end.
@@ -41,49 +36,42 @@ class LearnLoop:
         probes: fixed prompts whose action probabilities are logged: name of a list that is shipped, or a file; None:
             there are none.
         probe_every: updates between two looks at them.
-        objective, spending_cost: what the society is judged on, as in `design`; None is the environment's own.
-        meter: totals of a language model's calls, logged with every update; None if none is used.
-        teacher: the agents', whose channels rollouts hold too; None if there is none.
-        observers: the user's own, who watch the games.
         mechanism: values imposed on the games (`Imposed`): a vector for all, or phases; None leaves the environment's
             own.
     """
 
-    def __init__(
-        self,
-        env: VecEnv,
-        agents: Sequence[Agent],
-        seeds: Seeds,
-        device: str,
-        env_steps: PositiveInt,
-        rollout_steps: PositiveInt | None,
-        evaluate_every: NonNegativeInt,
-        evaluate_episodes: PositiveInt,
-        trajectories_every: NonNegativeInt = 0,
-        probes: str | None = None,
-        probe_every: PositiveInt = 1,
-        objective: Objective | None = None,
-        spending_cost: NonNegativeFloat = 0.0,
-        meter: Meter | None = None,
-        teacher: Teacher | None = None,
-        mechanism: list[float] | list[Phase] | None = None,
-        observers: Sequence[Observer] = (),
-    ) -> None:
-        [self.agent] = agents
-        self.env, self.seeds = env, seeds
-        self.imposed = None if mechanism is None else Imposed(env, mechanism, seeds.child("mechanism"))
-        keep = () if teacher is None else teacher.channels
+    env_steps: PositiveInt
+    rollout_steps: PositiveInt | None
+    evaluate_every: NonNegativeInt
+    evaluate_episodes: PositiveInt
+    trajectories_every: NonNegativeInt = 0
+    probes: str | None = None
+    probe_every: PositiveInt = 1
+    mechanism: list[float] | list[Phase] | None = None
+
+
+class LearnLoop:
+    """`principal=none`: improve the agents for a budget of environment steps.
+
+    Args:
+        parts: of the run; one agent. Iteration i draws only from the sub-tree `iteration/i` of the seeds, so a resumed
+            run continues exactly.
+        settings: how long, and what is logged.
+    """
+
+    def __init__(self, parts: LoopParts, settings: LearnSettings) -> None:
+        [self.agent] = parts.agents
+        self.env, self.seeds, self.meter, self.settings = parts.env, parts.seeds, parts.meter, settings
+        self.judged = parts.judged
+        wanted = settings.mechanism
+        self.imposed = None if wanted is None else Imposed(self.env, wanted, self.seeds.child("mechanism"))
         begin = None if self.imposed is None else self.imposed.begin
-        self.collector = Collector(env, self.agent.policy, device, keep, begin, observers)
-        self.rollout_steps = rollout_steps or env.spec.horizon or 256
-        self.updates = -(-env_steps // (self.rollout_steps * env.spec.n_envs))
-        self.evaluate_every, self.evaluate_episodes = evaluate_every, evaluate_episodes
-        self.trajectories = RolloutWriter(env, trajectories_every) if trajectories_every else None
-        self.probes = None if probes is None else Probes.load(probes, env, self.agent.policy)
-        self.probe_every = probe_every
-        self.objective: Objective = objective or env.spec.objective
-        self.spending_cost = spending_cost
-        self.meter = meter
+        self.collector = Collector(self.env, self.agent.policy, parts.device, parts.kept, begin, parts.observers)
+        self.rollout_steps = settings.rollout_steps or self.env.spec.horizon or 256
+        self.updates = -(-settings.env_steps // (self.rollout_steps * self.env.spec.n_envs))
+        every = settings.trajectories_every
+        self.trajectories = RolloutWriter(self.env, every) if every else None
+        self.probes = None if settings.probes is None else Probes.load(settings.probes, self.env, self.agent.policy)
         self.iteration = 0
 
     def plan(self) -> list[tuple[str, str]]:
@@ -112,28 +100,41 @@ class LearnLoop:
             self.collector.observed(*writers, StepProgress(progress, games)),
         ):
             while self.iteration < self.updates:
-                seeds = self.seeds.child("iteration").child(self.iteration)
-                with self._saved(run):
-                    rollout = self.collector.collect(self.rollout_steps, seeds.torch("actions"))
-                    metrics = self.agent.update(rollout, seeds.torch("minibatches"))
-                self.iteration += 1
-                # Which episodes end in a rollout depends on their lengths: curves are made of those written down.
-                metrics |= summarize(rollout.episodes, "ended")
-                metrics |= {} if self.meter is None else self.meter.metrics()
-                self._row(run, "update", metrics)
-                if self.probes is not None and self.iteration % self.probe_every == 0:
-                    self._row(run, "probe", self.probes.metrics())
-                if self.evaluate_every and self.iteration % self.evaluate_every == 0 and self.iteration < self.updates:
-                    self._row(run, "evaluation", self.judge(self.evaluate()))
-                    self.episodes.begin_anew(self.iteration * self.rollout_steps)
+                self._update(run)
+                self._look(run)
                 run.safe_point(self.iteration, self.state_dict)
         run.checkpoint(self.iteration, self.state_dict())
         for each in writers:
             each.close()
+        return self._finish(run)
+
+    def _update(self, run: RunContext) -> None:
+        """One rollout, and what is learned from it."""
+        seeds = self.seeds.child("iteration").child(self.iteration)
+        with self._saved(run):
+            rollout = self.collector.collect(self.rollout_steps, seeds.torch("actions"))
+            metrics = self.agent.update(rollout, seeds.torch("minibatches"))
+        self.iteration += 1
+        # Which episodes end in a rollout depends on their lengths: curves are made of those written down.
+        metrics |= summarize(rollout.episodes, "ended")
+        metrics |= {} if self.meter is None else self.meter.metrics()
+        self._row(run, "update", metrics)
+
+    def _look(self, run: RunContext) -> None:
+        """Ask probes, and evaluate, where it is the time."""
+        if self.probes is not None and self.iteration % self.settings.probe_every == 0:
+            self._row(run, "probe", self.probes.metrics())
+        every = self.settings.evaluate_every
+        if every and self.iteration % every == 0 and self.iteration < self.updates:
+            self._row(run, "evaluation", summarize_evaluation(self.evaluate(), *self.judged))
+            self.episodes.begin_anew(self.iteration * self.rollout_steps)
+
+    def _finish(self, run: RunContext) -> float:
+        """Evaluate what was learned, and write down what it came to."""
         episodes = self.evaluate()
         self.collector.close()
-        final = self.judge(episodes)
-        rows = [episode_row(episode, self.objective, self.spending_cost) for episode in episodes]
+        final = summarize_evaluation(episodes, *self.judged)
+        rows = [episode_row(episode, *self.judged) for episode in episodes]
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
         write_results(run.folder, rows, learned=True, about=about)
         self._row(run, "evaluation", final)
@@ -141,7 +142,7 @@ class LearnLoop:
             draw_probes(run.folder)
         run.summary = {
             "updates": self.iteration,
-            "env_steps": self.iteration * per_update,
+            "env_steps": self.iteration * self.rollout_steps * self.env.spec.n_envs,
             **final,
             RESULT_EPISODES: [[row["objective"] for row in rows]],
         }
@@ -152,19 +153,11 @@ class LearnLoop:
         seeds = self.seeds.child("evaluation").child(self.iteration)
         training = None if self.imposed is None else self.imposed.evaluate(seeds.child("mechanism"))
         with self.collector.unobserved():
-            episodes = play_episodes(self.collector, self.evaluate_episodes, seeds)
+            episodes = evaluate_policy(self.collector, self.settings.evaluate_episodes, seeds)
         if self.imposed is not None and training is not None:
             self.imposed.resume(training)
         self.collector.reset(seeds.integer("after"))
         return episodes
-
-    def judge(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """What episodes of an evaluation say, means over them."""
-        return {
-            **summarize(episodes, "evaluation"),
-            **summarize_welfare(episodes, self.objective),
-            "evaluation/objective": float(episode_welfare(episodes, self.objective, self.spending_cost).mean()),
-        }
 
     def _row(self, run: RunContext, kind: Kind, metrics: dict[str, float]) -> None:
         env_steps = self.iteration * self.rollout_steps * self.env.spec.n_envs
@@ -194,7 +187,7 @@ class LearnLoop:
             self.imposed.load_state_dict(run.restored["mechanism"])
         self.collector.reset(self.seeds.child("start").integer(run.iteration))
         spec, saved = self.env.spec, None if run.restored is None else run.restored["episodes"]
-        self.episodes = TrainingEpisodeLogger(spec, run.folder, saved)
+        self.episodes = TrainingEpisodeWriter(spec, run.folder, saved)
         if run.restored is not None and not spec.deterministic:
             self.episodes.begin_anew(self.iteration * self.rollout_steps)  # such games cannot be restored
         if self.trajectories is not None:

@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from llmrl.core.objectives import Objective
-from llmrl.core.observers import Observer
-from llmrl.core.protocols import Agent, Estimating, Meter, VecEnv
+from llmrl.core.protocols import Estimating
+from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.run_context import RunContext
-from llmrl.core.seeding import Seeds
-from llmrl.learners.rollout import Collector
-from llmrl.loops.episode_logger import EpisodeLogger
-from llmrl.loops.observers import EpisodeProgress
-from llmrl.loops.outcomes import evaluation_metrics, write_results
-from llmrl.loops.trajectory_writers import TrajectoryWriter, kept_text
+from llmrl.loops.loop_parts import LoopParts
+from llmrl.rollout.collector import Collector
+from llmrl.rollout.episode_logger import EpisodeLogger, EpisodeLogSettings
+from llmrl.rollout.episode_results import evaluation_metrics, write_results
+from llmrl.rollout.observers import EpisodeProgress
+from llmrl.rollout.trajectory_writers import TrajectoryWriter, kept_text
 from llmrl.run.content import RESULT_EPISODES
 from llmrl.run.episodes import FILM, Films
 
 
 @runtime_checkable
-class SeedsGames(Protocol):
+class PerGameSeeding(Protocol):
     """An environment each of whose games can be given a seed of its own."""
 
     def seed_games(self, seeds: np.ndarray) -> None:
         """Begin game i of the next reset as `seeds[i]`, [n_envs] int64, has it."""
         ...
+
+
+@dataclass(frozen=True)
+class PlaySettings:
+    """How many episodes are played, and what is kept of them: the section `play` of the config.
+
+    Attributes:
+        episodes: to be played.
+        videos: the first episodes, of which videos are made.
+        records: the first episodes, whose steps are written down; None: all if the player reads texts (a language
+            model), else those with a video.
+        fps: frames a second of videos.
+        trajectories: all steps are kept as arrays (`run.trajectories`).
+        greedy: the likeliest action is taken where the agent knows it.
+    """
+
+    episodes: PositiveInt
+    videos: NonNegativeInt = 0
+    records: NonNegativeInt | None = None
+    fps: PositiveFloat = 2.0
+    trajectories: bool = False
+    greedy: bool = False
 
 
 class PlayLoop:
@@ -42,55 +62,31 @@ class PlayLoop:
     takes one a game, so whoever plays, plays the same games.
 
     Args:
-        env, agents: what plays; one agent.
-        seeds: episode k starts from `episode/k`, step i of the run draws from `step/i`.
-        device: of the policy.
-        episodes: to be played.
-        videos: the first episodes, of which films are made.
-        records: the first episodes, whose steps are written down; None: all if the player reads texts (a language
-            model), else those with a film.
-        fps: frames a second of films.
-        trajectories: all steps are kept as arrays (`run.trajectories`).
-        greedy: the likeliest action is taken where the agent knows it.
-        objective, spending_cost: what the society is judged on, as in `design`; None is the environment's own.
-        meter: totals of a language model's calls; None if none is used.
-        observers: the user's own, who watch the games.
+        parts: of the run; one agent. Episode k starts from `episode/k` of the seeds, and step i of the run draws from
+            `step/i`.
+        settings: how many episodes, and what is kept of them.
 
     Raises:
         ConfigError: the agent's policy is a function of numbers that nobody has given it.
     """
 
-    def __init__(
-        self,
-        env: VecEnv,
-        agents: Sequence[Agent],
-        seeds: Seeds,
-        device: str,
-        episodes: PositiveInt,
-        videos: NonNegativeInt = 0,
-        records: NonNegativeInt | None = None,
-        fps: PositiveFloat = 2.0,
-        trajectories: bool = False,
-        greedy: bool = False,
-        objective: Objective | None = None,
-        spending_cost: NonNegativeFloat = 0.0,
-        meter: Meter | None = None,
-        observers: Sequence[Observer] = (),
-    ) -> None:
-        [self.agent] = agents
+    def __init__(self, parts: LoopParts, settings: PlaySettings) -> None:
+        [self.agent] = parts.agents
         if not getattr(self.agent, "given", True):
             raise ConfigError(
                 "the agent plays by numbers that a principal proposes, and principal=none proposes none: choose "
                 "principal=cmaes, cem, random or llm to search them, or principal=fixed principal.values=[...]"
             )
-        self.env, self.seeds, self.meter = env, seeds, meter
-        self.trajectories = TrajectoryWriter(env, kept_text(env.spec, self.agent.policy)) if trajectories else None
-        self.collector = Collector(env, self.agent.policy, device, observers=observers)
-        self.episodes, self.videos, self.fps, self.greedy = episodes, videos, fps, greedy
-        reads = "text" in self.agent.policy.channels
-        self.records = (episodes if reads else videos) if records is None else records
-        self.objective: Objective = objective or env.spec.objective
-        self.spending_cost = spending_cost
+        self.env, self.seeds, self.meter, self.settings = parts.env, parts.seeds, parts.meter, settings
+        self.judged = parts.judged
+        policy = self.agent.policy
+        self.trajectories = (
+            TrajectoryWriter(self.env, kept_text(self.env.spec, policy)) if settings.trajectories else None
+        )
+        self.collector = Collector(self.env, policy, parts.device, observers=parts.observers)
+        self.episodes = settings.episodes
+        recorded = settings.episodes if "text" in policy.channels else settings.videos
+        self.records = recorded if settings.records is None else settings.records
         self.wave = self.steps = self.env_steps = 0
         self._in_wave = False
         self._anchor: tuple[int, State] | None = None
@@ -177,9 +173,9 @@ class PlayLoop:
         first, n = self.wave * self.env.spec.n_envs, self.env.spec.n_envs
         episodes = self.seeds.child("episode")
         seeds = np.array([episodes.integer(first + i) for i in range(n)], dtype=np.int64)
-        if isinstance(self.env, SeedsGames):
+        if isinstance(self.env, PerGameSeeding):
             self.env.seed_games(seeds)
-        self.log.first = first
+        self.log.first_episode = first
         if self.trajectories is not None:
             self.trajectories.next_episode = first
         self.collector.reset(self.seeds.child("wave").integer(self.wave), self._games)
@@ -193,7 +189,7 @@ class PlayLoop:
                 1,
                 self.seeds.child("step").torch(self.steps),
                 learn=False,
-                greedy=self.greedy,
+                greedy=self.settings.greedy,
                 restart=False,
             )
         self.steps += 1
@@ -252,8 +248,8 @@ class PlayLoop:
     def _restore(self, run: RunContext) -> None:
         state = run.restored
         logged = None if state is None else state["log"]
-        how = self.records, self.videos, self.fps, self.objective, self.spending_cost
-        self.log = EpisodeLogger(self.env, run.folder, logged, *how)
+        how = EpisodeLogSettings(self.records, self.settings.videos, self.settings.fps)
+        self.log = EpisodeLogger(self.env, run.folder, logged, how, *self.judged)
         if self.trajectories is not None:
             self.trajectories.open(run.folder, None if state is None else state.get("trajectories"))
         if state is None:

@@ -25,7 +25,7 @@ _KEYS = ("name", "prompt", "goal", "observations", "actions", "intended")
 
 
 @runtime_checkable
-class TellsProbabilities(Protocol):
+class HasActionProbabilities(Protocol):
     """A policy that reads prompts, and tells how likely its actions are after one."""
 
     def probabilities(self, prompts: Sequence[str]) -> torch.Tensor:
@@ -65,13 +65,13 @@ class Probes:
     """
 
     def __init__(self, probes: Sequence[Probe], policy: Policy, action_names: Sequence[str]) -> None:
-        if not isinstance(policy, TellsProbabilities):
+        if not isinstance(policy, HasActionProbabilities):
             raise ConfigError(
                 "learn.probes asks how likely actions are after a text, which only policies that read prompts can "
                 "tell; use agent=llm_ppo or agent=drrn, or learn.probes=null"
             )
         self.probes, self.action_names = list(probes), list(action_names)
-        self.policy: TellsProbabilities = policy
+        self.policy: HasActionProbabilities = policy
 
     @classmethod
     def load(cls, which: str, env: VecEnv, policy: Policy) -> Probes:

@@ -1,18 +1,21 @@
-"""What the validation episodes of one proposal say: the outcome a proposer is told, and what is logged of it."""
+"""What proposals of a design run score in their validation episodes: the outcome that a proposer is told, what is
+logged of it, and the history of all."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.objectives import Objective
+from llmrl.core.pooling import Pool
 from llmrl.core.records import Outcome
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.spaces import EnvSpec, ParameterSpace
-from llmrl.loops.welfare import judged, measures
+from llmrl.rollout.welfare import judged, measures
 
 
 @dataclass
@@ -81,3 +84,71 @@ def proposal_metrics(scores: Sequence[Score], mechanism: ParameterSpace) -> dict
     if best.context is not None:
         metrics["principal/context"] = float(best.context)
     return metrics
+
+
+class DesignHistory:
+    """The rows of a summary's `history`, and what all measurements say of each vector in each context.
+
+    Args:
+        spec: of the environment, which has a mechanism.
+        episodes: of a society that a measurement is the mean over.
+
+    Attributes:
+        rows: one a proposal, in their order.
+        pool: of what the rows say; follows from them.
+    """
+
+    def __init__(self, spec: EnvSpec, episodes: int) -> None:
+        self.spec, self.episodes = spec, episodes
+        self.rows: list[dict[str, Any]] = []
+        self.pool = Pool()
+
+    def add(self, step: int, scores: Sequence[Score]) -> None:
+        """Write down what the proposals of `step`, counted from 1, scored."""
+        for i, each in enumerate(scores):
+            outcome = each.outcome
+            row = {
+                "step": step,
+                "candidate": i,
+                "objective": outcome.value,
+                "standard_error": outcome.standard_error,
+                "values": outcome.values.tolist(),
+                **({"societies": each.societies} if len(each.societies) > 1 else {}),
+                "mechanism": self._mechanism(outcome.vector),
+                "context": None if outcome.context is None else self.spec.contexts[outcome.context],
+            }
+            self.restore([row])
+
+    def restore(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Take in rows as they were written down."""
+        for row in rows:
+            self.rows.append(row)
+            units, vector = len(row.get("societies", [0])), list(row["mechanism"].values())
+            told = (row["objective"], row["standard_error"], units, units * self.episodes)
+            self.pool.add(vector, *told, row["context"], f"step {row['step']}")
+
+    def row(self, vector: Sequence[float] | np.ndarray, context: int | str | None) -> dict[str, Any]:
+        """What every row of a summary says of a vector."""
+        return {"mechanism": self._mechanism(np.asarray(vector)), "context": context}
+
+    def best(self) -> list[dict[str, Any]]:
+        """The best proposal of each context by what the steps measured."""
+        found = [best for context in self.pool.contexts if (best := self.pool.best(context)) is not None]
+        return [
+            self.row(each.vector, each.context)
+            | {"objective": each.value, "standard_error": each.standard_error, "measurements": each.measurements}
+            for each in found
+        ]
+
+    def contestants(self, n: int) -> dict[int | str | None, list[Sequence[float]]]:
+        """The vectors of the `n` highest estimates of each context, highest first."""
+        return {c: [each.vector for each in self.pool.ranked(c)[:n]] for c in self.pool.contexts}
+
+    @property
+    def several(self) -> bool:
+        """Whether there is something to choose from in a context."""
+        return any(len(self.pool.ranked(context)) > 1 for context in self.pool.contexts)
+
+    def _mechanism(self, vector: np.ndarray) -> dict[str, float]:
+        assert self.spec.mechanism is not None
+        return dict(zip(self.spec.mechanism.names, vector.tolist(), strict=True))

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.core.pooling import Estimate, Pool
-from llmrl.core.protocols import Agent, Estimating, Meter, Proposer, SearchableAgent, VecEnv
+from llmrl.core.protocols import Agent, Estimating, Proposer, SearchableAgent
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.run_context import Counter, Kind, ProgressDisplay, RunContext
-from llmrl.core.seeding import Seeds
-from llmrl.loops.episodes import (
-    Evaluations,
-    Played,
-    Plays,
-    PlaysControllers,
+from llmrl.loops.loop_parts import LoopParts
+from llmrl.loops.race import Race
+from llmrl.loops.search_settings import SearchSettings, warmup_vectors
+from llmrl.rollout.batched_evaluator import (
+    EvaluationBatch,
+    Evaluator,
+    SupportsEvaluator,
     curve_summary,
-    drawn,
-    evaluation_metrics,
+    episode_seeds,
     evaluation_seeds,
+    incumbent_metrics,
     outcome_of,
 )
-from llmrl.loops.proposals import ProposalLog, read_proposals
-from llmrl.loops.race import Race
-from llmrl.loops.warmup import Draw, warmup_vectors
 from llmrl.run.content import RESULT_EPISODES
+from llmrl.run.proposals import ProposalLog, read_proposals
 
 
 @runtime_checkable
@@ -61,99 +59,62 @@ class SearchLoop:
     for bit.
 
     Args:
-        env, agents, principal: the parts; one agent, which plays a controller.
-        seeds: root of the loop's random numbers.
-        cores: processes that episodes are played in, where the game has no batched engine.
-        iterations: times the principal is asked.
-        candidates: vectors proposed in each of them.
-        episodes: episodes each is judged by. Vectors of one iteration are played under the same seeds.
-        episode_seeds: seeds of the episodes: `fresh` ones in every iteration, or the same in all (`common`).
-        warmup: random vectors that are tried and told first.
-        warmup_episodes: episodes of each of these; None: as many as of the others.
-        warmup_draw: see `warmup_vectors`.
-        extra_rollout: play one more episode of the last vector in each iteration, which is counted and used for nothing
-            (as one of the published codes does).
-        race: the best so many proposals are measured again after the last iteration, before one of them is named; 0:
-            the best by what was measured in the search is named.
-        race_rounds: at most so many times, `episodes` each.
-        evaluate_every: iterations between evaluations of the best proposal so far on unseen seeds; 0: only at the end.
-        evaluate_episodes: episodes of such an evaluation.
-        meter: totals of a language model's calls, logged with every iteration; None if none is used.
+        parts: of the run; a principal, and one agent, which plays a controller.
+        settings: how long, and by what vectors are judged.
 
     Raises:
         ConfigError: parts that cannot work together.
     """
 
-    def __init__(
-        self,
-        env: VecEnv,
-        agents: Sequence[Agent],
-        principal: Proposer,
-        seeds: Seeds,
-        iterations: PositiveInt,
-        candidates: PositiveInt,
-        episodes: PositiveInt,
-        episode_seeds: Literal["fresh", "common"] = "fresh",
-        warmup: NonNegativeInt = 0,
-        warmup_episodes: PositiveInt | None = None,
-        warmup_draw: Draw = "uniform",
-        extra_rollout: bool = False,
-        race: NonNegativeInt = 5,
-        race_rounds: PositiveInt = 3,
-        evaluate_every: NonNegativeInt = 0,
-        evaluate_episodes: PositiveInt = 100,
-        cores: int | None = None,
-        meter: Meter | None = None,
-    ) -> None:
-        [agent] = agents
-        assert isinstance(agent, SearchableAgent)
-        if not isinstance(env, PlaysControllers):
+    def __init__(self, parts: LoopParts, settings: SearchSettings) -> None:
+        [agent], principal = parts.agents, parts.principal
+        assert isinstance(agent, SearchableAgent) and principal is not None
+        if not isinstance(parts.env, SupportsEvaluator):
             raise ConfigError(
-                f"policy search plays whole episodes of environments of Gymnasium, and env={env.spec.name} is none; "
-                "choose another env, or agent=ppo"
+                f"policy search plays whole episodes of environments of Gymnasium, and env={parts.env.spec.name} is "
+                "none; choose another env, or agent=ppo"
             )
-        if candidates > 1 and not principal.parallel:
+        if settings.candidates > 1 and not principal.parallel:
             raise ConfigError(
-                f"search.candidates={candidates}: {type(principal).__name__} proposes one vector at a time; set "
-                "search.candidates=1"
+                f"search.candidates={settings.candidates}: {type(principal).__name__} proposes one vector at a time; "
+                "set search.candidates=1"
             )
-        if warmup and not getattr(principal, "learns_from_others", False):
+        if settings.warmup and not getattr(principal, "learns_from_others", False):
             raise ConfigError(
-                f"search.warmup={warmup}: {type(principal).__name__} can only learn from its own proposals; set "
-                "search.warmup=0, or use principal=llm, gp or random"
+                f"search.warmup={settings.warmup}: {type(principal).__name__} can only learn from its own proposals; "
+                "set search.warmup=0, or use principal=llm, gp or random"
             )
-        self.env, self.agent, self.principal, self.seeds = env, agent, principal, seeds
+        self.env, self.agent, self.principal, self.seeds = parts.env, agent, principal, parts.seeds
         self.space = agent.controller.space
-        self.cores, self.meter = cores, meter
-        self.iterations, self.candidates, self.episodes = iterations, candidates, episodes
-        self.episode_seeds, self.extra_rollout = episode_seeds, extra_rollout
-        self.contestants, self.race_rounds = race, race_rounds
-        self.warmup, self.warmup_episodes = warmup, warmup_episodes or episodes
+        self.cores, self.meter, self.settings = parts.cores, parts.meter, settings
+        self.iterations, self.candidates, self.episodes = settings.iterations, settings.candidates, settings.episodes
+        self.warmup, self.warmup_episodes = settings.warmup, settings.warmup_episodes or settings.episodes
         # Drawn at once, so that a draw that cannot be is refused before anything is played.
-        self.warmup_vectors = warmup_vectors(self.space, warmup_draw, warmup, seeds.numpy("warmup"))
-        self.evaluations = Evaluations(evaluate_every, evaluate_episodes, iterations)
+        rng = self.seeds.numpy("warmup")
+        self.warmup_vectors = warmup_vectors(self.space, settings.warmup_draw, settings.warmup, rng)
+        self.evaluations = settings.schedule
         if isinstance(principal, Expecting):
-            principal.expect(iterations, episodes)
+            principal.expect(settings.iterations, settings.episodes)
         # The progress of the run, all of it in a checkpoint.
         self.iteration = 0
-        self.warm = warmup == 0
+        self.warm = settings.warmup == 0
         self.returns: list[float] = []  # mean return of the vectors of each iteration
         self.best_returns: list[float] = []  # estimate of the best vector after each iteration
         self.played = {"episodes": 0, "env_steps": 0}
         self.race: Race | None = None
         # What `proposals.jsonl` says; read back from there.
-        self.pool = Pool(episodes)
+        self.pool = Pool(settings.episodes)
         self.highest = -np.inf
 
     @property
     def race_episodes(self) -> int:
         """Of the race, if nobody is dropped before its end."""
-        return self.contestants * self.race_rounds * self.episodes
+        return self.settings.race * self.settings.race_rounds * self.episodes
 
     @property
     def total_episodes(self) -> int:
         """Most episodes of the whole search, race included; those that evaluate what it found are not among them."""
-        each = self.candidates * self.episodes + self.extra_rollout
+        each = self.candidates * self.episodes + self.settings.extra_rollout
         return self.warmup * self.warmup_episodes + self.iterations * each + self.race_episodes
 
     @property
@@ -168,10 +129,10 @@ class SearchLoop:
         return [
             ("  iterations", f"{self.iterations:,}{several}"),
             ("  parameters", f"{self.space.dim:,} of a {self.space.name}"),
-            ("  episodes", f"{self.episodes:,} a proposal, {self.episode_seeds} seeds{warm}"),
+            ("  episodes", f"{self.episodes:,} a proposal, {self.settings.episode_seeds} seeds{warm}"),
             ("  race", self._told_of_race()),
-            ("  best so far", self.evaluations.told),
-            ("episodes", f"{'at most ' if self.contestants else ''}{self.total_episodes:,}{longest}"),
+            ("  best so far", self.evaluations.description),
+            ("episodes", f"{'at most ' if self.settings.race else ''}{self.total_episodes:,}{longest}"),
         ]
 
     def estimate(self) -> CallEstimate | None:
@@ -182,29 +143,29 @@ class SearchLoop:
     def run(self, run: RunContext) -> float:
         """Returns the mean return of the best proposal on unseen seeds."""
         lines = self._restore(run)
-        assert isinstance(self.env, PlaysControllers)
-        plays = self.env.evaluator(bool(getattr(self.agent.controller, "clip_actions", True)), self.cores)
+        assert isinstance(self.env, SupportsEvaluator)
+        evaluator = self.env.evaluator(bool(getattr(self.agent.controller, "clip_actions", True)), self.cores)
         log = ProposalLog(run.folder, lines)
         try:
             with run.progress(self.total_episodes, "episodes", "search", self.played["episodes"]) as progress:
                 if not self.warm:
-                    self._warm_up(run, plays, log, progress)
+                    self._warm_up(run, evaluator, log, progress)
                 while self.iteration < self.iterations:
-                    self._iterate(run, plays, log, progress)
-                if self.contestants:
-                    self._race(run, plays, log, progress)
+                    self._iterate(run, evaluator, log, progress)
+                if self.settings.race:
+                    self._race(run, evaluator, log, progress)
             run.checkpoint(self._place, self._state(log))
-            final = self._evaluate_best(plays)
+            final = self._evaluate_best(evaluator)
         finally:
-            plays.close()
+            evaluator.close()
             log.close()
-        metrics = evaluation_metrics(final)
+        metrics = incumbent_metrics(final)
         self._row(run, "evaluation", metrics)
         run.summary = {**self._summary(metrics), RESULT_EPISODES: final.returns.tolist()}
         return metrics["search/incumbent_return"]
 
-    def _warm_up(self, run: RunContext, plays: Plays, log: ProposalLog, progress: ProgressDisplay) -> None:
-        found = self._play(plays, self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
+    def _warm_up(self, run: RunContext, evaluator: Evaluator, log: ProposalLog, progress: ProgressDisplay) -> None:
+        found = self._play(evaluator, self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
         self._check(self.warmup_vectors, found)
         self._count(found)
         metrics = self._tell(run, log, self.warmup_vectors, found, [{}] * self.warmup)
@@ -213,14 +174,14 @@ class SearchLoop:
         progress.update(self.played["episodes"])
         run.safe_point(0, lambda: self._state(log))
 
-    def _iterate(self, run: RunContext, plays: Plays, log: ProposalLog, progress: ProgressDisplay) -> None:
+    def _iterate(self, run: RunContext, evaluator: Evaluator, log: ProposalLog, progress: ProgressDisplay) -> None:
         keep = nullcontext() if self.meter is None else run.saved_if_refused(self.iteration, lambda: self._state(log))
         with keep:
             asked = self.principal.ask(None, self.candidates)
         seeds = self._seeds_of(self._draw(self.iteration + 1), self.episodes)
-        vectors, found = self._try(plays, self.space.rounded(asked, clip=False), seeds)
-        if self.extra_rollout:
-            self._count(self._play(plays, vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1)))
+        vectors, found = self._try(evaluator, self.space.rounded(asked, clip=False), seeds)
+        if self.settings.extra_rollout:
+            self._count(self._play(evaluator, vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1)))
         self.iteration += 1
         metrics = self._tell(run, log, vectors, found, _notes(self.principal, len(vectors)))
         self.returns.append(float(found.returns.mean()))
@@ -230,18 +191,18 @@ class SearchLoop:
         metrics["search/best_return"] = best.value
         self._row(run, "proposal", metrics)
         if self.evaluations.due(self.iteration):
-            self._row(run, "evaluation", evaluation_metrics(self._evaluate_best(plays)))
+            self._row(run, "evaluation", incumbent_metrics(self._evaluate_best(evaluator)))
         progress.update(self.played["episodes"])
         run.safe_point(self.iteration, lambda: self._state(log))
 
-    def _race(self, run: RunContext, plays: Plays, log: ProposalLog, progress: ProgressDisplay) -> None:
+    def _race(self, run: RunContext, evaluator: Evaluator, log: ProposalLog, progress: ProgressDisplay) -> None:
         """Measure the best few again on seeds of their own, and let the agent keep the winner."""
         if self.race is None:
-            first = self.pool.ranked()[: self.contestants]
-            self.race = Race(np.array([each.vector for each in first]), self.race_rounds)
+            first = self.pool.ranked()[: self.settings.race]
+            self.race = Race(np.array([each.vector for each in first]), self.settings.race_rounds)
         while not self.race.over:
             vectors = self.race.vectors[self.race.left]
-            found = self._play(plays, vectors, self._seeds_of(f"race {self.race.round}", self.episodes))
+            found = self._play(evaluator, vectors, self._seeds_of(f"race {self.race.round}", self.episodes))
             self._check(vectors, found)
             self._count(found)
             self.race.tell(list(found.returns))
@@ -257,33 +218,33 @@ class SearchLoop:
 
     def _told_of_race(self) -> str:
         """What it comes to, in words for a plan."""
-        if not self.contestants:
+        if not self.settings.race:
             return "none: the best proposal is named by what the search measured"
-        each = f"{self.race_rounds:,} x {self.episodes:,} episodes each on fresh seeds"
-        return f"of the best {self.contestants:,}, at most {each}"
+        each = f"{self.settings.race_rounds:,} x {self.episodes:,} episodes each on fresh seeds"
+        return f"of the best {self.settings.race:,}, at most {each}"
 
-    def _try(self, plays: Plays, vectors: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, Played]:
+    def _try(self, evaluator: Evaluator, vectors: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, EvaluationBatch]:
         """Episodes of `vectors`, and which vectors these are in the end: a principal that can err may have others in
         place of those that return no numbers. Episodes of the latter are not counted.
 
         Raises:
             ConfigError: a return is no number.
         """
-        found = self._play(plays, vectors, seeds)
+        found = self._play(evaluator, vectors, seeds)
         failed = ~np.isfinite(found.returns).all(1)
         if failed.any() and isinstance(self.principal, Fallible):
             vectors = self.space.rounded(self.principal.instead(vectors, failed), clip=False)
-            found = self._play(plays, vectors, seeds)
+            found = self._play(evaluator, vectors, seeds)
         self._check(vectors, found)
         self._count(found)
         return vectors, found
 
-    def _play(self, plays: Plays, vectors: np.ndarray, seeds: np.ndarray) -> Played:
+    def _play(self, evaluator: Evaluator, vectors: np.ndarray, seeds: np.ndarray) -> EvaluationBatch:
         # Numbers that are too large for the game are told of by what it returns.
         with np.errstate(all="ignore"):
-            return plays.evaluate(self.agent.controller, vectors, seeds)
+            return evaluator.evaluate(self.agent.controller, vectors, seeds)
 
-    def _check(self, vectors: np.ndarray, found: Played) -> None:
+    def _check(self, vectors: np.ndarray, found: EvaluationBatch) -> None:
         failed = ~np.isfinite(found.returns).all(1)
         if failed.any():
             raise ConfigError(
@@ -291,12 +252,17 @@ class SearchLoop:
                 f"{vectors[failed][0].tolist()}; smaller ones (agent.bound) or agent.clip_actions=true may help"
             )
 
-    def _count(self, found: Played) -> None:
+    def _count(self, found: EvaluationBatch) -> None:
         self.played["episodes"] += found.returns.size
         self.played["env_steps"] += int(found.lengths.sum())
 
     def _tell(
-        self, run: RunContext, log: ProposalLog, vectors: np.ndarray, found: Played, notes: Sequence[dict[str, Any]]
+        self,
+        run: RunContext,
+        log: ProposalLog,
+        vectors: np.ndarray,
+        found: EvaluationBatch,
+        notes: Sequence[dict[str, Any]],
     ) -> dict[str, float]:
         """Tell the principal, write the proposals down, with `notes` on them; metrics of this iteration."""
         iteration = self.iteration if self.warm else 0
@@ -333,7 +299,7 @@ class SearchLoop:
         """Name of the seeds of an iteration's episodes; number 0 is the warm-up."""
         if not iteration:
             return "warmup episodes"
-        return "common" if self.episode_seeds == "common" else f"iteration {iteration - 1}"
+        return "common" if self.settings.episode_seeds == "common" else f"iteration {iteration - 1}"
 
     def _best(self) -> Estimate:
         """What the search says of the best proposal so far: the race's winner, once that is over."""
@@ -347,14 +313,14 @@ class SearchLoop:
         x: Counter = "episodes" if kind == "race" else "proposals"
         run.metrics.log(kind, x, metrics, proposals=self.proposals, iterations=self.iteration, **self.played)
 
-    def _evaluate_best(self, plays: Plays) -> Played:
+    def _evaluate_best(self, evaluator: Evaluator) -> EvaluationBatch:
         """The best proposal so far on seeds that are used for nothing else, the same ones every time."""
         vector = np.array([self._best().vector])
         seeds = evaluation_seeds(self.seeds, self.evaluations.episodes)
-        return self._play(plays, vector, seeds)
+        return self._play(evaluator, vector, seeds)
 
     def _seeds_of(self, name: str, n: int) -> np.ndarray:
-        return drawn(self.seeds.child(name), n)
+        return episode_seeds(self.seeds.child(name), n)
 
     def _summary(self, final: dict[str, float]) -> dict[str, Any]:
         best, measured = self._best(), [] if self.race is None else self.race.rows("return")
@@ -405,7 +371,7 @@ class SearchLoop:
         self.returns, self.best_returns = list(state["returns"]), list(state["best_returns"])
         self.played = dict(state["played"])
         if state["race"] is not None:
-            self.race = Race.from_state(state["race"], self.race_rounds)
+            self.race = Race.from_state(state["race"], self.settings.race_rounds)
         self.agent.load_state_dict(state["agents"][0])
         self.principal.load_state_dict(state["principal"])
         if self.meter is not None:

@@ -1,21 +1,29 @@
-"""The societies of a design run: whose the games are, what each society draws, and how all learn."""
+"""The societies of a design run: whose the games are, what each draws, how they adapt to what is imposed on them, and
+how fast that is here."""
 
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrl.core.protocols import Agent, Policy, VecEnv
-from llmrl.core.rollouts import Rollout
+from llmrl.algorithms.societies.batched_trainer import BatchedTrainer
+from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, split
+from llmrl.core.protocols import Agent, MetaLearner, Policy, VecEnv
+from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.seeding import Seeds
-from llmrl.learners.side_by_side import SideBySide, split
-from llmrl.learners.together import Together
+from llmrl.rollout.collector import Collector
 
 if TYPE_CHECKING:
     import torch
+
+STEPS = 50
+"""Steps of every game that `steps_per_second` times."""
+_FIRST = 5
+"""Steps before them, in which libraries make ready."""
 
 
 class Societies:
@@ -50,8 +58,8 @@ class Societies:
         if several == 1:  # else the seeds of a reset say which games are alike
             env.pair_games(candidates)
         policies = [agent.policy for agent in agents]
-        self.policy: Policy = SideBySide(policies, self.games) if len(agents) > 1 else policies[0]
-        self._together = Together(agents)
+        self.policy: Policy = PartitionedPolicy(policies, self.games) if len(agents) > 1 else policies[0]
+        self._together = BatchedTrainer(agents)
 
     def reset(self) -> None:
         """Original weights; what a reset does not touch (an optimizer that is kept) becomes that of the society under
@@ -92,3 +100,72 @@ class Societies:
 
     def _replicates(self, seeds: Seeds) -> list[Seeds]:
         return seeds.replicates(self.several, self._consecutive)
+
+
+class Adaptation:
+    """Rounds in which all societies play and learn under the mechanisms that are set.
+
+    Args:
+        collector: plays the societies' policy in all their games.
+        societies: whose games these are.
+        horizon: steps of an episode.
+        rollout_steps: steps of every game before each update, which divide an episode; None: a whole episode.
+
+    Attributes:
+        pieces: steps of each piece of an episode that is followed by an update.
+    """
+
+    def __init__(
+        self, collector: Collector, societies: Societies, horizon: int, rollout_steps: int | None = None
+    ) -> None:
+        self.collector, self.societies = collector, societies
+        piece = rollout_steps or horizon
+        self.pieces = [piece] * (horizon // piece)
+
+    def round(self, seeds: Seeds, learner: MetaLearner | None = None) -> tuple[list[Episode], list[dict[str, float]]]:
+        """Play an episode in every game, and update every society after each piece of it.
+
+        Agents that do not learn play whole episodes and are not updated.
+
+        Args:
+            seeds: of the round: of its games, its actions and its minibatches.
+            learner: updates in the societies' place and keeps how the updates depend on the mechanism.
+
+        Returns:
+            The episodes, and the metrics of all updates.
+        """
+        learns = self.societies.agents[0].learns
+        self.collector.reset(self.societies.game_seeds(seeds))
+        generators = self.societies.generators(seeds)
+        episodes: list[Episode] = []
+        losses: list[dict[str, float]] = []
+        for i, steps in enumerate(self.pieces if learns else [sum(self.pieces)]):
+            rollout = self.collector.collect(steps, generators, learns, keep_exposure=learner is not None)
+            episodes += rollout.episodes
+            draws = seeds if i == 0 else seeds.child("piece").child(i)
+            if learner is not None:
+                losses.append(learner.update(rollout, draws.torch("minibatches")))
+            else:
+                losses += self.societies.update(rollout, draws)
+        return episodes, losses if learns else []
+
+
+def steps_per_second(env: VecEnv, collector: Collector, societies: Societies, seeds: Seeds) -> float:
+    """Return the environment steps a second, summed over games, of adapting societies; agents have learned a little
+    then.
+
+    Updates on a few steps stand for those of a whole round, as their cost grows with the steps.
+    """
+    assert env.spec.mechanism is not None
+    none = env.spec.mechanism.neutral
+    env.set_mechanism(societies.imposed(np.stack([none] * societies.candidates)))
+    learns = societies.agents[0].learns
+    elapsed = 0.0
+    for steps in (_FIRST, STEPS):
+        collector.reset(societies.game_seeds(seeds))
+        begun = time.perf_counter()
+        rollout = collector.collect(steps, societies.generators(seeds), learns)
+        if learns:
+            societies.update(rollout, seeds)
+        elapsed = time.perf_counter() - begun
+    return STEPS * env.spec.n_envs / elapsed

@@ -7,18 +7,19 @@ frozen core stores features instead of observations.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks import categorical
 from llmrl.networks.cnn import MAP_CHANNELS, GridCore, PixelCore, PlanesCore
 from llmrl.networks.film import FilmCore, FilmSettings
-from llmrl.networks.layers import POLICY_GAIN, VALUE_GAIN, initialise, mlp
-from llmrl.networks.memory import Memory
+from llmrl.networks.mlp import POLICY_GAIN, VALUE_GAIN, initialise, mlp
 
 MECHANISM = "mechanism"
 """Channel with the mechanism's values, in environments that show them."""
@@ -32,60 +33,47 @@ UNREAD = ("text", "prompt", "state", "action_mask", MISSION, "expert")
 """Channels that are no input of a network, as numbers."""
 
 Critic = Literal["own", "central"]
-Core = Literal["auto", "mlp", "planes", "film"]
+CoreType = Literal["auto", "mlp", "planes", "film"]
 Join = Literal["heads", "core"]
 Encoding = Literal["onehot", "codes"]
 
 
-def readable(spec: EnvSpec, reads: Sequence[str] | None) -> tuple[str, ...]:
-    """The channels a network takes in as numbers: `reads`, or every numeric one.
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Shape of an `ActorCritic`.
 
-    Raises:
-        ConfigError: one of `reads` is no such channel, or there are none.
+    Attributes:
+        features: width of the core's output; None with a map: the convolutions' output as it is, with pixels 512, of a
+            `film` core 32, else 64.
+        core_hidden: hidden widths of an MLP core, and of a central critic.
+        head_hidden: hidden widths of the heads.
+        reads: channels taken in; None: all.
+        memory: units of an LSTM's layers; None: no memory.
+        memory_layers: of the LSTM.
+        critic: `own`: a head on the actor's features; `central`: a network of its own, with the hidden widths of the
+            core, that sees what all agents of the game see (Yu et al. 2022, arXiv 2103.01955).
+        core: `auto`; `mlp`: a map or picture is flattened like any other channel; `planes`: one linear layer on facts
+            about a map's cells; or `film`: a map is looked at as the words of the channel `mission` say.
+        encoding: of a map's codes for convolutions: `onehot`, or `codes`: the numbers they are.
+        film: shape of a `film` core; None: its defaults.
+        map_channels: output channels of the convolutions over a map.
+        planes: names of the facts that a `planes` core looks at; None: all that the map has.
+        join: where numbers beside a picture or a map come in: at the `heads`, or before the last layer of the `core`.
     """
-    offered = [name for name in spec.observation if name not in UNREAD]
-    if not offered:
-        raise ConfigError(
-            f"agent=ppo reads pixels or numbers, but env={spec.name} offers only {sorted(spec.observation)}"
-        )
-    if unknown := [name for name in reads or () if name not in offered]:
-        raise ConfigError(f"agent.reads: env={spec.name} offers no channel {unknown[0]!r}, but {', '.join(offered)}")
-    chosen = tuple(name for name in offered if reads is None or name in reads)
-    if not chosen:
-        raise ConfigError(f"agent.reads is empty; env={spec.name} offers {', '.join(offered)}")
-    return chosen
 
-
-def _check_instructed(spec: EnvSpec, reads: Sequence[str] | None) -> None:
-    """Raise ConfigError unless there is a mission, and among `reads` (None: all) a map of codes."""
-    maps = [name for name, channel in spec.observation.items() if channel.codes and len(channel.shape) == 3]
-    if not maps or MISSION not in spec.observation:
-        raise ConfigError(
-            f"agent.core=film looks at a map of codes as the words of a mission say, and env={spec.name} offers only "
-            f"{', '.join(sorted(spec.observation))}; use env=babyai_text, or agent=ppo"
-        )
-    if reads is not None and not set(reads) & set(maps):
-        raise ConfigError(f"agent.core=film looks at a map, and agent.reads={list(reads)} names none; add {maps[0]!r}")
-
-
-def _planes(spec: EnvSpec, name: str, wanted: Sequence[str] | None) -> list[tuple[int, int, int]]:
-    """The facts about the cells of the map `name` that a `planes` core looks at: `wanted`, or all.
-
-    Raises:
-        ConfigError: the map has no such fact, or none at all.
-    """
-    offered = spec.observation[name].planes
-    if not offered:
-        having = [other for other, channel in spec.observation.items() if channel.planes]
-        raise ConfigError(
-            f"agent.core=planes: the channel {name!r} of env={spec.name} names no facts about its cells; "
-            + (f"use agent.reads=[{having[0]}]" if having else "use agent.core=auto")
-        )
-    if unknown := [plane for plane in wanted or () if plane not in offered]:
-        raise ConfigError(f"agent.planes: {name!r} has no plane {unknown[0]!r}, but {', '.join(offered)}")
-    if wanted is not None and not wanted:
-        raise ConfigError(f"agent.planes is empty; {name!r} offers {', '.join(offered)}")
-    return [offered[plane] for plane in (offered if wanted is None else wanted)]
+    features: int | None = None
+    core_hidden: Sequence[int] = ()
+    head_hidden: Sequence[int] = ()
+    reads: Sequence[str] | None = None
+    memory: int | None = None
+    memory_layers: int = 1
+    critic: Critic = "own"
+    core: CoreType = "auto"
+    encoding: Encoding = "onehot"
+    film: FilmSettings | None = None
+    map_channels: Sequence[int] = MAP_CHANNELS
+    planes: Sequence[str] | None = None
+    join: Join = "heads"
 
 
 class ActorCritic(nn.Module):
@@ -98,23 +86,11 @@ class ActorCritic(nn.Module):
     Args:
         spec: of the environment.
         generator: of the initial weights.
-        features: width of the core's output; None with a map: the convolutions' output as it is, of a `film` core 32.
-        core_hidden: hidden widths of an MLP core.
-        head_hidden: hidden widths of the heads.
-        reads: channels taken in; None: all.
-        memory: units of an LSTM's layers; None: no memory.
-        memory_layers: of the LSTM.
-        core: `auto`; `mlp`: a map or picture is flattened like any other channel; `planes`: one linear layer on facts
-            about a map's cells; or `film`: a map is looked at as the words of the channel `mission` say.
-        encoding: of a map's codes for convolutions: `onehot`, or `codes`: the numbers they are.
-        critic: `own`: a head on the actor's features; `central`: a network of its own, with the hidden widths of the
-            core, that sees what all agents of the game see (Yu et al. 2022, arXiv 2103.01955).
-        film: shape of a `film` core; None: its defaults.
-        map_channels: output channels of the convolutions over a map.
-        planes: names of the facts that a `planes` core looks at; None: all that the map has.
-        join: where numbers beside a picture or a map come in: at the `heads`, or before the last layer of the `core`.
+        settings: shape of the network.
 
     Attributes:
+        image, words: names of the map or picture and of the instruction that the core reads; None: it reads none.
+        joined: names of the further channels taken in, without the one that says who plays.
         mechanism_columns: where features hold the mechanism's values; None where they do not, as such.
         joint_columns: where the channel `joint` of a central critic holds them, for one agent after the other.
 
@@ -123,96 +99,63 @@ class ActorCritic(nn.Module):
             no map of codes or no mission.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        generator: torch.Generator,
-        features: int | None,
-        core_hidden: Sequence[int],
-        head_hidden: Sequence[int],
-        reads: Sequence[str] | None = None,
-        memory: int | None = None,
-        memory_layers: int = 1,
-        critic: Critic = "own",
-        core: Core = "auto",
-        encoding: Encoding = "onehot",
-        film: FilmSettings | None = None,
-        map_channels: Sequence[int] = MAP_CHANNELS,
-        planes: Sequence[str] | None = None,
-        join: Join = "heads",
-    ) -> None:
+    def __init__(self, spec: EnvSpec, generator: torch.Generator, settings: NetworkSettings) -> None:
         super().__init__()
+        s = settings
         n_actions = spec.need_discrete("a network that learns by PPO")
-        if core == "film":
-            _check_instructed(spec, reads)
-        chosen = readable(spec, reads)
-        spatial = [name for name in chosen if core != "mlp" and len(spec.observation[name].shape) == 3]
+        if s.core == "film":
+            _check_instructed(spec, s.reads)
+        chosen = readable(spec, s.reads)
+        spatial = [name for name in chosen if s.core != "mlp" and len(spec.observation[name].shape) == 3]
         if len(spatial) > 1:
             raise ConfigError(
                 f"one network reads one picture or map, and env={spec.name} offers {' and '.join(spatial)}; choose "
                 f"with agent.reads, e.g. agent.reads=[{spatial[0]}]"
             )
         self.image = spatial[0] if spatial else None
-        extras = [name for name in chosen if name not in spatial]
-        self.joined = tuple(extras)
-        self.words = MISSION if core == "film" else None
+        self.joined = tuple(name for name in chosen if name not in spatial)
+        self.words = MISSION if s.core == "film" else None
         # A player who is alone need not be told who it is.
-        self.vectors = (*extras, PLAYER) if spec.n_agents > 1 else tuple(extras)
-        widths = {name: int(torch.Size(spec.observation[name].shape).numel()) for name in extras}
-        width = sum(widths.values()) + (spec.n_agents if PLAYER in self.vectors else 0)
-        self.mechanism_columns: slice | None = None
-        self.joint_columns: list[int] = []
-        self.core: nn.Module
-        self.join = join
-        joined = width if join == "core" else 0
-        if join == "core" and self.image is not None and core == "film":
+        self.vectors = (*self.joined, PLAYER) if spec.n_agents > 1 else self.joined
+        self.join, self.central = s.join, s.critic == "central"
+        if s.join == "core" and self.image is not None and s.core == "film":
             raise ConfigError("agent.join=core: a film core has no last layer to join at; use agent.join=heads")
-        if core == "planes" and self.image is None:
+        if s.core == "planes" and self.image is None:
             raise ConfigError(f"agent.core=planes looks at a map, and env={spec.name} offers {', '.join(chosen)}")
-        if self.image is not None:
-            shape = spec.observation[self.image].shape
-            codes = spec.observation[self.image].codes if encoding == "onehot" else ()
-            if core == "planes":
-                features = features or 64
-                self.core = PlanesCore(shape, _planes(spec, self.image, planes), features, generator, joined)
-            elif self.image == "pixels":
-                features = features or 512
-                self.core = PixelCore(shape, features, generator, joined)
-            elif core == "film":
-                [n_words] = spec.observation[MISSION].codes
-                self.core = FilmCore(shape, codes, n_words, features or 32, film or FilmSettings(), generator)
-                features = self.core.n_features
-            else:
-                if joined and features is None:
-                    raise ConfigError("agent.join=core needs a last layer of the core: set agent.features, e.g. 64")
-                self.core = GridCore(shape, features, generator, codes, map_channels, joined)
-                features = self.core.n_features
-            if MECHANISM in extras and not joined:
-                start = features + sum(widths[name] for name in extras[: extras.index(MECHANISM)])
-                self.mechanism_columns = slice(start, start + widths[MECHANISM])
-            self.n_features = features + (0 if joined else width)
+        widths = {name: int(torch.Size(spec.observation[name].shape).numel()) for name in self.joined}
+        seen = sum(widths.values())
+        width = seen + (spec.n_agents if PLAYER in self.vectors else 0)
+        own = slice(0, 0)
+        if MECHANISM in widths:
+            start = sum(widths[name] for name in self.joined[: self.joined.index(MECHANISM)])
+            own = slice(start, start + widths[MECHANISM])
+        self.mechanism_columns: slice | None = None
+        self.core: nn.Module
+        if self.image is None:
+            self.n_features = s.features or 64
+            self.core = mlp([width, *s.core_hidden, self.n_features], generator)
         else:
-            features = features or 64
-            self.core = mlp([width, *core_hidden, features], generator)
-            self.n_features = features
-        self.memory = None if memory is None else Memory(self.n_features, memory, memory_layers, generator)
-        head = [self.n_features if memory is None else memory, *head_hidden]
+            self.core, self.n_features = _spatial_core(spec, self.image, width, generator, s)
+            if s.join == "heads":
+                if MECHANISM in widths:
+                    self.mechanism_columns = slice(self.n_features + own.start, self.n_features + own.stop)
+                self.n_features += width
+        self.memory = None if s.memory is None else Memory(self.n_features, s.memory, s.memory_layers, generator)
+        head = [self.n_features if s.memory is None else s.memory, *s.head_hidden]
         self.actor = nn.Sequential(
             *mlp(head, generator), initialise(nn.Linear(head[-1], n_actions), POLICY_GAIN, generator)
         )
-        if critic == "central":
+        self.joint_columns: list[int] = []
+        if self.central:
             if self.image is not None:
                 raise ConfigError(
                     f"agent.critic=central reads numbers, and {self.image!r} of env={spec.name} is a picture or a map; "
                     "use agent.critic=own"
                 )
-            seen = sum(widths.values())
-            if MECHANISM in extras:
-                start = sum(widths[name] for name in extras[: extras.index(MECHANISM)])
-                own = range(start, start + widths[MECHANISM])
-                self.joint_columns = [agent * seen + i for agent in range(spec.n_agents) for i in own]
-            head = [spec.n_agents * seen + spec.n_agents, *core_hidden, features, *head_hidden]
-        self.central = critic == "central"
+            self.joint_columns = [
+                agent * seen + i for agent in range(spec.n_agents) for i in range(own.start, own.stop)
+            ]
+            head = [spec.n_agents * seen + spec.n_agents, *s.core_hidden, self.n_features, *s.head_hidden]
         self.critic = nn.Sequential(*mlp(head, generator), initialise(nn.Linear(head[-1], 1), VALUE_GAIN, generator))
 
     def forward(self, samples: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -251,7 +194,135 @@ class ActorCritic(nn.Module):
 
     def _flat(self, channels: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Channels [batch, ...] side by side, [batch, n]; None if there are none. Stacked networks
-        (`networks/stacked.py`) have batches of two axes, as their weights have one more."""
+        (`algorithms/societies/stacked_networks.py`) have batches of two axes, as their weights have one more."""
         weight = self.critic[-1].weight
         batch = weight.dim() - 1  # type: ignore[operator]
         return torch.cat([x.flatten(batch).to(weight.dtype) for x in channels], dim=-1) if channels else None  # type: ignore[arg-type]
+
+
+class Memory(nn.Module):
+    """An LSTM between core and heads; its state is one row of numbers an agent, all zeros at the start of an episode.
+
+    Args:
+        n_in: features of the core.
+        units: of each layer, and features given to the heads.
+        layers: stacked.
+        generator: of the initial weights, uniform within 1 / sqrt(units) as torch draws them.
+    """
+
+    def __init__(self, n_in: int, units: int, layers: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.units, self.layers = units, layers
+        self.lstm = nn.LSTM(n_in, units, layers)
+        bound = units**-0.5
+        for weight in self.lstm.parameters():
+            nn.init.uniform_(weight, -bound, bound, generator=generator)
+
+    @property
+    def state_size(self) -> int:
+        """Numbers in a row of the state: hidden and cell values of all layers."""
+        return 2 * self.layers * self.units
+
+    def step(self, features: torch.Tensor, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step: features [batch, n_in], state [batch, state_size] (None: zeros) -> output [batch, units], state."""
+        output, after = self.lstm(features.unsqueeze(0), self._split(state))
+        return output.squeeze(0), self._joined(after)
+
+    def unroll(self, features: torch.Tensor, lengths: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """Outputs [n, units] of sequences laid end to end, features [n, n_in], each from its own state.
+
+        Args:
+            features: of all steps of the first sequence, then of the second, ...
+            lengths: steps of each, [n_sequences] int64 on the processor, adding up to n.
+            state: before the first step of each, [n_sequences, state_size].
+        """
+        packed = pack_sequence(list(torch.split(features, lengths.tolist())), enforce_sorted=False)
+        output, _ = self.lstm(packed, self._split(state))
+        return torch.cat(unpack_sequence(output))
+
+    def _split(self, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if state is None:
+            return None
+        pair = state.reshape(-1, 2, self.layers, self.units).permute(1, 2, 0, 3).contiguous()
+        return pair[0], pair[1]
+
+    def _joined(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return torch.stack(pair).permute(2, 0, 1, 3).flatten(1)
+
+
+def readable(spec: EnvSpec, reads: Sequence[str] | None) -> tuple[str, ...]:
+    """The channels a network takes in as numbers: `reads`, or every numeric one.
+
+    Raises:
+        ConfigError: one of `reads` is no such channel, or there are none.
+    """
+    offered = [name for name in spec.observation if name not in UNREAD]
+    if not offered:
+        raise ConfigError(
+            f"agent=ppo reads pixels or numbers, but env={spec.name} offers only {sorted(spec.observation)}"
+        )
+    if unknown := [name for name in reads or () if name not in offered]:
+        raise ConfigError(f"agent.reads: env={spec.name} offers no channel {unknown[0]!r}, but {', '.join(offered)}")
+    chosen = tuple(name for name in offered if reads is None or name in reads)
+    if not chosen:
+        raise ConfigError(f"agent.reads is empty; env={spec.name} offers {', '.join(offered)}")
+    return chosen
+
+
+def _check_instructed(spec: EnvSpec, reads: Sequence[str] | None) -> None:
+    """Raise ConfigError unless there is a mission, and among `reads` (None: all) a map of codes."""
+    maps = [name for name, channel in spec.observation.items() if channel.codes and len(channel.shape) == 3]
+    if not maps or MISSION not in spec.observation:
+        raise ConfigError(
+            f"agent.core=film looks at a map of codes as the words of a mission say, and env={spec.name} offers only "
+            f"{', '.join(sorted(spec.observation))}; use env=babyai_text, or agent=ppo"
+        )
+    if reads is not None and not set(reads) & set(maps):
+        raise ConfigError(f"agent.core=film looks at a map, and agent.reads={list(reads)} names none; add {maps[0]!r}")
+
+
+def _spatial_core(
+    spec: EnvSpec, image: str, width: int, generator: torch.Generator, settings: NetworkSettings
+) -> tuple[nn.Module, int]:
+    """The core for the map or picture `image`, and the width of its output; `width` numbers stand beside it.
+
+    Raises:
+        ConfigError: numbers are to join at a last layer that it does not have.
+    """
+    s, channel = settings, spec.observation[image]
+    joined = width if s.join == "core" else 0
+    codes = channel.codes if s.encoding == "onehot" else ()
+    if s.core == "planes":
+        features = s.features or 64
+        return PlanesCore(channel.shape, _planes(spec, image, s.planes), features, generator, joined), features
+    if image == "pixels":
+        features = s.features or 512
+        return PixelCore(channel.shape, features, generator, joined), features
+    if s.core == "film":
+        [n_words] = spec.observation[MISSION].codes
+        film = FilmCore(channel.shape, codes, n_words, s.features or 32, s.film or FilmSettings(), generator)
+        return film, film.n_features
+    if joined and s.features is None:
+        raise ConfigError("agent.join=core needs a last layer of the core: set agent.features, e.g. 64")
+    grid = GridCore(channel.shape, s.features, generator, codes, s.map_channels, joined)
+    return grid, grid.n_features
+
+
+def _planes(spec: EnvSpec, name: str, wanted: Sequence[str] | None) -> list[tuple[int, int, int]]:
+    """The facts about the cells of the map `name` that a `planes` core looks at: `wanted`, or all.
+
+    Raises:
+        ConfigError: the map has no such fact, or none at all.
+    """
+    offered = spec.observation[name].planes
+    if not offered:
+        having = [other for other, channel in spec.observation.items() if channel.planes]
+        raise ConfigError(
+            f"agent.core=planes: the channel {name!r} of env={spec.name} names no facts about its cells; "
+            + (f"use agent.reads=[{having[0]}]" if having else "use agent.core=auto")
+        )
+    if unknown := [plane for plane in wanted or () if plane not in offered]:
+        raise ConfigError(f"agent.planes: {name!r} has no plane {unknown[0]!r}, but {', '.join(offered)}")
+    if wanted is not None and not wanted:
+        raise ConfigError(f"agent.planes is empty; {name!r} offers {', '.join(offered)}")
+    return [offered[plane] for plane in (offered if wanted is None else wanted)]

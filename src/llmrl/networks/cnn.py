@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from llmrl.core.errors import ConfigError
-from llmrl.networks.layers import HIDDEN_GAIN, initialise
+from llmrl.networks.mlp import HIDDEN_GAIN, initialise
 
 # (output channels, kernel, stride): the network of Mnih et al. (2015), used for 88x88 views as well.
 LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import PositiveInt
+from llmrl.core.ranges import PositiveInt
 from llmrl.networks.cnn import OneHots
-from llmrl.networks.layers import HIDDEN_GAIN, initialise
+from llmrl.networks.mlp import HIDDEN_GAIN, initialise
 
 Normalisation = Literal["none", "group", "batch"]
 Output = Literal["map", "maximum"]

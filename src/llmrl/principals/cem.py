@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Interval
 
-from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveFloat
+from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.principals.evolution import EvolutionPrincipal, Population, Search, whole

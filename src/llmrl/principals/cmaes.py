@@ -7,7 +7,7 @@ import logging
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import PositiveFloat
+from llmrl.core.ranges import PositiveFloat
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.principals.evolution import EvolutionPrincipal, Population, Search, whole

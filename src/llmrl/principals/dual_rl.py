@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
+from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
@@ -66,8 +66,8 @@ class DualRLPrincipal:
         scale_payoffs: bool = True,
         observe: ObserveSettings = USUAL,
     ) -> None:
-        from llmrl.learners.updaters import InPlace
-        from llmrl.networks.heads import IndependentHeads
+        from llmrl.algorithms.optimizer_step import OptimizerStep
+        from llmrl.networks.mlp import IndependentHeads
 
         self.space = spec.proposals
         self.observed = Observed(spec, observe)
@@ -79,7 +79,7 @@ class DualRLPrincipal:
         self.scale_payoffs = scale_payoffs
         weights = seeds.torch("weights")
         self.network = IndependentHeads(self.observed.size, hidden, self.space.dim, self.points + 1, weights)
-        self.updater = InPlace(self.network, learning_rate, adam_eps, max_grad_norm)
+        self.updater = OptimizerStep(self.network, learning_rate, adam_eps, max_grad_norm)
         self.generator = seeds.torch("principal")
         self.previous = np.zeros((0, self.space.dim))  # the last vector of each place in a step
         self.asked: State | None = None  # what the choices of the last `ask` were made from
@@ -105,7 +105,7 @@ class DualRLPrincipal:
         weights_gradient_norm (before clipping, mean over epochs)."""
         import torch
 
-        from llmrl.learners.losses import surrogate, value_error
+        from llmrl.algorithms.ppo import surrogate, value_error
         from llmrl.networks import categorical
 
         assert self.asked is not None, "ask() comes before tell()"

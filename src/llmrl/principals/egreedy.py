@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from llmrl.core.limits import PositiveInt, UnitInterval
+from llmrl.core.ranges import PositiveInt, UnitInterval
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.principals.bandit import BanditPrincipal

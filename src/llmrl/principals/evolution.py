@@ -14,7 +14,7 @@ from annotated_types import Ge
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
-from llmrl.core.unit import from_unit, to_unit
+from llmrl.core.unit_cube import from_unit, to_unit
 
 Population = Annotated[int, Ge(4)]
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import PositiveFloat, PositiveInt
+from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
-from llmrl.core.unit import from_unit, to_unit
+from llmrl.core.unit_cube import from_unit, to_unit
 
 if TYPE_CHECKING:
     import torch

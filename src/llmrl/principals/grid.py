@@ -8,7 +8,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import ParameterSpace
-from llmrl.core.unit import counts
+from llmrl.core.unit_cube import counts
 
 FINE = {3: 21, 5: 6}
 """Points a number by dimension in the published epsilon-greedy principal, 9261 and 7776 arms: the most by default."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from llmrl.core.limits import PositiveFloat, PositiveInt, UnitInterval
+from llmrl.core.ranges import PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import MetaSettings, Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
@@ -58,8 +58,8 @@ class MetaGradPrincipal:
     ) -> None:
         import torch
 
-        from llmrl.learners.updaters import InPlace
-        from llmrl.networks.heads import BoxHead
+        from llmrl.algorithms.optimizer_step import OptimizerStep
+        from llmrl.networks.mlp import BoxHead
 
         self.space = spec.proposals
         self.observed = Observed(spec, observe)
@@ -71,7 +71,7 @@ class MetaGradPrincipal:
         )
         low, high = torch.tensor(self.space.low), torch.tensor(self.space.high)
         self.network = BoxHead(self.observed.size, hidden, low, high, seeds.torch("weights"))
-        self.updater = InPlace(self.network, learning_rate, adam_eps, max_grad_norm)
+        self.updater = OptimizerStep(self.network, learning_rate, adam_eps, max_grad_norm)
         self.asked: State | None = None  # what the vector of the last `ask` was made from
         # Objectives so far, by context: how many, and their mean.
         self.counts = np.zeros(self.space.n_rows, dtype=np.int64)

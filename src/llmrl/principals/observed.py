@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import PositiveFloat, PositiveInt
+from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.records import Outcome, State
 from llmrl.core.spaces import EnvSpec
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmrl.core.limits import PositiveInt
+from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
-from llmrl.core.unit import from_unit
+from llmrl.core.unit_cube import from_unit
 from llmrl.principals.grid import ActionGrid
 
 

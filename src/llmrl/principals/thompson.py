@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmrl.core.limits import PositiveFloat, PositiveInt
+from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace

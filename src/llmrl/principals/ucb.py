@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from llmrl.core.limits import NonNegativeFloat, PositiveFloat, PositiveInt
+from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace

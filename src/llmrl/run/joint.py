@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from llmrl.run.provenance import FILE_NAME as PROVENANCE_NAME
 from llmrl.run.run import Run
 from llmrl.run.signals import StopFlag
 from llmrl.run.sinks.sink import FOLDER as SINKS_FOLDER
-from llmrl.run.sinks.sink import Sink
 from llmrl.run.tensorboard import PATTERN
 
 _CHECKPOINTS = "checkpoints"
@@ -33,21 +32,13 @@ _NOT_MIRRORED = (
 )
 
 
-def open_run(
-    root: Path,
-    name: str,
-    config: Mapping[str, Any],
-    overrides: Iterable[str],
-    seed: int,
-    *,
-    resume: bool,
-    rerun: bool,
-    checkpoint_every_s: float,
-    processes: Processes,
-    digest: str | None = None,
-    sinks: Callable[[], Mapping[str, Sink]] = dict,
-) -> Run:
-    """`Run.open` by the first of the `processes`; the others get a `Follower` of that run, and tell its sinks nothing.
+def open_run(processes: Processes, config: Mapping[str, Any], seed: int, first: Callable[[], Run]) -> Run:
+    """Open a run by the first of the `processes`; the others get a `Follower` of it, and tell its sinks nothing.
+
+    Args:
+        processes: that compute the run together.
+        config, seed: of the run.
+        first: `Run.open` of it, which is called by the first process alone.
 
     Raises:
         RunFolderError, CheckpointError: as `Run.open`.
@@ -57,20 +48,9 @@ def open_run(
     run: Run
     if not processes.leads:
         run = Follower(processes)
-        run.digest = digest or config_hash(config)
+        run.digest = config_hash(config)
     else:
-        run = Run.open(
-            root,
-            name,
-            config,
-            overrides,
-            seed,
-            resume=resume,
-            rerun=rerun,
-            checkpoint_every_s=checkpoint_every_s,
-            digest=digest,
-            sinks=sinks,
-        )
+        run = first()
         run.processes = processes
     if processes.world_size == 1:
         return run

@@ -15,8 +15,8 @@ FILE_NAME = "run.log"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-class _Formatter(logging.Formatter):
-    """Tracebacks hold what servers and files say, too, and logs are read on terminals."""
+class SafeFormatter(logging.Formatter):
+    """Writes records printable and without secrets: tracebacks hold what servers and files say, too."""
 
     def format(self, record: logging.LogRecord) -> str:
         return redact(printable(super().format(record)))
@@ -45,7 +45,7 @@ class LogFile:
             self._handler = _Handler(folder / FILE_NAME, encoding="utf-8")
         except OSError as error:
             raise RunFolderError(f"cannot write {folder / FILE_NAME}: {why(folder, error)}") from error
-        self._handler.setFormatter(_Formatter(_FORMAT))
+        self._handler.setFormatter(SafeFormatter(_FORMAT))
         logging.getLogger().addHandler(self._handler)
         package = logging.getLogger("llmrl")
         self._level = package.level

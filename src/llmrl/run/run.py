@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +28,6 @@ from llmrl.core.errors import (
     BudgetExhausted,
     Interrupted,
     LLMError,
-    ProcessesError,
     RunFolderError,
     keep_traceback,
     short_error,
@@ -55,7 +53,7 @@ from llmrl.run.metrics import MetricLog
 from llmrl.run.progress import Progress
 from llmrl.run.provenance import write_provenance
 from llmrl.run.queued import warn_of_changed_code
-from llmrl.run.signals import PROMISED_S, StopFlag
+from llmrl.run.signals import PROMISED_S, StopFlag, Stopped, agreed
 from llmrl.run.sinks.sink import Opening, Sink
 from llmrl.run.tensorboard import hyperparameters_of
 
@@ -69,30 +67,6 @@ LONG_S = 4.0
 """A way between two safe points that takes longer may have to be given up; what is before it is to be saved then."""
 _SAVING_SHARE = 0.1
 """Most of a run's time that is spent on saving for that reason."""
-
-
-class Stopped(BaseException):  # it is an outcome, not an error, and no library is to take it for one
-    """The run stopped because a signal asked it to; the same command goes on from its newest checkpoint.
-
-    Args:
-        folder: of the run.
-        signal_number: that asked.
-        kept: how much of the work is saved, in words.
-        together: all processes of the run stop at this point.
-    """
-
-    def __init__(
-        self, folder: Path, signal_number: int, kept: str = "everything is saved", together: bool = True
-    ) -> None:
-        self.signal, self.together = signal_number, together
-        self.exit_code = 128 + signal_number
-        self.brief = f"stopped by {signal.Signals(signal_number).name}; {kept}"
-        super().__init__(f"{self.brief}. Repeat the same command to resume {folder}")
-
-    @property
-    def state(self) -> Literal["stopped", "preempted"]:
-        """What the run's status says: a user has ended it, or a machine."""
-        return "stopped" if self.signal == signal.SIGINT else "preempted"
 
 
 class Run:
@@ -461,20 +435,3 @@ def _before(folder: Path, rerun: bool) -> status.Status | None:
             raise
         log.warning("%s", error)
         return None
-
-
-def agreed(processes: Processes, signal_number: int | None, due: bool, digest: int) -> tuple[int | None, bool]:
-    """What all processes of a run do at a safe point: the signal that stops them, if one of them was sent any, and
-    whether to save, which the clock of the first decides, or the signal.
-
-    Raises:
-        ProcessesError: they did not log the same numbers (`digest`).
-    """
-    everyone = processes.everyone((signal_number, due, digest))
-    if len({logged for _, _, logged in everyone}) > 1:
-        raise ProcessesError(
-            f"the {processes.world_size} processes of this run have logged different numbers, so they no longer "
-            "compute the same run: are they on machines, GPUs and versions of one kind?"
-        )
-    signals = [number for number, _, _ in everyone if number is not None]
-    return (signals[0] if signals else None), bool(signals) or everyone[0][1]

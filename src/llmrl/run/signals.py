@@ -20,8 +20,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from llmrl.core.errors import ProcessesError
+
+if TYPE_CHECKING:
+    from llmrl.core.processes import Processes
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +60,30 @@ def _leave_to_the_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_the_parent)
+
+
+class Stopped(BaseException):  # it is an outcome, not an error, and no library is to take it for one
+    """The run stopped because a signal asked it to; the same command goes on from its newest checkpoint.
+
+    Args:
+        folder: of the run.
+        signal_number: that asked.
+        kept: how much of the work is saved, in words.
+        together: all processes of the run stop at this point.
+    """
+
+    def __init__(
+        self, folder: Path, signal_number: int, kept: str = "everything is saved", together: bool = True
+    ) -> None:
+        self.signal, self.together = signal_number, together
+        self.exit_code = 128 + signal_number
+        self.brief = f"stopped by {signal.Signals(signal_number).name}; {kept}"
+        super().__init__(f"{self.brief}. Repeat the same command to resume {folder}")
+
+    @property
+    def state(self) -> Literal["stopped", "preempted"]:
+        """What the run's status says: a user has ended it, or a machine."""
+        return "stopped" if self.signal == signal.SIGINT else "preempted"
 
 
 class StopFlag:
@@ -221,3 +251,20 @@ class StopFlag:
         # Not through logging or sys.stderr: the signal may have come in the middle of one of their writes.
         name = self.name if number is None else signal.Signals(number).name
         os.write(2, f"\n{name}: {text}\n".encode())
+
+
+def agreed(processes: Processes, signal_number: int | None, due: bool, digest: int) -> tuple[int | None, bool]:
+    """What all processes of a run do at a safe point: the signal that stops them, if one of them was sent any, and
+    whether to save, which the clock of the first decides, or the signal.
+
+    Raises:
+        ProcessesError: they did not log the same numbers (`digest`).
+    """
+    everyone = processes.everyone((signal_number, due, digest))
+    if len({logged for _, _, logged in everyone}) > 1:
+        raise ProcessesError(
+            f"the {processes.world_size} processes of this run have logged different numbers, so they no longer "
+            "compute the same run: are they on machines, GPUs and versions of one kind?"
+        )
+    signals = [number for number, _, _ in everyone if number is not None]
+    return (signals[0] if signals else None), bool(signals) or everyone[0][1]

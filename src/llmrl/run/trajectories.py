@@ -20,6 +20,8 @@ from llmrl.core.records import State
 
 FOLDER = "trajectories"
 FORMAT = 1
+_DAMAGE = (OSError, ValueError, KeyError, EOFError, NotImplementedError, zlib.error, zipfile.BadZipFile)
+"""What NumPy and the standard library raise for files that are cut off, altered, or no archives."""
 
 
 @dataclass
@@ -211,7 +213,7 @@ def _read(path: Path) -> Trajectories:
     try:
         with np.load(path, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
-    except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zlib.error, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         raise RunFolderError(f"{path} cannot be read as trajectories: {error}") from error
     names = [each.name for each in fields(Trajectories)]
     if lacking := [name for name in ("format", *names) if name not in arrays]:

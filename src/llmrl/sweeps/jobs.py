@@ -21,7 +21,7 @@ from llmrl.run.files import write_atomic
 from llmrl.run.folder import run_folder, split_overrides
 from llmrl.run.names import named
 from llmrl.run.provenance import code_digest
-from llmrl.run.queued import Queued, cancelled_by
+from llmrl.run.queued import Queued, cancelled_by, read_queued
 from llmrl.run.status import read_status
 from llmrl.sweeps.backends.protocol import Job, Outcome, name_of
 
@@ -176,3 +176,29 @@ def describe(outcome: Outcome) -> str:
     error = f": {outcome.error}" if outcome.error else ""
     took = f" after {outcome.seconds:.0f} s" if outcome.seconds is not None else ""
     return printable(f"{outcome.state}{took}{result}{error} ({outcome.folder})", lines=False)
+
+
+def waves(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Return jobs wave by wave: each comes after those of `jobs` that it waits for, and else as early as it can.
+
+    Jobs that another one waits for and that are not among `jobs` are done, or somebody else's.
+    """
+    here = {job.folder for job in jobs}
+    depth: dict[Path, int] = {}
+
+    def depth_of(job: Job) -> int:
+        if job.folder not in depth:
+            depth[job.folder] = max((1 + depth_of(each) for each in job.after if each.folder in here), default=0)
+        return depth[job.folder]
+
+    found: list[list[Job]] = [[] for _ in range(1 + max(map(depth_of, jobs), default=-1))]
+    for job in jobs:
+        found[depth_of(job)].append(job)
+    return found
+
+
+def ids_before(jobs: Sequence[Job], sweep_folder: Path) -> list[str]:
+    """Return the ids of the jobs of this launch that `jobs` wait for, as they were written down when submitted."""
+    folders = dict.fromkeys(each.folder for job in jobs for each in job.after)
+    taken = [queued for folder in folders if (queued := read_queued(folder)) is not None]
+    return [queued.job_id for queued in taken if queued.job_id and queued.sweep == str(sweep_folder)]

@@ -14,9 +14,8 @@ from llmrl.run.heartbeat import Heartbeat
 from llmrl.run.queued import ALIVE_NAME
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Job, Outcome, text_of
-from llmrl.sweeps.jobs import cancelled, check_distinct, describe, missing
+from llmrl.sweeps.jobs import cancelled, check_distinct, describe, missing, waves
 from llmrl.sweeps.scheduling import ask_schedulers, wait_for
-from llmrl.sweeps.waves import waves
 from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)

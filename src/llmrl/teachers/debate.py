@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import PositiveInt
+from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import State
 from llmrl.teachers.planners import Distribution, Planner
 from llmrl.teachers.plans import Plan, plan_text

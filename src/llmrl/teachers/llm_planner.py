@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.core.protocols import ChatModel
+from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
 from llmrl.llms.asking import Asker
 from llmrl.llms.prompts import Prompt, Prompts

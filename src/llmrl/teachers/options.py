@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeInt, PositiveInt
 from llmrl.core.protocols import ChatModel
+from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.debate import Debate

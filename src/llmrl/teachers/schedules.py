@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeFloat, NonNegativeInt, PositiveInt, UnitInterval
+from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, UnitInterval
 
 
 @runtime_checkable

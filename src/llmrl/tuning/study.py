@@ -24,7 +24,7 @@ import numpy as np
 from llmrl.analysis.statistics import interquartile_mean, mean
 from llmrl.core.disk import why
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.core.limits import NonNegativeInt, PositiveInt
+from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import split_overrides, unwritable
 from llmrl.run.owner import Ownership

@@ -11,6 +11,8 @@ from llmrl.core.protocols import Scorer
 from llmrl.llms.local.causal_scorer import CausalScorer
 from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [
     "Goal of the agent: pick up the grey box, then go to the grey key",
     "Goal: go",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmrl.core.limits import PositiveInt
+from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec, Parameter, ParameterSpace

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from llmrl.agents.random_agent import RandomPolicy
-from llmrl.core.limits import NonNegativeFloat
 from llmrl.core.protocols import AgentLoop, Scorer
+from llmrl.core.ranges import NonNegativeFloat
 from llmrl.core.records import Act, Outcome, State
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 

@@ -6,15 +6,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from llmrl.core.limits import PositiveFloat
 from llmrl.core.processes import Processes
 from llmrl.core.protocols import AgentLoop
+from llmrl.core.ranges import PositiveFloat
 from llmrl.core.records import Act, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 
 
-class Together:
+class BatchedTrainer:
     """Linear in the signal; each process computes its share of the rows."""
 
     channels = ("vector",)
@@ -48,7 +48,7 @@ class TogetherAgent:
     learns = True
 
     def __init__(self, spec: EnvSpec, seeds: Seeds, processes: Processes, learning_rate: PositiveFloat) -> None:
-        self.policy = Together(spec, processes)
+        self.policy = BatchedTrainer(spec, processes)
         self.adam = torch.optim.Adam(self.policy.layer.parameters(), lr=learning_rate)
 
     def update(self, rollout: Any, generator: torch.Generator) -> dict[str, float]:

@@ -4,18 +4,44 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from llmrl.agents.controllers.decide import LEAK, Decision, Output, leaky_relu
-from llmrl.agents.controllers.words import indices, input_names, listed, n_inputs
+from llmrl.agents.controllers.words import indices, input_names, listed, n_inputs, output_names
+from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 
 Activation = Literal["tanh", "leaky_relu"]
+Output = Literal["raw", "tanh", "leaky_relu"]
 
+LEAK = 0.2
+"""Slope of the leaky ReLU below zero (the published one)."""
 WRITTEN_OUT = 40
 """Inputs of a layer that are described one by one; of larger layers the rule alone is told."""
+
+
+@dataclass(frozen=True)
+class LayerSettings:
+    """Shape of a `LayeredController`, and what its numbers may be.
+
+    Attributes:
+        hidden: units of each hidden layer; none for a linear policy.
+        bias: layers have biases.
+        activation: of hidden layers.
+        output, clip_actions: what the last layer's outputs decide, see `Decision`.
+        bound: every number lies between -bound and bound.
+        decimals: digits after the point of every number; None: all.
+    """
+
+    hidden: Sequence[int]
+    bias: bool
+    activation: Activation
+    bound: float
+    decimals: int | None
+    output: Output
+    clip_actions: bool
 
 
 class LayeredController:
@@ -30,39 +56,33 @@ class LayeredController:
 
     Args:
         spec: of the environment.
-        name: what the policy is called, e.g. `linear policy`.
-        hidden: units of each hidden layer; none for a linear policy.
-        bias: layers have biases.
-        activation: of hidden layers.
-        output: see `Decision`.
-        bound: every number lies between -bound and bound.
-        decimals: digits after the point of every number; None: all.
-        clip_actions: see `Decision`.
+        settings: shape and bounds.
 
     Raises:
-        ConfigError: the environment shows no vector.
+        ConfigError: the environment shows no vector, the bound has more digits than its numbers, or a choice is to be
+            stretched over bounds.
     """
 
     channel = "vector"
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        name: str,
-        hidden: Sequence[int],
-        bias: bool,
-        activation: Activation,
-        output: Output,
-        bound: float,
-        decimals: int | None,
-        clip_actions: bool,
-    ) -> None:
-        self.name, self.bias, self.activation = name, bias, activation
-        self.decision, self.clip_actions = Decision(spec, clip_actions, output), clip_actions
-        widths = [n_inputs(spec, f"a {name}"), *hidden, self.decision.size]
+    def __init__(self, spec: EnvSpec, settings: LayerSettings) -> None:
+        s = settings
+        if s.decimals is not None and round(s.bound, s.decimals) != s.bound:
+            raise ConfigError(
+                f"agent.bound={s.bound:g} has more digits than agent.decimals={s.decimals} leaves; set a bound with "
+                "fewer, or agent.decimals=null"
+            )
+        if spec.numbers is None and s.output == "tanh":
+            raise ConfigError(
+                f"agent.output=tanh is for actions that are numbers; env={spec.name} has a choice: use raw"
+            )
+        self.name = "multilayer perceptron" if s.hidden else "linear policy"
+        self.bias, self.activation = s.bias, s.activation
+        self.decision, self.clip_actions = Decision(spec, s.clip_actions, s.output), s.clip_actions
+        widths = [n_inputs(spec, f"a {self.name}"), *s.hidden, self.decision.size]
         self.layers = tuple(itertools.pairwise(widths))
         self.input_names = input_names(spec)
-        self.space = ParameterSpace(name, tuple(self._parameters(bound, decimals)))
+        self.space = ParameterSpace(self.name, tuple(self._parameters(s.bound, s.decimals)))
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
         """Actions [n] or [n, a] for observations [n, k] under parameters [n, d]."""
@@ -135,3 +155,63 @@ class LayeredController:
                 for i, meaning in enumerate(meanings)
             ]
         return made
+
+
+class Decision:
+    """What a policy's outputs decide.
+
+    The action with the largest output (of equal ones the first), where there is one of several; else the outputs
+    themselves, one a number of the action.
+
+    Args:
+        spec: of the environment.
+        clip: numbers of an action are put inside their bounds; whole numbers always are.
+        output: what is done to the outputs first. `raw`: nothing; `leaky_relu`, slope 0.2; `tanh`, stretched over the
+            bounds of a number.
+    """
+
+    def __init__(self, spec: EnvSpec, clip: bool, output: Output = "raw") -> None:
+        self.numbers, self.clip, self.output = spec.numbers, clip, output
+        self.size = spec.n_actions if spec.numbers is None else spec.numbers.dim
+        self.names = output_names(spec)
+        if spec.numbers is not None:
+            self.low, self.high = np.array(spec.numbers.low), np.array(spec.numbers.high)
+
+    def __call__(self, outputs: np.ndarray) -> np.ndarray:
+        """Actions [n] int64 or [n, a] float64, of outputs [n, size]."""
+        if self.output == "leaky_relu":
+            outputs = leaky_relu(outputs)
+        elif self.output == "tanh":
+            outputs = np.tanh(outputs)
+        if self.numbers is None:
+            chosen: np.ndarray = outputs.argmax(axis=1)
+            return chosen
+        if self.output == "tanh":
+            outputs = (self.high + self.low) / 2 + (self.high - self.low) / 2 * outputs
+        if self.numbers.whole:
+            outputs = np.rint(outputs)
+        if self.clip or self.numbers.whole:
+            outputs = np.clip(outputs, self.low, self.high)
+        return outputs
+
+    @property
+    def told(self) -> str:
+        """The rule, in words, for outputs called output[0], output[1], ..."""
+        squash = {"raw": "", "tanh": "tanh of ", "leaky_relu": f"leaky ReLU (slope {LEAK:g} below 0) of "}[self.output]
+        if self.numbers is None:
+            return f"The action taken is the one whose output is largest: {listed(self._numbered())}."
+        bounds = [
+            f"output[{j}] is {name}, from {low:g} to {high:g}"
+            for j, (name, low, high) in enumerate(zip(self.names, self.low, self.high, strict=True))
+        ]
+        rule = {"raw": "", "tanh": ", stretched over its bounds"}.get(self.output, "")
+        kept = "put inside these bounds" if self.clip or self.numbers.whole else "given to the game as it is"
+        whole = " rounded to a whole number and" if self.numbers.whole else ""
+        return f"The action is {squash}the outputs{rule}: {listed(bounds)}; each is{whole} {kept}."
+
+    def _numbered(self) -> list[str]:
+        return [f"output[{j}] is of action {name}" for j, name in enumerate(self.names)]
+
+
+def leaky_relu(x: np.ndarray) -> np.ndarray:
+    return np.where(x >= 0.0, x, LEAK * x)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from llmrl.core.errors import ConfigError, EngineError
-from llmrl.core.limits import PositiveFloat, PositiveInt
+from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.records import Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec, GameText

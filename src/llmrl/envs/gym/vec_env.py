@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError, EngineError
-from llmrl.core.limits import PositiveInt
+from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec
@@ -21,7 +21,6 @@ from llmrl.envs.gym.replayed import Replayed
 from llmrl.envs.gym.spaces import action_numbers, observation_channels, to_actions
 from llmrl.envs.gym.stock import StockGames
 from llmrl.envs.gym.success import Criterion, Success
-from llmrl.envs.gym.told import Told
 
 if TYPE_CHECKING:
     import gymnasium
@@ -197,3 +196,42 @@ def _describer(text: str, maker: GameMaker, criterion: Criterion | None) -> Desc
     from llmrl.envs.texts import describer
 
     return describer(text, maker, criterion)
+
+
+class Told:
+    """What is observed in `n` games of one agent, in words: like an array [n, 1] of `str`.
+
+    Args:
+        describer: finds the words, once for each game that is read.
+        seen: the observations, kept as they are now.
+        infos: what the environments said beside them.
+    """
+
+    dtype = np.dtype(object)
+
+    def __init__(
+        self, describer: Describer, seen: Sequence[Any] | np.ndarray, infos: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self._describer = describer
+        # Batched games write the next observations over these.
+        self._seen = seen.copy() if isinstance(seen, np.ndarray) else list(seen)
+        self._infos = list(infos)
+        self._words: dict[int, str] = {}
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self._seen), 1
+
+    def __getitem__(self, place: tuple[int, int]) -> str:
+        game, agent = place
+        if agent != 0 or not 0 <= game < len(self._seen):
+            raise IndexError(f"no agent {agent} of game {game} among texts of shape {self.shape}")
+        if game not in self._words:
+            self._words[game] = self._describer.describe(self._seen[game], self._infos[game])
+        return self._words[game]
+
+    def tolist(self) -> list[list[str]]:
+        return [[self[game, 0]] for game in range(len(self._seen))]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.tolist(), dtype=object)

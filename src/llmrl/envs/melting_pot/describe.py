@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from llmrl.core.errors import ConfigError
@@ -28,31 +29,58 @@ LONGEST = 5000
 _YIELDS = {"apples_per_shot": "apples_eaten", "cells_per_shot": "cells_cleaned"}
 
 
-def check_choices(
-    substrate: SubstrateName,
-    n_agents: int,
-    horizon: int | None,
-    observe: Sequence[str] | None,
-    mechanism: Mechanism | None,
-) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class SubstrateSettings:
+    """Which games of Clean Up or Harvest are played, on either engine.
+
+    Attributes:
+        substrate: `cleanup` or `harvest`.
+        n_envs: games; on Melting Pot's engine as many worker processes.
+        n_agents: players in a game.
+        horizon: steps an episode; None leaves the end to the rules (1099 steps or more at random, at most 5000).
+        rules: `upstream`, or `legislative` (see `rules.CHANGES`).
+        observe: which channels of the game every player sees; None: pixels.
+        mechanism: what a principal sets, or None for plain rewards.
+        show_mechanism: whether players see the mechanism's values, where there is one.
+        map: `auto` or `melting_pot`: the substrate's; else see `llmrl.envs.native.maps.find`.
+    """
+
+    substrate: SubstrateName
+    n_envs: int
+    n_agents: int = 7
+    horizon: int | None = 1000
+    rules: Rules = "upstream"
+    observe: Sequence[str] | None = None
+    mechanism: Mechanism | None = None
+    show_mechanism: bool = True
+    map: str = "auto"
+
+    @property
+    def mechanism_seen(self) -> bool:
+        """Whether players see a mechanism's values."""
+        return self.mechanism is not None and self.show_mechanism
+
+
+def check_choices(game: SubstrateSettings) -> tuple[str, ...]:
     """The channels of the game to observe; pixels, where nothing is said.
 
     Raises:
         ConfigError: there are none, or the mechanism does not fit the game or what its players read.
     """
-    if mechanism is not None and mechanism.needs_dirt and not SUBSTRATES[substrate].dirt:
+    mechanism, horizon = game.mechanism, game.horizon
+    if mechanism is not None and mechanism.needs_dirt and not SUBSTRATES[game.substrate].dirt:
         raise ConfigError(
-            f"{type(mechanism).__name__} pays for cleaning, and {substrate} has no dirt: "
+            f"{type(mechanism).__name__} pays for cleaning, and {game.substrate} has no dirt: "
             "use BracketedTax or env=cleanup"
         )
-    channels = tuple(dict.fromkeys(observe if observe is not None else ["pixels"]))
+    channels = tuple(dict.fromkeys(game.observe if game.observe is not None else ["pixels"]))
     if not channels:
         raise ConfigError("observe is empty: players need something to see, e.g. observe=[pixels]")
     if unknown := [name for name in channels if name not in CHANNELS]:
         raise ConfigError(f"env.observe has {unknown[0]!r}; what can be observed is {', '.join(CHANNELS)}")
-    if "text" in channels and n_agents > MAX_AGENTS:
+    if "text" in channels and game.n_agents > MAX_AGENTS:
         raise ConfigError(
-            f"env.n_agents={n_agents}: words tell at most {MAX_AGENTS} players apart; use fewer, or observe grid"
+            f"env.n_agents={game.n_agents}: words tell at most {MAX_AGENTS} players apart; use fewer, or observe grid"
         )
     if horizon is not None and horizon > LONGEST:
         raise ConfigError(
@@ -67,38 +95,30 @@ def check_choices(
 
 
 def describe(
-    substrate: SubstrateName,
-    rules: Rules,
-    n_envs: int,
-    n_agents: int,
+    game: SubstrateSettings,
     channels: Sequence[str],
-    mechanism: Mechanism | None,
-    show_mechanism: bool,
-    horizon: int | None,
     engine: Literal["meltingpot", "native"],
     device: str | None = None,
     sites: Sites | None = None,
 ) -> EnvSpec:
-    """The spec of a batch of games.
-
-    `show_mechanism`: players see its values, where there is one. `sites`: of the map; None: Melting Pot's own.
-    """
-    grid = grid_codes(n_agents)
+    """The spec of a batch of games that show `channels`; `sites`: of the map; None: Melting Pot's own."""
+    substrate, rules, mechanism, horizon = game.substrate, game.rules, game.mechanism, game.horizon
+    grid = grid_codes(game.n_agents)
     offered = {
         "pixels": Channel(PIXELS, "uint8", 0, 255),
-        "grid": Channel(CELLS, "uint8", 0, max(grid) - 1, codes=grid, planes=grid_planes(substrate, n_agents)),
-        "vector": Channel((len(VECTOR[substrate]),), "float32", 0, max(1, n_agents - 1)),
+        "grid": Channel(CELLS, "uint8", 0, max(grid) - 1, codes=grid, planes=grid_planes(substrate, game.n_agents)),
+        "vector": Channel((len(VECTOR[substrate]),), "float32", 0, max(1, game.n_agents - 1)),
         "text": Channel((), "object"),
     }
     observation = {name: channel for name, channel in offered.items() if name in channels}
-    if mechanism is not None and show_mechanism:
+    if mechanism is not None and game.show_mechanism:
         low, high = float(mechanism.spec.low.min()), float(mechanism.spec.high.max())
         observation["mechanism"] = Channel((mechanism.spec.dim,), "float32", low, high)
     names = action_names(substrate, rules)
     return EnvSpec(
         name=substrate,
-        n_envs=n_envs,
-        n_agents=n_agents,
+        n_envs=game.n_envs,
+        n_agents=game.n_agents,
         observation=observation,
         n_actions=len(names),
         action_names=names,
@@ -108,7 +128,7 @@ def describe(
         details=() if mechanism is None else mechanism.details,
         exposure=mechanism is not None,
         deterministic=engine == "native",
-        text=game_text(substrate, rules, n_agents) if "text" in channels else None,
+        text=game_text(substrate, rules, game.n_agents) if "text" in channels else None,
         facts=_facts(substrate, rules, mechanism, horizon, sites or SUBSTRATES[substrate].sites),
         about=(
             ("engine", f"{engine}, {rules} rules"),

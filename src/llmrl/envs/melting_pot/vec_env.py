@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError, EngineError
-from llmrl.core.limits import PositiveInt
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
-from llmrl.envs.mechanisms import Events, Mechanism, Settlement
+from llmrl.envs.mechanisms import Events, Settlement
 from llmrl.envs.melting_pot import install
-from llmrl.envs.melting_pot.describe import check_choices, describe
+from llmrl.envs.melting_pot.describe import SubstrateSettings, check_choices, describe
 from llmrl.envs.melting_pot.layout import CENSUS, Layout
 from llmrl.envs.melting_pot.pool import GamePool
-from llmrl.envs.melting_pot.rules import SUBSTRATES, Rules, SubstrateName, check_n_agents
+from llmrl.envs.melting_pot.rules import SUBSTRATES, check_n_agents
 from llmrl.envs.melting_pot.seen import told
 from llmrl.envs.native.maps import find
 
@@ -36,42 +35,22 @@ class MeltingPotEnv:
     another one in another run: the engine's order of events differs between processes.
 
     Args:
-        substrate: `cleanup` or `harvest`.
-        n_envs: games, and worker processes.
+        game: which games, and how many: each has a worker process.
         seeds: the stream that episodes draw their seeds from.
-        n_agents: players in a game.
-        horizon: steps an episode; None leaves the end to the engine (1099 steps or more at random, at most 5000).
-        rules: `upstream`, or `legislative` (see `rules.CHANGES`).
-        observe: which channels of the game every player sees.
-        mechanism: what a principal sets, or None for plain rewards.
-        show_mechanism: whether players see the mechanism's values, where there is one.
         render: whether `render` works: it costs a picture of the world at each step.
-        map: `auto` or `melting_pot`: the substrate's; else see `llmrl.envs.native.maps.find`.
 
     Raises:
         EngineError: the engine is not installed or cannot run on this machine; later: a game died.
         ConfigError: values that the substrate cannot play.
     """
 
-    def __init__(
-        self,
-        substrate: SubstrateName,
-        n_envs: PositiveInt,
-        seeds: Seeds,
-        n_agents: PositiveInt = 7,
-        horizon: PositiveInt | None = 1000,
-        rules: Rules = "upstream",
-        observe: list[Literal["pixels", "grid", "vector", "text"]] | None = None,
-        mechanism: Mechanism | None = None,
-        show_mechanism: bool = True,
-        render: bool = False,
-        map: str = "auto",
-    ) -> None:
+    def __init__(self, game: SubstrateSettings, seeds: Seeds, render: bool = False) -> None:
         install.check()
-        check_n_agents(n_agents, substrate, rules)
-        self._facts = SUBSTRATES[substrate]
-        channels = check_choices(substrate, n_agents, horizon, observe, mechanism)
-        drawn = None if map in ("auto", "melting_pot") else find(substrate, map)
+        n_envs, n_agents, rules, mechanism = game.n_envs, game.n_agents, game.rules, game.mechanism
+        check_n_agents(n_agents, game.substrate, rules)
+        self._facts = SUBSTRATES[game.substrate]
+        channels = check_choices(game)
+        drawn = None if game.map in ("auto", "melting_pot") else find(game.substrate, game.map)
         if drawn is not None:
             drawn.starts(n_agents)
             if rules == "legislative":
@@ -79,10 +58,10 @@ class MeltingPotEnv:
                     "env.rules=legislative knows the players' own cells on Melting Pot's map only: use env.map=auto"
                 )
         text = None if drawn is None else drawn.text
-        self._layout = Layout(substrate, rules, n_envs, n_agents, channels, render, text)
+        self._layout = Layout(game.substrate, rules, n_envs, n_agents, channels, render, text)
         self._mechanism = mechanism
-        self._shown = mechanism is not None and show_mechanism
-        self._horizon = horizon
+        self._shown = game.mechanism_seen
+        self._horizon = game.horizon
         self._seeds = seeds
         self._reseeded: list[int] = []  # a seed for each equal group of games; none: what it was built with
         self._group = n_envs  # games that draw numbers of their own; the next ones draw the same again
@@ -98,18 +77,8 @@ class MeltingPotEnv:
             self._values = np.tile(mechanism.spec.low.astype(np.float32), (n_envs, 1))
         self.settlement: Settlement | None = None
         """How the mechanism settled the last step, with each player's exposure to its values; None without one."""
-        self.spec = describe(
-            substrate,
-            rules,
-            n_envs,
-            n_agents,
-            channels,
-            mechanism,
-            show_mechanism,
-            horizon,
-            engine="meltingpot",
-            sites=None if drawn is None else drawn.sites,
-        )
+        sites = None if drawn is None else drawn.sites
+        self.spec = describe(game, channels, engine="meltingpot", sites=sites)
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         games = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from llmrl.core.errors import ConfigError
 from llmrl.envs.melting_pot import install
 from llmrl.envs.melting_pot.rules import SUBSTRATES, Sites, SubstrateName
-from llmrl.envs.native.own_maps import OWN_MAPS
 
 logger = logging.getLogger(__name__)
 
@@ -222,3 +221,52 @@ def find(substrate: SubstrateName, wanted: str) -> GameMap:
 def _melting_pot(substrate: SubstrateName) -> str:
     text: str = install.load(SUBSTRATES[substrate].module)[1].ASCII_MAP
     return text
+
+
+OWN_MAPS: Mapping[SubstrateName, str] = {
+    "cleanup": """
+WWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
+WFHFHFHFHFHFHFHFHFHFHFHFHFHFHW
+WHFHFHFHFHFHFHFHFHFHFHFHFHFHFW
+WFHFFFHFFFHFFFHFFFHFFFHFFFHFFW
+WHFHFHFHFHFHFHFHFHFHFHFHFHFHFW
+WFFFHFFFHFFFHFFFHFFFHFFFHFFFHW
+WHFHFHFHFHFHFHFHFHFHFHFHFHFHFW
+W==================SS========W
+W                  SS        W
+W   P   P   P   P  SS   P    W
+W                  SS        W
+W   P   P   P   P  SS   P    W
+W                  SS        W
+W   P   P   P   P  SS   P    W
+W                  SS        W
+W^T^T^T^T^T^T^T^T^TSST^T^T^T^W
+WBBBBBBBBBBBBBBBBBBBBBBBBBBBBW
+WBBBBBBBBBBBBBBBBBBBBBBBBBBBBW
+WBBBBBBBBBBBBBBBBBBBBBBBBBBBBW
+WBBBBBBBBBBBBBBBBBBBBBBBBBBBBW
+WWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
+""",
+    "harvest": """
+WWWWWWWWWWWWWWWWWWWWWWWW
+W  A       AA       A  W
+W AAA     AAAA     AAA W
+WAAAAA   AAAAAA   AAAAAW
+W AAA     AAAA     AAA W
+W  A       AA       A  W
+W                      W
+W       Q      Q       W
+W   A              A   W
+W  AAA            AAA  W
+W   A              A   W
+W                      W
+W                      W
+W                      W
+W  PPPPPPPPPPPPPPPPPP  W
+W PPPPPPPPPPPPPPPPPPPP W
+WPPPPPPPPPPPPPPPPPPPPPPW
+WWWWWWWWWWWWWWWWWWWWWWWW
+""",
+}
+"""Maps of our own, for machines without Melting Pot: as large as its maps, with the same kinds of cells, laid out
+anew. Floor lies wherever `rules.SUBSTRATES` has the players' own cells under legislative rules."""

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from llmrl.core.errors import CheckpointError, ConfigError
-from llmrl.core.limits import PositiveInt
-from llmrl.core.memory import need_memory
+from llmrl.core.ram import need_memory
 from llmrl.core.records import Array, Observation, Step
 from llmrl.core.records import State as Saved
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import Events as Settled
-from llmrl.envs.mechanisms import Mechanism, Settlement
-from llmrl.envs.melting_pot.describe import check_choices, describe
-from llmrl.envs.melting_pot.rules import Rules, SubstrateName
-from llmrl.envs.native import episodes
+from llmrl.envs.mechanisms import Settlement
+from llmrl.envs.melting_pot.describe import SubstrateSettings, check_choices, describe
+from llmrl.envs.melting_pot.rules import FIRST_END, SUBSTRATES
 from llmrl.envs.native.art import Source
 from llmrl.envs.native.draws import Draws, game_keys
 from llmrl.envs.native.engine import Engine, Setup, counted
 from llmrl.envs.native.maps import find
 from llmrl.envs.native.observing import Observer
 from llmrl.envs.native.state import Events, State
+
+INTERVAL, LAST_END = 100, 5000
+"""Steps between the chances of an end at random, from `FIRST_END` on, and steps after which it is over in any case."""
 
 
 class NativeEnv:
@@ -38,17 +39,9 @@ class NativeEnv:
     Observations are tensors on `device`. `pixels` and `grid` are written over at the third step or reset after theirs.
 
     Args:
-        substrate: `cleanup` or `harvest`.
-        n_envs: games.
+        game: which games, and how many.
         seeds: the stream that episodes draw from.
         device: torch device of all state and observations.
-        n_agents: players in a game.
-        horizon: steps an episode; None leaves the end to the rules (1099 steps or more at random, at most 5000).
-        rules: `upstream`, or `legislative` (see `melting_pot.rules.CHANGES`).
-        observe: which channels of the game every player sees.
-        mechanism: what a principal sets, or None for plain rewards.
-        show_mechanism: whether players see the mechanism's values, where there is one.
-        map: see `maps.find`.
         tiles: whose pictures `pixels` and videos are made of, `auto`: Melting Pot's where it is installed.
         compile: compile the step with `torch.compile`, for a minute at the first step: slower on a processor, to be
             tried on GPUs.
@@ -60,49 +53,30 @@ class NativeEnv:
 
     def __init__(
         self,
-        substrate: SubstrateName,
-        n_envs: PositiveInt,
+        game: SubstrateSettings,
         seeds: Seeds,
         device: str = "cpu",
-        n_agents: PositiveInt = 7,
-        horizon: PositiveInt | None = 1000,
-        rules: Rules = "upstream",
-        observe: list[Literal["pixels", "grid", "vector", "text"]] | None = None,
-        mechanism: Mechanism | None = None,
-        show_mechanism: bool = True,
-        map: str = "auto",
         tiles: Source = "auto",
         compile: bool = False,
     ) -> None:
-        channels = check_choices(substrate, n_agents, horizon, observe, mechanism)
-        game_map = find(substrate, map)
-        self.engine = Engine(Setup(game_map, n_agents, rules), device, branches=False if compile else None)
-        self._channels, self._mechanism, self._horizon = channels, mechanism, horizon
-        self._shown = mechanism is not None and show_mechanism
+        channels, game_map = check_choices(game), find(game.substrate, game.map)
+        n_envs, mechanism = game.n_envs, game.mechanism
+        setup = Setup(game_map, game.n_agents, game.rules)
+        self.engine = Engine(setup, device, branches=False if compile else None)
+        self._channels, self._mechanism, self._horizon = channels, mechanism, game.horizon
+        self._shown = game.mechanism_seen
         self._seeds, self._device = seeds, torch.device(device)
         self._roots: list[
             int
         ] = []  # of the keys, one for each equal group of games; none: the stream it was built with
         self._group = n_envs  # games that draw numbers of their own; the next ones draw the same again
-        self.spec = describe(
-            substrate,
-            rules,
-            n_envs,
-            n_agents,
-            channels,
-            mechanism,
-            show_mechanism,
-            horizon,
-            engine="native",
-            device=device,
-            sites=game_map.sites,
-        )
+        self.spec = describe(game, channels, engine="native", device=device, sites=game_map.sites)
         self.observer = Observer(self.engine, channels, tiles)
         room = self.observer.bytes_per_game
         need_memory(
             room * n_envs,
             device,
-            f"env.n_envs={n_envs:,} games of {substrate} ({room / 1024:,.1f} KiB each with "
+            f"env.n_envs={n_envs:,} games of {game.substrate} ({room / 1024:,.1f} KiB each with "
             f"env.observe=[{','.join(channels)}])",
             "use fewer games" + (", or observe grid instead of pixels" if "pixels" in channels else ""),
         )
@@ -164,7 +138,7 @@ class NativeEnv:
             there = state.alive & playing[:, None]
         self._state, self._events, self._told = state, events, live
         self._steps[live] += 1
-        self._ended |= episodes.over(self._steps, self._horizon, self._keys, self.engine.setup)
+        self._ended |= over(self._steps, self._horizon, self._keys, self.engine.setup)
         raw = events.reward
         info = {
             "apples_eaten": raw.sum(1),
@@ -307,3 +281,13 @@ def _root(seeds: Seeds) -> int:
 
 def _saved(x: torch.Tensor | None) -> torch.Tensor | None:
     return None if x is None else x.cpu()
+
+
+def over(steps: NDArray[np.int64], horizon: int | None, keys: NDArray[np.int32], setup: Setup) -> NDArray[np.bool_]:
+    """Which games are over after `steps` [n] of their episodes, of which `keys` [n, 2] are those of the draws."""
+    ended = steps >= min(horizon or LAST_END, LAST_END)
+    due = (steps >= FIRST_END) & ((steps - FIRST_END) % INTERVAL == 0)
+    if due.any() and not setup.switched("no_random_end"):
+        drawn = game_keys(keys[:, 0].astype(np.int64), keys[:, 1].astype(np.int64), steps)[:, 0].view(np.uint32)
+        ended |= due & (drawn < SUBSTRATES[setup.game_map.substrate].end_probability * 2.0**32)
+    return ended

@@ -14,6 +14,7 @@ from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.core.pictures import enlarge
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
+from llmrl.envs.melting_pot.describe import SubstrateSettings
 from llmrl.envs.melting_pot.seen import BEAMS, THINGS
 from llmrl.envs.native.codes import Codes, number, thing_of
 from llmrl.envs.native.maps import find
@@ -80,17 +81,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _show(chosen: argparse.Namespace) -> None:
     if chosen.player is not None and not 1 <= chosen.player <= chosen.agents:
         raise ConfigError(f"--player {chosen.player}: players are 1 to {chosen.agents}")
-    env = NativeEnv(
+    game = SubstrateSettings(
         chosen.substrate,
         1,
-        Seeds(chosen.seed),
         n_agents=chosen.agents,
         horizon=None,
         rules=chosen.rules,
         observe=["vector"] if chosen.player is None else ["pixels"],
         map=chosen.map,
-        tiles=chosen.tiles,
     )
+    env = NativeEnv(game, Seeds(chosen.seed), tiles=chosen.tiles)
     codes = number(find(chosen.substrate, chosen.map), chosen.agents)
     rng = np.random.default_rng(chosen.seed)
     observation, returns = env.reset(), np.zeros(chosen.agents)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from annotated_types import Ge
 
-from llmrl.core.limits import UnitInterval
+from llmrl.core.ranges import UnitInterval
 from llmrl.core.spaces import Aggregate
 from llmrl.envs.particles.layout import parts
 from llmrl.envs.particles.scenario import NEAR, Scenario, joined

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from llmrl.core.limits import PositiveInt, UnitInterval
+from llmrl.core.ranges import PositiveInt, UnitInterval
 from llmrl.core.spaces import Aggregate
 from llmrl.envs.particles.layout import parts
 from llmrl.envs.particles.scenario import NEAR, Scenario, joined, length

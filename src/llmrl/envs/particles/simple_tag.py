@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from llmrl.core.limits import NonNegativeInt, PositiveInt
+from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.spaces import Aggregate
 from llmrl.envs.particles.layout import Parts, parts
 from llmrl.envs.particles.scenario import Scenario, joined

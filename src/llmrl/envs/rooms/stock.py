@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import PositiveInt
+from llmrl.core.ranges import PositiveInt
 from llmrl.envs.rooms.tasks import Task
 from llmrl.envs.rooms.world import BOX, EMPTY, Events, Layout
 

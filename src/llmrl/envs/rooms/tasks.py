@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import PositiveInt
+from llmrl.core.ranges import PositiveInt
 from llmrl.envs.rooms.world import BLUE, DOOR, EMPTY, GREY, KEY, LAVA, LOCKED, RED, WALL, Events, Layout
 
 _COLOURS = 6

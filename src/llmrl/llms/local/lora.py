@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import PositiveFloat, PositiveInt, UnitInterval
+from llmrl.core.ranges import PositiveFloat, PositiveInt, UnitInterval
 from llmrl.llms.local.four_bits import check_gradients
 
 if TYPE_CHECKING:

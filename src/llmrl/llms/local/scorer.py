@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.limits import PositiveInt
 from llmrl.core.processes import Processes
+from llmrl.core.ranges import PositiveInt
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.loading import Dtype, Kind, Weights, check_model, load_model, load_tokenizer
 from llmrl.llms.local.queries import Query, candidate_lists, length_batches

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import PositiveInt
+from llmrl.core.ranges import PositiveInt
 from llmrl.llms.local.loading import Kind, quiet
 
 PAD, END, START = "<pad>", "</s>", "<s>"

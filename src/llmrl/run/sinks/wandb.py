@@ -14,7 +14,7 @@ from typing import Any, Literal
 from urllib.parse import urlparse
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import PositiveFloat
+from llmrl.core.ranges import PositiveFloat
 from llmrl.run.sinks.sink import FOLDER, Ending, Opening, Row, Sink, flat, need
 
 _SERVER = "https://api.wandb.ai"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 
 from llmrl.analysis.runs import JobEnd, Queue, RunRecord, State
 from llmrl.core.errors import ConfigError
-from llmrl.core.limits import NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.run.folder import config_hash, find_folder
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmrl.core.disk import why
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.core.limits import NonNegativeInt, PositiveInt
+from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.run.owner import JOB_ID
 from llmrl.run.queued import Queued
 from llmrl.run.signals import StopFlag
@@ -163,7 +163,7 @@ class Slurm(Backend):
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         from llmrl.sweeps.backends.slurm_work import ClusterWork
-        from llmrl.sweeps.waves import ids_before
+        from llmrl.sweeps.jobs import ids_before
         from llmrl.sweeps.work import Work
 
         works = [ClusterWork(Work(task, j.config, j.overrides, j.folder, j.environment)) for j in jobs]

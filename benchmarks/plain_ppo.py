@@ -1,0 +1,33 @@
+"""The PPO agent that benchmarks measure: linear heads, convolutions or an MLP of 64 units, and nothing frozen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmrl.agents.ppo_agent import PPOAgent
+from llmrl.algorithms.ppo import PPOSettings
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import EnvSpec
+
+PLAIN: dict[str, Any] = {
+    "governed": True,
+    "share_parameters": True,
+    "reads": None,
+    "features": None,
+    "core": "auto",
+    "encoding": "onehot",
+    "core_hidden": [64],
+    "head_hidden": [],
+    "memory": None,
+    "memory_layers": 1,
+    "critic": "own",
+    "freeze": "none",
+    "init_from": None,
+    "init_parts": "all",
+    "keep_optimizer": False,
+}
+
+
+def plain_ppo(spec: EnvSpec, seeds: Seeds, ppo: PPOSettings, device: str = "cpu", **changes: Any) -> PPOAgent:
+    """Make the agent, with other options than `PLAIN` where `changes` names them."""
+    return PPOAgent(spec, seeds, device, **{**PLAIN, **changes, "ppo": ppo})

@@ -1,0 +1,170 @@
+"""Networks of several societies computed at once: our stacked layers against `torch.func`, and one after the other.
+
+    python benchmarks/society_stacking.py [--societies 4 16] [--rounds 9] [--device cpu] [--threads 1]
+
+`torch.func` is `stack_module_state`, `functional_call` and `vmap` over the same `ActorCritic`. Measured are a forward
+pass, as a step of a rollout takes it, and a PPO epoch of four minibatches: forward, backward, clipping and Adam. Both
+go through the same `PPO.epochs` and `StackedOptimizerStep`. All take turns within a round. Printed are medians over
+rounds of wall-clock milliseconds, and of ratios to the stacked layers within a round; and the largest difference of
+what comes out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.func import functional_call, stack_module_state, vmap
+
+from llmrl.algorithms.ppo import PPO, PPOSettings
+from llmrl.algorithms.societies.batched_trainer import StackedOptimizerStep
+from llmrl.algorithms.societies.stacked_networks import StackedNetwork
+from llmrl.core.spaces import Channel, EnvSpec
+from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
+from llmrl.networks.society import SocietyPolicy
+
+CODES, AGENTS, ACTIONS, MINIBATCHES = (20, 9, 5, 4), 7, 9, 4
+SETTINGS = PPOSettings(1e-3, 1e-5, 0.998, 0.98, 1, None, 0.2, 0.2, True, 0.025, 0.5, 0.5, None, True)
+
+
+class VmappedNetwork:
+    """Networks of one shape by `torch.func`; called as the stacked one is."""
+
+    def __init__(self, members: Sequence[ActorCritic]) -> None:
+        self.first = members[0]
+        self.weights, self.constants = stack_module_state(list(members))
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.weights.items()
+
+    def __call__(self, samples: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        def one(weights: Any, constants: Any, own: dict[str, torch.Tensor]) -> Any:
+            return functional_call(self.first, (weights, constants), (own,))
+
+        return vmap(one)(self.weights, self.constants, samples)  # type: ignore[no-any-return]
+
+
+class VmappedStack:
+    """`StackedNetwork`'s interface, for `StackedOptimizerStep`."""
+
+    def __init__(self, members: Sequence[ActorCritic]) -> None:
+        self.members, self.network = members, VmappedNetwork(members)
+        own = [dict(member.named_parameters()) for member in members]
+        self.parameters = [(p, [each[name] for each in own]) for name, p in self.network.named_parameters()]
+
+    def read(self) -> None:
+        for p, members in self.parameters:
+            torch.stack([member.data for member in members], out=p.data)
+
+
+class Societies:
+    """`k` societies whose agents share a network, and samples for them."""
+
+    def __init__(self, kind: str, k: int, n: int, device: str) -> None:
+        observation = {"mechanism": Channel((3,), "float32", 0, 1)}
+        if kind == "vector":
+            observation["vector"] = Channel((12,), "float32", 0, 1)
+        else:
+            observation["grid"] = Channel((11, 11, 4), "uint8", 0, 255, codes=CODES)
+        self.spec = EnvSpec(kind, 1, AGENTS, observation, ACTIONS, tuple(map(str, range(ACTIONS))), 50)
+        core = "planes" if kind == "planes" else "auto"
+        if core == "planes":
+            planes = {f"fact_{i}": (0, i, i) for i in range(4)}
+            observation["grid"] = Channel((11, 11, 4), "uint8", 0, 255, codes=CODES, planes=planes)
+        shape = NetworkSettings(None, [64], [], core=core, map_channels=(8, 16))  # type: ignore[arg-type]
+        generator = torch.Generator().manual_seed(0)
+        policies = [
+            SocietyPolicy(self.spec, [ActorCritic(self.spec, generator, shape)], False).to(device) for _ in range(k)
+        ]
+        self.learners = [PPO(policy, SETTINGS) for policy in policies]
+        self.networks: list[ActorCritic] = [policy.groups()[0][0] for policy in policies]
+        self.batches = [self._samples(generator, k, n, device) for _ in range(MINIBATCHES)]
+
+    def _samples(self, generator: torch.Generator, k: int, n: int, device: str) -> dict[str, torch.Tensor]:
+        def uniform(*shape: int) -> torch.Tensor:
+            return torch.rand((k, n, *shape), generator=generator)
+
+        samples = {name: uniform(*channel.shape) for name, channel in self.spec.observation.items() if name != "grid"}
+        if "grid" in self.spec.observation:
+            codes = [torch.randint(m, (k, n, 11, 11), generator=generator, dtype=torch.uint8) for m in CODES]
+            samples["grid"] = torch.stack(codes, dim=-1)
+        samples["player"] = torch.eye(AGENTS)[torch.randint(AGENTS, (k, n), generator=generator)]
+        samples["action"] = torch.randint(ACTIONS, (k, n), generator=generator)
+        samples |= {"log_prob": -2 - uniform(), "value": uniform(), "advantage": uniform(), "target": uniform()}
+        return {name: x.to(device) for name, x in samples.items()}
+
+    def forward(self, stack: Any) -> Callable[[], Any]:
+        def play() -> Any:
+            with torch.no_grad():
+                return stack.network(self.batches[0])
+
+        return play
+
+    def forward_each(self) -> Any:
+        with torch.no_grad():
+            own = [
+                network({name: x[i] for name, x in self.batches[0].items()}) for i, network in enumerate(self.networks)
+            ]
+        return tuple(torch.stack(parts) for parts in zip(*own, strict=True))
+
+    def epoch(self, stack: Any) -> Callable[[], Any]:
+        updater = StackedOptimizerStep(stack)
+        updater.read([ppo.updaters[0] for ppo in self.learners])
+        return lambda: self.learners[0].epochs(updater, [self.batches])
+
+    def epoch_each(self) -> Any:
+        def own(i: int) -> Iterator[dict[str, torch.Tensor]]:
+            return ({name: x[i] for name, x in batch.items()} for batch in self.batches)
+
+        return [ppo.epochs(ppo.updaters[0], [own(i)]) for i, ppo in enumerate(self.learners)]
+
+
+def measured(ways: Sequence[Callable[[], Any]], rounds: int, device: str) -> list[list[float]]:
+    """Milliseconds of each way in each round, [rounds][ways]; the ways take turns."""
+
+    def once(way: Callable[[], Any]) -> float:
+        start = time.perf_counter()
+        way()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        return 1e3 * (time.perf_counter() - start)
+
+    for way in ways:
+        once(way)
+    return [[once(way) for way in ways] for _ in range(rounds)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--societies", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    for kind, n in (("vector", 7), ("vector", 256), ("planes", 7), ("planes", 256), ("grid", 7), ("grid", 256)):
+        for k in args.societies:
+            societies = Societies(kind, k, n, args.device)
+            ours, theirs = StackedNetwork(societies.networks), VmappedStack(societies.networks)
+            same = zip(societies.forward(ours)(), societies.forward(theirs)(), strict=True)
+            difference = max(float((a - b).detach().abs().max()) for a, b in same)
+            forward = [societies.forward(ours), societies.forward(theirs), societies.forward_each]
+            epoch = [societies.epoch(ours), societies.epoch(theirs), societies.epoch_each]
+            print(f"{kind}, {k} societies, {n} samples each (difference {difference:.1g})", flush=True)
+            for title, ways in (("forward", forward), (f"epoch of {MINIBATCHES}", epoch)):
+                rows = measured(ways, args.rounds, args.device)
+                times = [statistics.median(column) for column in zip(*rows, strict=True)]
+                ratios = [statistics.median(row[i] / row[0] for row in rows) for i in (1, 2)]
+                print(
+                    f"  {title:10s} stacked layers {times[0]:8.2f} ms   torch.func {times[1]:8.2f} ms "
+                    f"({ratios[0]:.2f} times)   one after the other {times[2]:8.2f} ms ({ratios[1]:.2f} times)",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""`agent=heuristic`: a simple rule plays, where there is one for the environment.
+
+A rule goes from what is observed to an action, without memory or learning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.only_plays import OnlyPlays
+from llmrl.core.records import Act
+from llmrl.core.spaces import EnvSpec
+from llmrl.envs.gym.batched.tabular import TabularGames
+from llmrl.envs.gym.games import GameMaker
+
+Rule = Callable[[np.ndarray], np.ndarray]
+"""Observations [n, k] or states [n] of n games -> actions [n]."""
+
+
+@dataclass(frozen=True)
+class Heuristic:
+    """A rule: the channel it reads, what it does in a few words, and how it is made for an environment."""
+
+    channel: str
+    what: str
+    make: Callable[[EnvSpec, GameMaker | None], Rule]
+
+
+class HeuristicPolicy:
+    """Follows a rule.
+
+    Args:
+        spec: of the environment.
+        maker: of its games, for rules that are computed from the game's own table; None: it is none of Gymnasium's.
+
+    Raises:
+        ConfigError: there is no rule for the environment.
+    """
+
+    def __init__(self, spec: EnvSpec, maker: GameMaker | None = None) -> None:
+        self.heuristic, self._rule = rule_of(spec, maker)
+        self.channels: tuple[str, ...] = (self.heuristic.channel,)
+
+    def act(
+        self,
+        observation: dict[str, torch.Tensor],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> Act:
+        """The same action for the same observation."""
+        seen = observation[self.heuristic.channel].cpu().numpy()
+        games, agents = seen.shape[:2]
+        action = np.asarray(self._rule(seen.reshape(games * agents, *seen.shape[2:])))
+        return Act(torch.from_numpy(action.reshape(games, agents).astype(np.int64)))
+
+    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
+        """Zeros: it expects nothing."""
+        return torch.zeros(observation[self.heuristic.channel].shape[:2])
+
+
+class HeuristicAgent(OnlyPlays):
+    """Plays by a rule, never learns; arguments as for `HeuristicPolicy`.
+
+    Raises:
+        ConfigError: there is no rule for the environment; the message names those that have one.
+    """
+
+    def __init__(self, spec: EnvSpec, maker: GameMaker | None = None) -> None:
+        self.policy = HeuristicPolicy(spec, maker)
+
+    def describe(self) -> dict[str, Any]:
+        return {"policy": f"a rule: {self.policy.heuristic.what}", "parameters": 0}
+
+
+def rule_of(spec: EnvSpec, maker: GameMaker | None = None) -> tuple[Heuristic, Rule]:
+    """The rule for an environment whose games `maker` makes, if they are Gymnasium's.
+
+    Raises:
+        ConfigError: there is none, or the environment is played in a way that the rule does not know.
+    """
+    heuristic = HEURISTICS.get(_stem(spec.name))
+    if heuristic is None:
+        known = ", ".join(sorted(HEURISTICS))
+        raise ConfigError(f"agent=heuristic knows no rule for env={spec.name}; there are rules for {known}")
+    if heuristic.channel not in spec.observation:
+        raise ConfigError(
+            f"the rule for {spec.name} reads the channel {heuristic.channel!r}, and there is only "
+            f"{', '.join(spec.observation)}"
+        )
+    spec.need_discrete("agent=heuristic")
+    return heuristic, heuristic.make(spec, maker)
+
+
+def _stem(name: str) -> str:
+    """`LunarLander-v3` and `lunar_lander` are the same game."""
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition("/")[2].partition("-")[0]).lower()
+    return {"cart_pole": "cartpole"}.get(snake, snake)
+
+
+def _blackjack(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+    """Basic strategy without doubling and splitting: sums of the dealer's 2 to 6 are weak, an ace is strong."""
+
+    def rule(seen: np.ndarray) -> np.ndarray:
+        own, dealer = seen[:, :32].argmax(1), seen[:, 32:43].argmax(1)
+        soft = seen[:, 43:45].argmax(1) == 1
+        weak = (dealer >= 2) & (dealer <= 6)
+        hard_hit = (own <= 11) | ((own == 12) & ((dealer < 4) | (dealer > 6))) | ((own <= 16) & (own > 12) & ~weak)
+        soft_hit = (own <= 17) | ((own == 18) & ((dealer >= 9) | (dealer == 1)))
+        return np.asarray(np.where(soft, soft_hit, hard_hit), dtype=np.int64)
+
+    return rule
+
+
+def _cartpole(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+    """Push to the side to which the pole falls, a little sooner where the cart is far out or fast."""
+    weights = np.array([0.05, 0.15, 1.0, 0.35])
+    return lambda seen: np.asarray(seen @ weights > 0, dtype=np.int64)
+
+
+def _mountain_car(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+    """Push the way the car moves, which adds energy in every step."""
+    return lambda seen: np.where(seen[:, 1] >= 0, 2, 0)
+
+
+def _acrobot(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+    """Push the lower link the way it moves against the upper one, which adds energy in every step."""
+    return lambda seen: np.where(seen[:, 5] >= 0, 2, 0)
+
+
+def _lunar_lander(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+    """Two proportional-derivative controllers: lean against place and drift, and fall the slower the lower."""
+
+    def rule(seen: np.ndarray) -> np.ndarray:
+        x, y, vx, vy, angle, spin = seen[:, :6].T
+        landed = seen[:, 6:8].sum(1) > 0
+        # Leaning to the left (a positive angle) lets the main engine push to the left.
+        wanted_angle = np.clip(0.55 * x + 1.05 * vx, -0.4, 0.4)
+        turn = np.where(landed, 0.0, 0.5 * (wanted_angle - angle) - spin)
+        lift = np.where(landed, -0.5 * vy, 0.5 * (0.55 * np.abs(x) - y) - 0.5 * vy)
+        action = np.where(turn > 0.05, 1, np.where(turn < -0.05, 3, 0))
+        return np.asarray(np.where((lift > np.abs(turn)) & (lift > 0.05), 2, action), dtype=np.int64)
+
+    return rule
+
+
+def _cliff_walking(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+    """Up, along the edge of the cliff, down."""
+
+    def rule(states: np.ndarray) -> np.ndarray:
+        row, column = np.divmod(states, 12)
+        return np.where(column == 11, 2, np.where(row == 3, 0, 1))
+
+    return rule
+
+
+_STANDS = ((0, 0), (0, 4), (4, 0), (4, 3))
+_TAXI_MAP = (":|::", ":|::", "::::", "|:|:", "|:|:")
+"""Between columns, row by row: a bar is a wall."""
+
+
+def _taxi(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+    """The shortest way to the passenger, then to the destination."""
+    ways = [_ways_to(stand) for stand in _STANDS]
+    table = np.zeros(500, dtype=np.int64)
+    for state in range(500):
+        row, column, passenger, destination = map(int, np.unravel_index(state, (5, 5, 5, 4)))
+        aboard = passenger == 4
+        target = destination if aboard else passenger
+        there = (row, column) == _STANDS[target]
+        table[state] = (5 if aboard else 4) if there else ways[target][row, column]
+    return lambda states: table[states]
+
+
+def _ways_to(target: tuple[int, int]) -> np.ndarray:
+    """The first move of a shortest way to `target` from every cell, [5, 5]: 0 south, 1 north, 2 east, 3 west."""
+    moves = np.zeros((5, 5), dtype=np.int64)
+    seen, waiting = {target}, deque([target])
+    while waiting:
+        row, column = waiting.popleft()
+        # From the neighbour one reaches this cell by the opposite move.
+        for down, right, back in ((-1, 0, 0), (1, 0, 1), (0, -1, 2), (0, 1, 3)):
+            cell = row + down, column + right
+            inside = 0 <= cell[0] < 5 and 0 <= cell[1] < 5
+            if not inside or cell in seen or (right and _TAXI_MAP[row][min(column, cell[1])] == "|"):
+                continue
+            seen.add(cell)
+            moves[cell] = back
+            waiting.append(cell)
+    return moves
+
+
+def _frozen_lake(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+    """The move of every state that leads to the goal most probably: value iteration on the game's table."""
+    if maker is None:
+        raise ConfigError(f"the rule for frozen_lake is computed from Gymnasium's table, and env={spec.name} has none")
+    games = replace(maker, engine="batched").make(1)
+    assert isinstance(games, TabularGames)
+    best = games.table.best_policy()
+    return lambda states: best[states]
+
+
+HEURISTICS: dict[str, Heuristic] = {
+    "acrobot": Heuristic("vector", "pumps energy", _acrobot),
+    "blackjack": Heuristic("vector", "basic strategy", _blackjack),
+    "cartpole": Heuristic("vector", "pushes under the falling pole", _cartpole),
+    "cliff_walking": Heuristic("state", "the shortest way", _cliff_walking),
+    "frozen_lake": Heuristic("state", "the likeliest way", _frozen_lake),
+    "lunar_lander": Heuristic("vector", "two PD controllers", _lunar_lander),
+    "mountain_car": Heuristic("vector", "pumps energy", _mountain_car),
+    "taxi": Heuristic("state", "the shortest way", _taxi),
+}
+"""By the name of the environment's option; Gymnasium's ids are understood too."""

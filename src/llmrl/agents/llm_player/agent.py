@@ -1,0 +1,139 @@
+"""`agent=llm_player`: a chat model plays, without being trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from llmrl.agents.llm_player.answers import LESSON_TURNS, AnswerWith
+from llmrl.agents.llm_player.conversation import SHOWN, Conversation, Show
+from llmrl.agents.llm_player.policy import LLMPolicy, PlayerSettings
+from llmrl.core.errors import ConfigError
+from llmrl.core.only_plays import OnlyPlays
+from llmrl.core.protocols import ChatModel
+from llmrl.core.ranges import NonNegativeInt, PositiveInt
+from llmrl.core.records import CallEstimate, State
+from llmrl.core.spaces import EnvSpec
+from llmrl.llms.client import ChatClient
+from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
+
+EXAMPLE = "?" * 200
+"""Stands for an observation where none is at hand."""
+REPLY_TOKENS = 80
+"""Tokens of a reply with a reflection, about."""
+LESSON_TOKENS = 80
+"""Tokens of a lesson, about."""
+
+
+class LLMPlayer(OnlyPlays):
+    """Plays a game that has been put into words, by reflection and action (`LLMPolicy`).
+
+    Args:
+        spec: of the environment.
+        llm: who is asked.
+        prompt_folder, history, action_every, reflection, require_reflection, lessons, answer_with, legal_only,
+            decimals, repair_turns: as in `PlayerSettings`.
+        show: the same; None: `SHOWN`.
+
+    Attributes:
+        carried: what goes from an episode to the next one of the same game: "last_episode", "lessons", or nothing. If
+            anything does, the episodes depend on one another, and on how many games there are at once.
+
+    Raises:
+        ConfigError: the environment has not been put into words, a prompt is wrong, or an episode might never end and
+            there is no budget.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        llm: ChatModel,
+        prompt_folder: Path | None,
+        history: NonNegativeInt = 10,
+        action_every: PositiveInt = 1,
+        reflection: bool = True,
+        require_reflection: bool = True,
+        show: list[Show] | None = None,
+        lessons: NonNegativeInt = 0,
+        answer_with: AnswerWith = "name",
+        legal_only: bool = True,
+        decimals: NonNegativeInt = 2,
+        repair_turns: NonNegativeInt = 1,
+    ) -> None:
+        limited = isinstance(llm, ChatClient) and llm.budget.limited
+        if spec.endless and not limited:
+            raise ConfigError(
+                f"nothing is known to end an episode of env={spec.name}, so a player that is paid for might play for "
+                "ever: set env.horizon (steps an episode), or a budget (llm.budget.usd, llm.budget.calls or "
+                "llm.budget.tokens)"
+            )
+        shown: list[Show] = list(SHOWN) if show is None else show
+        told = ("last_episode",) if "last_episode" in shown else ()
+        self.carried: tuple[str, ...] = (*told, *(("lessons",) if lessons else ()))
+        settings = PlayerSettings(
+            history=history,
+            action_every=action_every,
+            reflection=reflection,
+            require_reflection=require_reflection,
+            show=shown,
+            lessons=lessons,
+            answer_with=answer_with,
+            legal_only=legal_only,
+            decimals=decimals,
+            repair_turns=repair_turns,
+            prompt_folder=prompt_folder,
+        )
+        self.policy = LLMPolicy(spec, llm, settings)
+
+    def metrics(self) -> dict[str, float]:
+        """See `LLMPolicy.metrics`."""
+        return self.policy.metrics()
+
+    def estimate(self, steps: int, n: int) -> CallEstimate:
+        """For `n` episodes of `steps` steps, as many games of them at once as the environment has.
+
+        Where the environment tells legal actions, an action may become illegal at any step, and is asked for again: so
+        there is a call for each step. Prompts are estimated from an observation of the environment.
+        """
+        policy, spec, settings = self.policy, self.policy.spec, self.policy.settings
+        repeated = 1 if "action_mask" in policy.channels else settings.action_every
+        decisions = -(-steps // repeated)
+        turn, reply = self._turn_tokens(steps, repeated), MESSAGE_TOKENS + (REPLY_TOKENS if settings.reflection else 10)
+        system = estimate_tokens(policy.system[0].text) + MESSAGE_TOKENS
+        told = settings.lessons * LESSON_TOKENS
+        shown = sum(min(settings.history, k) for k in range(decisions))
+        episode = decisions * (system + told + turn) + shown * (turn + reply)
+        lessons = (n - min(n, spec.n_envs)) * (settings.lessons > 0)
+        lesson = 2 * system + told + min(decisions, LESSON_TURNS) * (turn + reply)
+        players = spec.n_agents
+        calls = (decisions * n + lessons) * players
+        prompts = (episode * n + lesson * lessons) * players
+        replies = (decisions * n * reply + lessons * LESSON_TOKENS) * players
+        quoted = (shown * n + min(decisions, LESSON_TURNS) * lessons) * players
+        return CallEstimate(calls, calls * (1 + policy.asker.repair_turns), prompts, replies, quoted)
+
+    def _turn_tokens(self, steps: int, frames: int) -> int:
+        """Tokens of a question that tells so many observations, with all that can accompany them."""
+        policy = self.policy
+        seat = Conversation(steps=steps, total=-float(steps) - 0.1, reward=-float(steps) - 0.1)
+        legal = [name for name, _ in policy.answers.told] if "action_mask" in policy.channels else None
+        for _ in range(frames):
+            seat.see(policy.text.example or EXAMPLE, legal, policy.settings.show)
+        return estimate_tokens(seat.question()) + MESSAGE_TOKENS
+
+    def describe(self) -> dict[str, Any]:
+        policy, settings = self.policy, self.policy.settings
+        return {
+            "policy": f"{policy.llm.label}, zero-shot",
+            "history": f"{settings.history} turns",
+            "action every": f"{settings.action_every} steps",
+            "lessons": settings.lessons or "none",
+            "from episode to episode": ", ".join(self.carried) or "nothing",
+            "system prompt": f"about {estimate_tokens(policy.system[0].text):,} tokens",
+        }
+
+    def state_dict(self) -> State:
+        return self.policy.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self.policy.load_state_dict(state)

@@ -1,0 +1,157 @@
+"""What one player of one game has seen and said in an episode, and the messages made of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from llmrl.agents.llm_player.answers import Action
+from llmrl.core.records import State, embedded
+
+Show = Literal["step", "reward", "return", "legal_actions", "last_episode"]
+"""What an observation is accompanied by."""
+SHOWN: tuple[Show, ...] = ("step", "reward", "return", "legal_actions")
+"""Of these, what is about the present episode alone: the default."""
+
+Message = dict[str, str]
+
+
+@dataclass
+class Conversation:
+    """One player's side of one game.
+
+    Turns of the user and the player alternate: what was seen in steps that the player was not asked in is told in the
+    next turn. All of it is JSON.
+
+    Attributes:
+        turns: (what was told, what was answered) of the newest questions, oldest first.
+        frames: what was seen since the last answer, oldest first; the last one is the present.
+        action: the last one; None before the first of an episode.
+        steps, total: steps of the episode, and the sum of their rewards; NaN as soon as one of them is not known.
+        reward: of the last step; None before the first.
+        since: steps since the last answer.
+        last_episode: what became of the one before, until the first step of this one; empty if nobody knows.
+        decided: how many answers there have been in the episode.
+        lessons: the newest lessons of earlier episodes, oldest first.
+        unlearnt: there is an episode over, of which no lesson has been drawn yet.
+        before: how many answers there were in the last episode that is over.
+    """
+
+    turns: list[tuple[str, str]] = field(default_factory=list)
+    frames: list[dict[str, Any]] = field(default_factory=list)
+    action: Action | None = None
+    steps: int = 0
+    total: float = 0.0
+    reward: float | None = None
+    since: int = 0
+    last_episode: dict[str, Any] = field(default_factory=dict)
+    decided: int = 0
+    lessons: list[str] = field(default_factory=list)
+    unlearnt: bool = False
+    before: int = 0
+
+    def begin(self) -> None:
+        """A new episode; turns of the last one are kept until a lesson has been drawn from them."""
+        if not self.unlearnt:
+            self.turns = []
+        self.frames, self.action, self.steps, self.total, self.reward = [], None, 0, 0.0, None
+        self.since, self.decided = 0, 0
+
+    def see(self, observation: str, legal: Sequence[str] | None, show: Sequence[Show]) -> None:
+        """Take in what is observed now, and what of the rest is to be shown."""
+        frame: dict[str, Any] = {"observation": embedded(observation)}
+        if self.steps == 0:
+            frame["start"] = True
+            if "last_episode" in show and self.last_episode:
+                frame["last_episode"] = self.last_episode
+        if "step" in show:
+            frame["step"] = self.steps
+        if "reward" in show and self.reward is not None and not math.isnan(self.reward):
+            frame["reward"] = tidy(self.reward)
+        if "return" in show and not math.isnan(self.total):
+            frame["return"] = tidy(self.total)
+        if "legal_actions" in show and legal is not None:
+            frame["legal_actions"] = list(legal)
+        self.frames.append(frame)
+
+    def question(self) -> str:
+        """The present turn of the user."""
+        *before, now = self.frames
+        return said({"since_your_last_action": before, **now} if before else now)
+
+    def messages(self, system: str, history: int) -> tuple[Message, ...]:
+        """The system's, at most `history` earlier turns, and the question."""
+        earlier = self.turns[max(len(self.turns) - history, 0) :] if history else []
+        told = [m for u, a in earlier for m in (message("user", u), message("assistant", a))]
+        return (message("system", system), *told, message("user", self.question()))
+
+    def answer(self, reply: str, action: Action, keep: int) -> None:
+        """The player has decided; the newest `keep` turns are kept."""
+        self.turns = [*self.turns, (self.question(), reply)][-keep:] if keep else []
+        self.frames, self.action, self.since = [], action, 0
+        self.decided += 1
+
+    def happened(self, reward: float) -> None:
+        """What the last action led to; NaN: nobody knows."""
+        self.last_episode = {}
+        self.reward = reward
+        self.total += reward
+        self.steps += 1
+        self.since += 1
+
+    def end(self, terminated: bool, learn: bool) -> None:
+        """The episode is over; `learn`: a lesson is to be drawn from it."""
+        known = {} if math.isnan(self.total) else {"return": tidy(self.total)}
+        self.last_episode = {
+            **known,
+            "steps": self.steps,
+            "end": "the game was over" if terminated else "the time was up",
+        }
+        self.unlearnt, self.before = learn, self.decided
+
+    def state_dict(self) -> State:
+        """Plain data, copied."""
+        return {
+            "turns": [list(turn) for turn in self.turns],
+            "frames": [said(frame) for frame in self.frames],
+            "action": list(self.action) if isinstance(self.action, list) else self.action,
+            "steps": self.steps,
+            "total": self.total,
+            "reward": self.reward,
+            "since": self.since,
+            "last_episode": dict(self.last_episode),
+            "decided": self.decided,
+            "lessons": list(self.lessons),
+            "unlearnt": self.unlearnt,
+            "before": self.before,
+        }
+
+    @classmethod
+    def from_state(cls, state: State) -> Conversation:
+        return cls(
+            **{
+                **state,
+                "turns": [(told, answered) for told, answered in state["turns"]],
+                "frames": [json.loads(frame) for frame in state["frames"]],
+                "last_episode": dict(state["last_episode"]),
+                "lessons": list(state["lessons"]),
+            }
+        )
+
+
+def message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def said(value: Any) -> str:
+    """`value` as JSON in one line."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def tidy(value: float) -> int | float:
+    """A sum of rewards without the noise of its last digits."""
+    value = round(float(value), 4) + 0.0
+    return int(value) if value.is_integer() else value

@@ -1,0 +1,354 @@
+"""A chat model as a policy: it is told what there is to see, reflects, and answers with an action."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmrl.agents.llm_player.answers import (
+    LESSON_TURNS,
+    Action,
+    Answers,
+    AnswerWith,
+    Lesson,
+    answers_of,
+    read_lesson,
+    read_reply,
+    reply_schema,
+)
+from llmrl.agents.llm_player.conversation import Conversation, Message, Show, message, said
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.observers import Transition
+from llmrl.core.protocols import ChatModel
+from llmrl.core.records import Act, Observation, State, on_host
+from llmrl.core.spaces import EnvSpec
+from llmrl.llms.asking import Asked, Asker, Question, most_that_fit
+from llmrl.llms.prompts import Prompt, Prompts
+from llmrl.llms.structured import json_schema
+
+PROMPTS = Path(__file__).with_name("prompts")
+FALLBACK = "(No valid reply.)"
+"""What the history says was thought where no reply could be used."""
+
+Decision = tuple[str, Action]
+
+
+@dataclass(frozen=True)
+class PlayerSettings:
+    """How a player is told of its game, and how it may answer.
+
+    Attributes:
+        history: earlier turns (what was told, what was answered) that are shown; >= 0.
+        action_every: steps an action is taken for, as long as it is legal; >= 1.
+        reflection: whether replies begin with a reflection.
+        require_reflection: whether a reply without the reflection that was asked for is invalid.
+        show: what an observation is accompanied by.
+        lessons: lessons of earlier episodes that are kept; 0: none is drawn.
+        answer_with: whether choices are answered by name or by number.
+        legal_only: whether an answer must be legal, where the environment tells which actions are.
+        decimals: digits after the point of the numbers of an action.
+        repair_turns: chances to correct an invalid reply.
+        prompt_folder: the user's own prompts, `player/<name>.j2` in it; None: there are none.
+    """
+
+    history: int
+    action_every: int
+    reflection: bool
+    require_reflection: bool
+    show: Sequence[Show]
+    lessons: int
+    answer_with: AnswerWith
+    legal_only: bool
+    decimals: int
+    repair_turns: int
+    prompt_folder: Path | None
+
+
+class LLMPolicy:
+    """Asks a chat model for the actions of all players of all games that are played, in one batch a step.
+
+    Nobody asks for games that wait. A player who is shown an empty text has nothing to decide (out of the game for a
+    while) and takes the first action. What is invalid is shown to the model again, `repair_turns` times; if nothing
+    valid comes, the last action is taken if it is legal, else the first legal one (of several numbers the last ones,
+    else 0), and that is counted. So a reply never ends an experiment; only a model that cannot be reached does.
+
+    With `lessons`, a player who begins another episode is first asked what is to be learnt from the last one, and is
+    told the newest of these lessons from then on (Reflexion, arXiv 2303.11366).
+
+    Args:
+        spec: of the environment.
+        llm: the model.
+        settings: how it is told, and may answer.
+
+    Raises:
+        ConfigError: the environment has not been put into words, or a prompt is wrong.
+    """
+
+    def __init__(self, spec: EnvSpec, llm: ChatModel, settings: PlayerSettings) -> None:
+        if spec.text is None or "text" not in spec.observation:
+            raise ConfigError(
+                f"a player that reads needs the game in words, and env={spec.name} has none: set env.text (a shipped "
+                "text, a file, own, auto), or env.observe=[text] where the environment has that option"
+            )
+        self.spec, self.text, self.llm = spec, spec.text, llm
+        self.channels: tuple[str, ...] = (
+            "text",
+            *(name for name in ("action_mask",) if settings.legal_only and name in spec.observation),
+        )
+        self.settings, repair_turns = settings, settings.repair_turns
+        self.must_reflect = settings.reflection and settings.require_reflection
+        self.answers: Answers = answers_of(spec, settings.answer_with, settings.decimals)
+        self.decimals = 0 if spec.numbers is not None and spec.numbers.whole else settings.decimals
+        self.prompts = Prompts("player", PROMPTS, settings.prompt_folder)
+        self.asker: Asker[Decision] = Asker(llm, "player", self._read, self._repair, None, repair_turns)
+        self.pupil: Asker[str] = Asker(llm, "lesson", read_lesson, self._repair, json_schema(Lesson), repair_turns)
+        # Turns that are kept: as many as are shown, or as a lesson is drawn from.
+        self._keep = max(settings.history, LESSON_TURNS if settings.lessons else 0)
+        self.seats = [[Conversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
+        self.playing = np.zeros(spec.n_envs, dtype=bool)
+        self.counters = dict.fromkeys(("decisions", "replies", "invalid", "failed", "fallbacks", "lessons"), 0)
+        # Faults in prompts are found before the first question.
+        self.system = [self._system(agent, ()) for agent in range(spec.n_agents)]
+        self._lesson_question(Conversation(turns=[("{}", "{}")]), 0)
+        self._repair("-")
+
+    def on_reset(self, games: np.ndarray, observation: Observation) -> None:
+        """New episodes have begun; games in which none has begun wait."""
+        self.playing |= games
+        for game in np.flatnonzero(games):
+            for seat in self.seats[game]:
+                seat.begin()
+
+    def on_step(self, transition: Transition) -> None:
+        """What the last actions led to."""
+        step, ended = transition.step, transition.ended
+        reward, terminated = on_host(step.reward), np.asarray(step.terminated)
+        for game in np.flatnonzero(self.playing):
+            for agent, seat in enumerate(self.seats[game]):
+                seat.happened(float(reward[game, agent]))
+                if ended[game]:
+                    seat.end(bool(terminated[game]), self.settings.lessons > 0)
+        self.playing &= ~ended
+
+    def act(
+        self,
+        observation: dict[str, Any],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> Act:
+        """Actions [n_envs, n_agents], or [n_envs, n_agents, a], with a note on each.
+
+        Raises:
+            LLMError: the model could not be reached, or may not be paid any more.
+        """
+        notes: list[list[dict[str, Any]]] = [[{} for _ in row] for row in self.seats]
+        self._learn(notes)
+        asked: list[tuple[int, int]] = []
+        legal: list[list[bool] | None] = []
+        for game in np.flatnonzero(self.playing).tolist():
+            for agent, seat in enumerate(self.seats[game]):
+                text, mask = str(observation["text"][game, agent]), self._mask(observation, game, agent)
+                if not text:
+                    # Asked as soon as there is something to decide again.
+                    seat.action, seat.since = self.answers.instead(None, mask), self.settings.action_every
+                    continue
+                seat.see(text, None if mask is None else self._names(mask), self.settings.show)
+                if self._asks(seat, mask):
+                    asked.append((game, agent))
+                    legal.append(mask)
+                else:
+                    assert seat.action is not None
+                    notes[game][agent] |= {"action": self.answers.shown(seat.action), "asked": False}
+        questions = [self._question(g, a, mask) for (g, a), mask in zip(asked, legal, strict=True)]
+        parsers = [lambda text, mask=mask: self._read(text, mask) for mask in legal]
+        decisions = self.asker.ask(questions, parsers) if questions else []
+        for (game, agent), mask, decision, took in zip(asked, legal, decisions, self.asker.asked, strict=False):
+            notes[game][agent] |= self._decide(self.seats[game][agent], decision, mask, took)
+        return Act(self._actions(), notes=notes)
+
+    def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
+        """Zeros: it knows no values."""
+        return torch.zeros(self.spec.n_envs, self.spec.n_agents)
+
+    def metrics(self) -> dict[str, float]:
+        """player/decisions, player/lessons, counted; player/invalid_rate: invalid ones among all replies;
+        player/failed_calls: questions that got no reply, counted;
+        player/fallback_rate: decisions without a valid reply. And `llm/...` of `Asker.metrics`, both kinds of questions
+        together."""
+        counted = {name: float(count) for name, count in self.counters.items()}
+        both = {name: x + self.pupil.metrics()[name] for name, x in self.asker.metrics().items()}
+        return {
+            **both,
+            "player/decisions": counted["decisions"],
+            "player/invalid_rate": counted["invalid"] / max(counted["replies"], 1.0),
+            "player/failed_calls": counted["failed"],
+            "player/fallback_rate": counted["fallbacks"] / max(counted["decisions"], 1.0),
+            **({"player/lessons": counted["lessons"]} if self.settings.lessons else {}),
+        }
+
+    def state_dict(self) -> State:
+        return {
+            "seats": [[seat.state_dict() for seat in row] for row in self.seats],
+            "playing": self.playing.copy(),
+            "counters": dict(self.counters),
+            "asker": self.asker.state_dict(),
+            "pupil": self.pupil.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.seats = [[Conversation.from_state(seat) for seat in row] for row in state["seats"]]
+        self.playing = np.array(state["playing"])
+        self.counters |= state["counters"]
+        self.asker.load_state_dict(state["asker"])
+        self.pupil.load_state_dict(state["pupil"])
+
+    def _asks(self, seat: Conversation, mask: Sequence[bool] | None) -> bool:
+        if seat.action is None or seat.since >= self.settings.action_every or seat.decided == 0:
+            return True
+        return isinstance(seat.action, int) and mask is not None and not mask[seat.action]
+
+    def _question(self, game: int, agent: int, mask: Sequence[bool] | None) -> Question:
+        seat = self.seats[game][agent]
+        prompt = self._system(agent, tuple(seat.lessons)) if seat.lessons else self.system[agent]
+        return Question(
+            self._fitting(seat, prompt),
+            prompt.name,
+            prompt.hash,
+            reply_schema(self.answers, mask, self.settings.reflection),
+        )
+
+    def _fitting(self, seat: Conversation, prompt: Prompt) -> tuple[Message, ...]:
+        """The messages with as many earlier turns as the model's context window takes."""
+        whole = min(self.settings.history, len(seat.turns))
+        history = most_that_fit(lambda k: self.llm.fits(seat.messages(prompt.text, k)), whole)
+        if history < 0:
+            raise LLMError(
+                f"the prompt {prompt.name} and one observation do not fit into the context window of {self.llm.label}; "
+                "choose a model with a longer one, or a smaller llm.max_tokens"
+            )
+        self.asker.counters["trimmed_prompts"] += history < whole
+        return seat.messages(prompt.text, history)
+
+    def _decide(
+        self, seat: Conversation, decision: Decision | None, mask: Sequence[bool] | None, took: Asked
+    ) -> dict[str, Any]:
+        """Take a decision, or what is done in its place; the note on it."""
+        reflection, action = decision or (FALLBACK, self.answers.instead(seat.action, mask))
+        shown = self.answers.shown(action)
+        answer = {"reflection": reflection, "action": shown} if self.settings.reflection else {"action": shown}
+        seat.answer(said(answer), action, self._keep)
+        self.counters["decisions"] += 1
+        self.counters["fallbacks"] += decision is None
+        self._count(took)
+        return {
+            "reflection": reflection if decision else "",
+            "action": shown,
+            "asked": True,
+            "valid": decision is not None,
+            "reply": took.text,
+            **_took(took),
+        }
+
+    def _learn(self, notes: list[list[dict[str, Any]]]) -> None:
+        """Draw a lesson from each episode that a player leaves behind for another one."""
+        if not self.settings.lessons:
+            return
+        pupils = [
+            (game, agent)
+            for game in np.flatnonzero(self.playing).tolist()
+            for agent, seat in enumerate(self.seats[game])
+            if seat.unlearnt
+        ]
+        questions = [self._lesson_question(self.seats[g][a], a) for g, a in pupils]
+        for (game, agent), lesson, took in zip(
+            pupils, self.pupil.ask(questions) if questions else [], self.pupil.asked, strict=False
+        ):
+            seat = self.seats[game][agent]
+            if lesson is not None:
+                seat.lessons = [*seat.lessons, lesson][-self.settings.lessons :]
+                self.counters["lessons"] += 1
+            seat.turns, seat.unlearnt = [], False
+            self._count(took)
+            notes[game][agent] |= {"lesson": lesson or "", "lesson_took": _took(took)}
+
+    def _lesson_question(self, seat: Conversation, agent: int) -> Question:
+        system = self._system(agent, tuple(seat.lessons))
+
+        def told(kept: int) -> tuple[Prompt, tuple[Message, ...]]:
+            prompt = self.prompts.render(
+                "lesson",
+                turns=seat.turns[len(seat.turns) - kept :],
+                left_out=max(seat.before - kept, 0),
+                end=said(seat.last_episode),
+                lessons=seat.lessons,
+            )
+            return prompt, (message("system", system.text), message("user", prompt.text))
+
+        kept = most_that_fit(lambda k: self.llm.fits(told(k)[1]), min(len(seat.turns), LESSON_TURNS))
+        prompt, messages = told(max(kept, 0))
+        return Question(messages, prompt.name, prompt.hash)
+
+    def _system(self, agent: int, lessons: tuple[str, ...]) -> Prompt:
+        names = self.spec.agent_names or tuple(f"player {i + 1}" for i in range(self.spec.n_agents))
+        example = self.answers.shown(self.answers.instead(None, None))
+        return self.prompts.render(
+            "system",
+            goal=self.text.goal,
+            observation=self.text.observation,
+            actions=self.answers.told,
+            numbers=self.spec.numbers is not None,
+            n_agents=self.spec.n_agents,
+            agent=names[agent],
+            reflect=self.settings.reflection,
+            numbered=self.answers.numbered,
+            show=[name for name in self.settings.show if name != "legal_actions" or "action_mask" in self.channels],
+            action_every=self.settings.action_every,
+            decimals=self.decimals,
+            example=said({"reflection": "...", "action": example} if self.settings.reflection else {"action": example}),
+            lessons=lessons,
+        )
+
+    def _read(self, text: str, legal: Sequence[bool] | None = None) -> Decision:
+        return read_reply(text, self.answers, legal, self.must_reflect)
+
+    def _repair(self, fault: str) -> Prompt:
+        return self.prompts.render("_repair", fault=fault)
+
+    def _mask(self, observation: dict[str, Any], game: int, agent: int) -> list[bool] | None:
+        if "action_mask" not in self.channels:
+            return None
+        mask: list[bool] = np.asarray(observation["action_mask"][game, agent]).astype(bool).tolist()
+        # Where all are legal, or the environment knows of none, there is nothing to tell.
+        return mask if any(mask) and not all(mask) else None
+
+    def _names(self, mask: Sequence[bool]) -> list[Any]:
+        return [self.answers.shown(i) for i, fine in enumerate(mask) if fine]
+
+    def _actions(self) -> torch.Tensor:
+        """Of all games; those that wait do anything."""
+        numbers = self.spec.numbers
+        blank: Action = 0 if numbers is None else self.answers.instead(None, None)
+        actions = [[blank if seat.action is None else seat.action for seat in row] for row in self.seats]
+        return torch.tensor(actions, dtype=torch.int64 if numbers is None else torch.float32)
+
+    def _count(self, took: Asked) -> None:
+        self.counters["replies"] += took.replies
+        self.counters["invalid"] += took.invalid
+        self.counters["failed"] += took.failed
+
+
+def _took(asked: Asked) -> dict[str, Any]:
+    return {
+        "replies": asked.replies,
+        "invalid": asked.invalid,
+        "failed": asked.failed,
+        "prompt_tokens": asked.prompt_tokens,
+        "completion_tokens": asked.completion_tokens,
+        "cost": asked.cost,
+    }

@@ -1,0 +1,141 @@
+"""The scripted player: a few rules that read the game from the prompt and the last message, as a model would.
+
+Where no rule applies it takes one of the actions it was told are legal, or that there are, decided by what it sees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llmrl.llms.scripted import UnreadPromptError, first_question, needed
+
+_ACTIONS = re.compile(r"^# What you can do\n(.+?)^# ", re.MULTILINE | re.DOTALL)
+_ACTION = re.compile(r"^- ([^:\n]+): (.+)$", re.MULTILINE)
+_BOUNDS = re.compile(r"\((?:a whole number )?from (\S+) to (\S+)\)$")
+_NUMBERS = "An action consists of these numbers"
+_NO_RULE = "there is no rule for this game, and the player takes any legal action"
+_CHANGE = 3
+"""Messages are told apart roughly, so that what looks alike is answered alike; digits that count."""
+
+Rule = Callable[[Mapping[str, Any]], str | None]
+
+
+def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[str], None] = lambda said: None) -> str:
+    """A player's answer in JSON, an action or a lesson.
+
+    Args:
+        messages: the conversation.
+        seed: changes nothing: what looks alike is answered alike in all runs.
+        note: told of a game that there is no rule for.
+
+    Raises:
+        UnreadPromptError: a part of the prompt is not in the form of `agents/llm_player/prompts`.
+    """
+    if messages[0]["role"] != "system":
+        raise UnreadPromptError("the rules of the game (a system message)")
+    asked = first_question(messages)
+    if asked.startswith("An episode is over."):
+        return json.dumps({"lesson": _lesson(asked)})
+    system = messages[0]["content"]
+    section = needed(_ACTIONS.search(system), "the actions (a section `# What you can do`)")[1]
+    actions = needed(_ACTION.findall(section), "the actions (`- name: what it does`)")
+    now = _last_told(messages)
+    if _NUMBERS in section:
+        note(_NO_RULE)
+        why, answer = _numbers(actions, now)
+    else:
+        why, answer = _choice([name for name, _ in actions], system, now, note)
+    thought = {"reflection": f"By rule, not by thought: {why}."} if '"reflection"' in system else {}
+    return json.dumps({**thought, "action": answer})
+
+
+def _last_told(messages: Sequence[Mapping[str, str]]) -> Mapping[str, Any]:
+    """The newest observation; what follows a reply that could not be used is no observation."""
+    for message in reversed(messages):
+        if message["role"] == "user" and message["content"].startswith("{"):
+            told = json.loads(message["content"])
+            if isinstance(told, dict) and "observation" in told:
+                return told
+    raise UnreadPromptError("the observation (a message that is a JSON object)")
+
+
+def _choice(names: Sequence[str], system: str, now: Mapping[str, Any], note: Callable[[str], None]) -> tuple[str, Any]:
+    legal = [str(name) for name in now.get("legal_actions", names)]
+    seen = now["observation"]
+    known = False
+    for rule in _RULES:
+        wanted = rule(seen) if isinstance(seen, Mapping) else None
+        known |= wanted is not None
+        # Answers may be numbers, whose names stand in the descriptions.
+        named = wanted if wanted in names else _number_of(wanted, system)
+        if wanted is not None and named in legal:
+            return "a rule for this game", _written(named)
+    if not known:
+        note(_NO_RULE)
+    digits = int.from_bytes(hashlib.sha256(_rough(now).encode()).digest()[:8], "big")
+    return "any action that is legal", _written(legal[digits % len(legal)])
+
+
+def _written(name: str) -> Any:
+    return int(name) if name.isdigit() else name
+
+
+def _number_of(name: str | None, system: str) -> str:
+    found = None if name is None else re.search(rf"^- (\d+): {re.escape(name)}: ", system, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def _numbers(actions: Sequence[tuple[str, str]], now: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
+    values = {}
+    for name, said in actions:
+        bounds = needed(_BOUNDS.search(said), "the bounds of each number (`(from 0 to 1)`)")
+        low, high = float(bounds.group(1)), float(bounds.group(2))
+        digest = hashlib.sha256(f"{name} {_rough(now)}".encode()).digest()
+        # Quarters of the range, so that whole numbers stay whole where the range is one of them.
+        share = (digest[0] % 5) / 4
+        value = low + share * (high - low)
+        values[name] = round(value) if low.is_integer() and high.is_integer() and "whole" in said else round(value, 2)
+    return "numbers inside their bounds", values
+
+
+def _rough(told: Any) -> str:
+    """The same text for messages that hardly differ."""
+    return re.sub(r"-?\d+\.\d+", lambda number: f"{float(number.group()):.{_CHANGE}g}", json.dumps(told))
+
+
+def _lesson(record: str) -> str:
+    end = needed(re.search(r"^How it ended: (.+)$", record, re.MULTILINE), "how the episode ended")
+    return f"By rule, not by thought: the episode ended like this: {end.group(1)}"
+
+
+def _blackjack(seen: Mapping[str, Any]) -> str | None:
+    if "player_sum" not in seen:
+        return None
+    return "hit" if seen["player_sum"] < (18 if seen.get("usable_ace") == "yes" else 17) else "stick"
+
+
+def _cartpole(seen: Mapping[str, Any]) -> str | None:
+    if "pole_angle" not in seen:
+        return None
+    return "right" if seen["pole_angle"] + 0.3 * seen["pole_speed"] > 0 else "left"
+
+
+def _mountain_car(seen: Mapping[str, Any]) -> str | None:
+    if set(seen) != {"position", "speed"}:
+        return None
+    return "right" if seen["speed"] >= 0 else "left"
+
+
+def _cliff(seen: Mapping[str, Any]) -> str | None:
+    if set(seen) != {"row", "column"}:
+        return None
+    if seen["column"] == 11:
+        return "down"
+    return "up" if seen["row"] == 3 else "right"
+
+
+_RULES: tuple[Rule, ...] = (_blackjack, _cartpole, _mountain_car, _cliff)

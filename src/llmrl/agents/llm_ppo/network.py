@@ -1,0 +1,188 @@
+"""A language model as an actor-critic: the actions' names are scored, a head on what it made of the prompt values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from llmrl.agents.llm_ppo.sharding import shard
+from llmrl.algorithms.optimizer_step import Batch
+from llmrl.core.errors import ConfigError
+from llmrl.core.processes import Processes
+from llmrl.core.spaces import EnvSpec
+from llmrl.core.texts import Texts
+from llmrl.llms.local.scorer import LocalScorer
+from llmrl.networks import categorical
+from llmrl.networks.mlp import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, initialise
+
+Actions = Literal["scores", "head"]
+Activation = Literal["relu", "tanh", "sigmoid"]
+Precision = Literal["float32", "bfloat16"]
+
+_ACTIVATIONS: dict[Activation, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
+
+
+@dataclass(frozen=True)
+class LanguageNetworkSettings:
+    """What a language actor-critic reads, what its heads are, and how it computes.
+
+    Attributes:
+        channel: text channel that is read.
+        actions: `scores` or `head`.
+        temperature: of the scores, > 0.
+        head_hidden: hidden widths of the heads.
+        head_activation: between their layers.
+        precision: of the model's computation; `bfloat16` is autocast, with weights as they are.
+        piece_tokens: tokens of prompts whose gradient is computed at once, padding included; longer ones run alone.
+    """
+
+    channel: str
+    actions: Actions
+    temperature: float
+    head_hidden: Sequence[int]
+    head_activation: Activation
+    precision: Precision
+    piece_tokens: int
+
+
+class LanguageActorCritic(nn.Module):
+    """Texts [batch] -> logits [batch, n_actions] and values [batch] (Carta et al. 2023, arXiv 2302.02662).
+
+    The policy is softmax(log p(name of the action | prompt) / temperature) over the actions; or, with a `head`, what
+    layers of its own make of the model's state after the prompt, as in the ablations of that study. Values come from
+    such layers in any case. Heads compute in float32.
+
+    Args:
+        spec: of the environment; what is scored is how its texts go on (`EnvSpec.continuations`).
+        scorer: the model.
+        generator: of the heads' initial weights.
+        settings: what it reads, what its heads are, and how it computes.
+        processes: that share the work.
+
+    Raises:
+        ConfigError: the environment has no such text channel, or two actions have one name, or none.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        scorer: LocalScorer,
+        generator: torch.Generator,
+        settings: LanguageNetworkSettings,
+        processes: Processes,
+    ) -> None:
+        super().__init__()
+        channel, hidden, activation = settings.channel, settings.head_hidden, settings.head_activation
+        self.n_actions = spec.need_discrete("a language model that scores actions")
+        texts = [name for name, each in spec.observation.items() if each.dtype == "object"]
+        if channel not in texts:
+            raise ConfigError(
+                f"agent=llm_ppo reads texts, and env={spec.name} offers no text channel {channel!r}"
+                + (f", but {', '.join(texts)}: set agent.reads={texts[0]}" if texts else "; use env=babyai_text")
+            )
+        self.scorer, self.channel, self.processes = scorer, channel, processes
+        self.scoring, self.temperature = settings.actions == "scores", settings.temperature
+        self.precision, self.piece_tokens = settings.precision, settings.piece_tokens
+        self.candidates: tuple[str, ...] = ()
+        self.name_actions(spec)
+        self.language = scorer.module
+        config: Any = self.language.config
+        width = config.get_text_config().hidden_size
+        self.critic = _head(width, hidden, 1, VALUE_GAIN, activation, generator)
+        self.actor = None if self.scoring else _head(width, hidden, self.n_actions, POLICY_GAIN, activation, generator)
+        self.tokens = 0  # positions computed so far
+        self.divided = False  # whether the processes hold a part of the weights each
+
+    def name_actions(self, spec: EnvSpec) -> None:
+        """Score the actions of `spec` from now on.
+
+        Raises:
+            ConfigError: there are others than the head has, or two have one name.
+        """
+        names = spec.continuations(self.channel)
+        said = [name.strip() for name in names]
+        if not self.scoring and len(names) != self.n_actions:
+            raise ConfigError(
+                f"agent.actions=head has one output for each of {self.n_actions} actions, and env={spec.name} has "
+                f"{len(names)}: only agent.actions=scores can play with other actions than it was trained with"
+            )
+        if self.scoring and (twice := [name for i, name in enumerate(said) if name in said[:i]]):
+            raise ConfigError(f"two actions of env={spec.name} are called {twice[0]!r}: scores cannot tell them apart")
+        if self.scoring and not all(said):
+            raise ConfigError(f"an action of env={spec.name} has an empty name, which cannot be scored: {said}")
+        self.candidates, self.n_actions = names, len(names)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (masked where the batch has an `action_mask`) and values; equal texts are read once."""
+        texts = batch[self.channel]
+        assert isinstance(texts, Texts)
+        prompts, places = texts.distinct()
+        logits, value = self.read(prompts)
+        places = places.to(logits.device)
+        return categorical.mask_logits(logits[places], batch.get("action_mask")), value[places]
+
+    def read(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [n, n_actions] float32 and values [n] float32 of different prompts.
+
+        Raises:
+            ConfigError: a prompt is too long for the model.
+        """
+        with self._autocast():
+            scored = self.scorer.forward(prompts, self.candidates if self.actor is None else ())
+        self.tokens += scored.tokens
+        state = scored.state.float()
+        logits = scored.log_probs / self.temperature if self.actor is None else self.actor(state)
+        return logits, self.critic(state).squeeze(-1)
+
+    def pieces(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
+        """This process's part of a minibatch: samples of prompts of like length, at most `piece_tokens` at a time."""
+        n, world = len(batch["action"]), self.processes.world_size
+        prompts, places = batch[self.channel].distinct()
+        lengths = self.scorer.lengths(prompts)
+        groups: list[list[int]] = []
+        # Every process makes the same groups and computes each `world`-th of them; there should be some for each.
+        budget = min(self.piece_tokens, -(-sum(lengths) // world)) if world > 1 else self.piece_tokens
+        for i in sorted(range(len(prompts)), key=lambda i: (-lengths[i], i)):
+            if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= budget:
+                groups[-1].append(i)
+            else:
+                groups.append([i])
+        own = groups[self.processes.rank :: world]
+        for group in own:
+            chosen = torch.isin(places, torch.tensor(group, device=places.device)).nonzero().squeeze(1)
+            yield _picked(batch, chosen), len(chosen) / n
+        # At least one; as many as any process has, where they compute each other's layers.
+        for _ in range(-(-len(groups) // world) - len(own) if self.divided else not own):
+            yield _picked(batch, torch.zeros(1, dtype=torch.int64, device=places.device)), 0.0
+
+    def divide(self) -> None:
+        """Let each process hold a part of the weights of the model's layers from now on (`sharding.shard`).
+
+        Raises:
+            ConfigError: see there.
+        """
+        shard(self.language, self.processes)
+        self.scorer.together = self.processes
+        self.divided = True
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        kind = next(self.language.parameters()).device.type
+        return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bfloat16")
+
+
+def _picked(batch: Batch, chosen: torch.Tensor) -> Batch:
+    return {name: x[chosen.to(x.device)] for name, x in batch.items()}
+
+
+def _head(
+    width: int, hidden: Sequence[int], n_out: int, gain: float, activation: Activation, generator: torch.Generator
+) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for n_in, n in zip([width, *hidden], hidden, strict=False):
+        layers += [initialise(nn.Linear(n_in, n), HIDDEN_GAIN, generator), _ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers, initialise(nn.Linear([width, *hidden][-1], n_out), gain, generator))

@@ -1,0 +1,96 @@
+"""Returns, advantages and the scale of rewards: the only implementation, used by every learner."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from llmrl.core.records import State
+
+
+def normalized(advantage: torch.Tensor, eps: float) -> torch.Tensor:
+    """Advantages [..., n] centred over the last axis and divided by their sample standard deviation (of n - 1) plus
+    `eps`; a single one stays as it is."""
+    if advantage.shape[-1] == 1:
+        return advantage
+    centred = advantage - advantage.mean(-1, keepdim=True)
+    return centred / (advantage.std(-1, keepdim=True) + eps)
+
+
+def generalized_advantages(
+    reward: torch.Tensor,
+    value: torch.Tensor,
+    next_value: torch.Tensor,
+    done: torch.Tensor,
+    gamma: float,
+    lam: float,
+) -> torch.Tensor:
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16), for tensors [T, ...].
+
+    Args:
+        reward: r_t, [T, ...].
+        value: V(s_t), [T, ...].
+        next_value: V of the state reached by step t, before any reset: 0 where the episode terminated,
+            V(s_{t+1}) everywhere else, also where it was only truncated. [T, ...].
+        done: whether the episode ended (for whatever reason) in step t; the sum stops there. [T, ...] bool.
+        gamma: discount in [0, 1].
+        lam: exponential weight in [0, 1]; 1 gives Monte-Carlo advantages, 0 one-step ones.
+
+    Returns:
+        A_t, [T, ...], with a graph where an argument has one; the value target is A_t + V(s_t). Where V = 0 and lam = 1
+        it is the discounted reward to go.
+    """
+    delta = reward + gamma * next_value - value
+    carry = gamma * lam * (~done).to(reward.dtype)
+    advantage = []
+    running = torch.zeros_like(delta[0])
+    for t in range(delta.shape[0] - 1, -1, -1):
+        running = delta[t] + carry[t] * running
+        advantage.append(running)
+    return torch.stack(advantage[::-1])
+
+
+class RewardScale:
+    """Divides rewards by the running standard deviation of the discounted return so far.
+
+    Hyperparameters then do not depend on the units of a game's rewards.
+
+    The return so far is R_t = r_t + gamma R_(t-1), 0 before an episode or a rollout begins; its moments are over all
+    steps, games and agents seen. As in Engstrom et al. (2020, arXiv 2005.12729, section 3), rewards are not centred.
+
+    Args:
+        gamma: discount per step, [0, 1].
+    """
+
+    def __init__(self, gamma: float) -> None:
+        self.gamma = gamma
+        self._count, self._mean, self._squares = 0, 0.0, 0.0
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the return so far; 1 where nothing varied yet."""
+        deviation = math.sqrt(self._squares / self._count) if self._count else 0.0
+        return deviation if deviation > 1e-8 else 1.0
+
+    def see(self, reward: torch.Tensor, done: torch.Tensor) -> None:
+        """Take in a rollout: reward [T, n_envs, n_agents], and whether the episode ended in a step, [T, n_envs]."""
+        running, returns = torch.zeros_like(reward[0]), []
+        for step, ended in zip(reward, done, strict=True):
+            running = step + self.gamma * running
+            returns.append(running)
+            running = torch.where(ended[:, None], 0.0, running)
+        seen = torch.stack(returns).double()
+        n, mean = seen.numel(), float(seen.mean())
+        squares = float((seen - mean).square().sum())
+        # Chan, Golub & LeVeque (1983): moments of two samples together.
+        total, shift = self._count + n, mean - self._mean
+        self._squares += squares + shift**2 * self._count * n / total
+        self._mean += shift * n / total
+        self._count = total
+
+    def state_dict(self) -> State:
+        return {"count": self._count, "mean": self._mean, "squares": self._squares}
+
+    def load_state_dict(self, state: State) -> None:
+        self._count, self._mean, self._squares = state["count"], state["mean"], state["squares"]

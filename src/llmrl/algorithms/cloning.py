@@ -1,0 +1,145 @@
+"""Behavioural cloning: do what somebody else did in the same situation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from llmrl.algorithms.optimizer_step import Batch, GradientAccumulation, OptimizerStep, Record
+from llmrl.algorithms.sharded import groups
+from llmrl.core.errors import Diverged
+from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+from llmrl.core.records import State
+from llmrl.core.seeding import Seeds
+
+
+@dataclass(frozen=True)
+class CloningSettings:
+    """Hyperparameters; meanings, units and ranges are in `conf/agent/bc.yaml`."""
+
+    learning_rate: PositiveFloat
+    weight_decay: NonNegativeFloat
+    adam_eps: PositiveFloat
+    batch_size: PositiveInt
+    warmup: UnitInterval
+    schedule: Literal["cosine", "constant"]
+    max_grad_norm: PositiveFloat | None
+
+
+class Cloning:
+    """Minimises the cross-entropy between a network's policy and what was done.
+
+    What is scored are the actions themselves: there is no text to generate, and so nothing that is padded and would
+    have to be left out of the loss.
+
+    Args:
+        network: gives logits [batch, n_actions] and values [batch] of a batch; what values alone depend on stays as it
+            is.
+        settings: hyperparameters.
+        lessons: samples to learn from: `action` [n] and what the network reads, each [n, ...].
+        held_out: samples to measure with; may be none.
+        seeds: epoch i is shuffled by the stream `i` of `order`.
+        epochs: passes over the lessons.
+
+    Attributes:
+        updates: in all epochs.
+        learnt, kept_back: samples of either kind.
+    """
+
+    def __init__(
+        self, network: nn.Module, settings: CloningSettings, lessons: Batch, held_out: Batch, seeds: Seeds, epochs: int
+    ) -> None:
+        self.network, self.settings = network, settings
+        self.learnt, self.kept_back = len(lessons["action"]), len(held_out["action"])
+        self.updates_per_epoch = -(-self.learnt // settings.batch_size)
+        self.updates = epochs * self.updates_per_epoch
+        self._lessons, self._held_out, self._seeds = lessons, held_out, seeds
+        self._updater = OptimizerStep(
+            network, settings.learning_rate, settings.adam_eps, settings.max_grad_norm or math.inf
+        )
+        self._updater.optimizer = torch.optim.AdamW(
+            groups(self._updater.parameters),
+            lr=settings.learning_rate,
+            eps=settings.adam_eps,
+            weight_decay=settings.weight_decay,
+        )
+        self._order: tuple[int, torch.Tensor] | None = None
+
+    def update(self, i: int) -> dict[str, float]:
+        """Update number `i`, from 0; its loss, accuracy, norm of the gradient and learning rate.
+
+        Raises:
+            Diverged: the loss is no number any more.
+        """
+        for group in self._updater.optimizer.param_groups:
+            group["lr"] = self.learning_rate(i)
+        record = self._updater.step(_chosen(self._lessons, self._minibatch(i)), self._loss)
+        metrics = {name: float(x) for name, x in record.items()}
+        if not all(math.isfinite(x) for x in metrics.values()):
+            raise Diverged(
+                f"update {i + 1}: the loss is {metrics['loss']:g} and the norm of its gradient "
+                f"{metrics['grad_norm']:g}. What was saved before is intact; begin from there with a smaller "
+                "agent.cloning.learning_rate or agent.cloning.max_grad_norm"
+            )
+        return {**metrics, "learning_rate": self.learning_rate(i)}
+
+    def learning_rate(self, i: int) -> float:
+        """Of update `i`: it rises in a straight line during the warm-up and then falls to 0 as a half cosine does."""
+        s = self.settings
+        rising = math.ceil(s.warmup * self.updates)
+        if i < rising:
+            return s.learning_rate * (i + 1) / rising
+        if s.schedule == "constant":
+            return s.learning_rate
+        done = (i - rising) / max(self.updates - rising, 1)
+        return s.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, float]:
+        """Mean loss and accuracy on the samples that were held out; nothing where there are none."""
+        size, n = self.settings.batch_size, self.kept_back
+        totals: dict[str, float] = {}
+        for start in range(0, n, size):
+            places = torch.arange(start, min(start + size, n))
+            for name, x in self._measured(_chosen(self._held_out, places)).items():
+                totals[name] = totals.get(name, 0.0) + float(x) * len(places) / n
+        return totals
+
+    def state_dict(self) -> State:
+        return {"optimizer": self._updater.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        self._updater.load_state_dict(state["optimizer"])
+
+    def _minibatch(self, i: int) -> torch.Tensor:
+        """Places of the samples of update `i`; every sample has its turn once an epoch."""
+        epoch, place = divmod(i, self.updates_per_epoch)
+        if self._order is None or self._order[0] != epoch:
+            order = torch.randperm(self.learnt, generator=self._seeds.child("order").torch(epoch))
+            self._order = (epoch, order)
+        start = place * self.settings.batch_size
+        return self._order[1][start : start + self.settings.batch_size]
+
+    def _loss(self, batch: Batch) -> tuple[torch.Tensor, Record]:
+        logits, _ = self.network(batch)
+        loss = nn.functional.cross_entropy(logits, batch["action"])
+        right = (logits.argmax(1) == batch["action"]).float().mean()
+        return loss, {"loss": loss.detach(), "accuracy": right.detach()}
+
+    def _measured(self, batch: Batch) -> Record:
+        """The record of a batch that is not learned from, of all processes together."""
+        if not isinstance(self.network, GradientAccumulation):
+            return self._loss(batch)[1]
+        record: Record = {}
+        for piece, share in self.network.pieces(batch):
+            record = {name: x * share + record.get(name, 0.0) for name, x in self._loss(piece)[1].items()}
+        self.network.processes.sum_(list(record.values()))
+        return record
+
+
+def _chosen(data: Batch, places: torch.Tensor) -> Batch:
+    return {name: x[places.to(x.device)] for name, x in data.items()}

@@ -1,0 +1,1 @@
+"""Several societies of equal networks, computed at once."""

@@ -1,0 +1,280 @@
+"""The updates of several societies, in one batched computation where their networks can be stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from llmrl.algorithms.optimizer_step import Batch, Loss, OptimizerStep, Record
+from llmrl.algorithms.ppo import OWN, PPO, split_minibatches, unexplained_variance
+from llmrl.algorithms.societies.partitioned_policy import split
+from llmrl.algorithms.societies.stacked_networks import StackedNetwork, cells_of, stackable, stacks
+from llmrl.core.protocols import Agent
+from llmrl.core.rollouts import Rollout
+from llmrl.networks.actor_critic import ActorCritic
+from llmrl.networks.society import SocietyPolicy
+
+
+@runtime_checkable
+class LearnsByPPO(Protocol):
+    """An agent whose learning may be computed together with that of others like it."""
+
+    @property
+    def learner(self) -> PPO | None:
+        """The learner whose update is all that the agent's `update` does; None: there is none, or it does more."""
+        ...
+
+
+class BatchedTrainer:
+    """Agents that each learn from their own equal group of games, in order: the updates each would make alone.
+
+    They are computed in one batch, to float tolerance, where agents learn by PPO with the same settings, a network of
+    the same shape, no memory, no teacher and no stop by KL (whose epochs would differ). Otherwise, and where one after
+    the other is faster (convolutions of large minibatches on a processor), each agent updates by itself.
+
+    Args:
+        agents: one a group of games.
+    """
+
+    def __init__(self, agents: Sequence[Agent]) -> None:
+        self.agents = agents
+        self._learners = _stackable_learners(agents)
+        self._networks: list[ActorCritic] = [net for ppo in self._learners or () for net, _ in ppo.policy.groups()]  # type: ignore[misc]
+        self._stacks: dict[tuple[int, int], StackedOptimizerStep] = {}
+
+    def update(self, rollout: Rollout, generators: Sequence[torch.Generator]) -> list[dict[str, float]]:
+        """Improve every policy; returns the metrics of each.
+
+        Args:
+            rollout: of all games.
+            generators: of each agent's minibatches; one object each, though they may stand at the same number.
+
+        Raises:
+            ConfigError, Diverged: as `PPO.update`.
+        """
+        if self._learners is not None:
+            parts = stacks(self._networks, *self._minibatch(self._learners[0], rollout))
+            updaters = [updater for ppo in self._learners for updater in ppo.updaters]
+            if any(part.stop - part.start > 1 for part in parts) and same_step(updaters):
+                return self._stacked(self._learners, updaters, rollout, generators, parts)
+        each = zip(self.agents, split(rollout, len(self.agents)), generators, strict=True)
+        return [agent.update(own, generator) for agent, own, generator in each]
+
+    def _minibatch(self, ppo: PPO, rollout: Rollout) -> tuple[int, int]:
+        """Samples in a minibatch of one network, and the cells of a sample's map or picture."""
+        n = rollout.reward.numel() // len(self._networks)
+        return min(ppo.settings.minibatch_size or n, n), cells_of(self._networks[0], rollout.observation)
+
+    def _stacked(
+        self,
+        learners: Sequence[PPO],
+        updaters: Sequence[OptimizerStep],
+        rollout: Rollout,
+        generators: Sequence[torch.Generator],
+        parts: Sequence[slice],
+    ) -> list[dict[str, float]]:
+        """The updates of all, where each of `parts` of the networks is stacked."""
+        for ppo in learners:
+            ppo.begin(rollout)
+        first, k = learners[0], len(learners)
+        advantage, target = first.estimate(rollout)
+        steps, games = len(advantage), advantage.shape[1] // k
+        where = sample_indices(rollout.reward.shape, k, len(first.updaters)).to(advantage.device)
+        weight = torch.empty_like(advantage).flatten()
+        weight[where] = first.normalize_over_rollout(advantage.flatten()[where], steps, games)
+        data = first.samples(rollout, slice(None)) | {"advantage": weight, "target": target.flatten()}
+        orders = torch.stack([self._orders(first, generator, where.shape[1]) for generator in generators])
+        orders = orders.flatten(0, 1).to(where.device)
+        size, drop_last = first.settings.minibatch_size, first.settings.drop_last
+        records = []
+        for part in parts:
+            stacked = self._stack(part)
+            stacked.read(updaters[part])
+            minibatches = StackedMinibatches(data, where[part], orders[part], size, drop_last)
+            records.append(first.epochs(stacked, minibatches.epochs()))
+            stacked.write_back()
+        means = _means(records).view(len(OWN), k, -1).mean(2)
+        unexplained = unexplained_variance(*(_by_society(x, k) for x in (target, rollout.value)))
+        columns = torch.cat([means, unexplained[None]]).T.tolist()
+        taken = len(records[0]) * len(first.updaters)
+        return [ppo.report(own[:-1], taken, own[-1]) for ppo, own in zip(learners, columns, strict=True)]
+
+    def _stack(self, part: slice) -> StackedOptimizerStep:
+        key = (part.start, part.stop)
+        if key not in self._stacks:
+            self._stacks[key] = StackedOptimizerStep(StackedNetwork(self._networks[part]))
+        return self._stacks[key]
+
+    @staticmethod
+    def _orders(ppo: PPO, generator: torch.Generator, n: int) -> torch.Tensor:
+        """What a society draws for its minibatches, [n_networks, epochs, n], network after network."""
+        draws = range(len(ppo.updaters) * ppo.settings.epochs)
+        drawn = [torch.randperm(n, generator=generator, device=generator.device) for _ in draws]
+        return torch.stack(drawn).view(len(ppo.updaters), ppo.settings.epochs, n)
+
+
+def sample_indices(shape: Sequence[int], societies: int, groups: int) -> torch.Tensor:
+    """Which samples of a rollout [T, n_envs, n_agents], flattened, are each network's own: [societies * groups, n], a
+    society's networks side by side, its samples in the order of its own rollout. A network plays n_agents / groups."""
+    steps, games, agents = shape
+    index = torch.arange(steps * games * agents).view(steps, societies, games // societies, groups, agents // groups)
+    return index.permute(1, 3, 0, 2, 4).reshape(societies * groups, -1)
+
+
+def _stackable_learners(agents: Sequence[Agent]) -> list[PPO] | None:
+    """The agents' learners, if they can be computed together."""
+    learners = [agent.learner for agent in agents if isinstance(agent, LearnsByPPO)]
+    found = [ppo for ppo in learners if type(ppo) is PPO and type(ppo.policy) is SocietyPolicy]
+    if len(found) < len(agents) or len({id(ppo.policy) for ppo in found}) < len(agents):
+        return None
+    first = found[0]
+    agree = all(
+        ppo.settings == first.settings
+        and ppo.teacher is None
+        and ppo.policy.channels == first.policy.channels
+        and [agents for _, agents in ppo.policy.groups()] == [agents for _, agents in first.policy.groups()]
+        for ppo in found
+    )
+    if not agree or first.settings.target_kl is not None or first.settings.scale_rewards or first.policy.recurrent:
+        return None
+    return found if stackable([network for ppo in found for network, _ in ppo.policy.groups()]) else None
+
+
+def _means(records: Sequence[Sequence[Record]]) -> torch.Tensor:
+    """Means over steps of what stacks recorded, in the order of `OWN`: [len(OWN), n_networks]."""
+    parts = [torch.stack([torch.stack([step[name] for name in OWN]) for step in each]).mean(0) for each in records]
+    return torch.cat(parts, dim=1)
+
+
+def _by_society(x: torch.Tensor, societies: int) -> torch.Tensor:
+    """[T, n_envs, n_agents] -> [societies, n]."""
+    return x.detach().reshape(len(x), societies, -1).transpose(0, 1).flatten(1)
+
+
+class StackedOptimizerStep:
+    """The steps that `OptimizerStep` updaters would make one after the other, to float tolerance.
+
+    A loss is a vector [k], one number a network. As Adam works number by number, one of torch's over the stacked
+    parameters is one for each network; a gradient is scaled down by the norm of its own network's part alone.
+
+    Between `read` and `write_back` the ordinary updaters and their networks stay as they were.
+
+    Args:
+        stack: the networks.
+    """
+
+    def __init__(self, stack: StackedNetwork) -> None:
+        self.stack = stack
+        named = {name: p for name, p in stack.network.named_parameters() if p.requires_grad}
+        self._named = named
+        self.parameters = list(named.values())
+        self._members = [members for p, members in stack.parameters if p.requires_grad]
+        self._ordinary: Sequence[OptimizerStep] = ()
+
+    def read(self, ordinary: Sequence[OptimizerStep]) -> None:
+        """Begin with the weights, moments and step size of `ordinary`, an `same_step` updater for each network."""
+        self.stack.read()
+        self._ordinary = ordinary
+        group = ordinary[0].optimizer.param_groups[0]
+        self.optimizer = torch.optim.Adam(
+            self.parameters, lr=group["lr"], eps=group["eps"], betas=group["betas"], fused=True
+        )
+        for p, members in zip(self.parameters, self._members, strict=True):
+            states = [each.optimizer.state.get(own) for each, own in zip(ordinary, members, strict=True)]
+            found = [state for state in states if state]
+            if found:
+                self.optimizer.state[p] = {
+                    "step": found[0]["step"].clone(),
+                    **{name: torch.stack([state[name] for state in found]) for name in ("exp_avg", "exp_avg_sq")},
+                }
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, value = self.stack.network(batch)
+        return logits, value
+
+    def step(self, batch: Batch, loss: Loss) -> Record:
+        value, record = loss(batch)
+        self.optimizer.zero_grad()
+        value.sum().backward()  # type: ignore[no-untyped-call]
+        norms = []
+        for part in self._ordinary[0].parts:
+            gradients = [g for name in part if (g := self._named[name].grad) is not None]
+            if gradients:
+                norms.append(self._clip(gradients))
+        self.optimizer.step()
+        return record | {"grad_norm": torch.linalg.vector_norm(torch.stack(norms), dim=0)}
+
+    def _clip(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Scale each network's gradients down together; returns the norms before, [k]."""
+        norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients])
+        norm: torch.Tensor = torch.linalg.vector_norm(norms, dim=0)
+        scale = (self._ordinary[0].max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, [scale.view(-1, *[1] * (g.dim() - 1)) for g in gradients])
+        return norm
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Give the networks their weights, and the ordinary optimizers their moments and steps."""
+        self.stack.write()
+        new: list[torch.Tensor] = []
+        places: list[torch.Tensor] = []
+        for p, members in zip(self.parameters, self._members, strict=True):
+            if not (state := self.optimizer.state.get(p)):
+                continue
+            for i, (each, own) in enumerate(zip(self._ordinary, members, strict=True)):
+                kept = each.optimizer.state[own]
+                kept["step"] = state["step"].clone()
+                for name in ("exp_avg", "exp_avg_sq"):
+                    new.append(state[name][i])
+                    places.append(kept.setdefault(name, torch.empty_like(own)))
+        if new:
+            torch._foreach_copy_(places, new)
+
+
+def same_step(updaters: Sequence[OptimizerStep]) -> bool:
+    """Whether the updaters are at the same step with the same settings, and none is divided among processes."""
+    if any(type(each) is not OptimizerStep or each.divided for each in updaters):
+        return False
+    first = _place(updaters[0])
+    return all(_place(each) == first for each in updaters[1:])
+
+
+class StackedMinibatches:
+    """Minibatches of several networks at once: [k, b, ...], as Minibatches would deal them to each.
+
+    Args:
+        data: samples of all networks by name, each [n_all, ...].
+        where: which of them are each network's own, [k, n] int64.
+        orders: of each network's own, [k, epochs, n] int64: a permutation an epoch.
+        size: samples of a minibatch and network; None: all.
+        drop_last: leave the last minibatch of an epoch out if it is smaller.
+    """
+
+    def __init__(
+        self, data: Batch, where: torch.Tensor, orders: torch.Tensor, size: int | None, drop_last: bool = False
+    ) -> None:
+        self.data, self.where, self.orders = data, where, orders
+        self.size, self.drop_last = size, drop_last
+
+    def epochs(self) -> Iterator[Iterator[Batch]]:
+        """The minibatches of each epoch.
+
+        Raises:
+            ConfigError: as `split_minibatches`.
+        """
+        for order in self.orders.unbind(1):
+            yield self._epoch(self.where.gather(1, order))
+
+    def _epoch(self, order: torch.Tensor) -> Iterator[Batch]:
+        for chosen in split_minibatches(order, self.size, self.drop_last):
+            yield {name: x[chosen] for name, x in self.data.items()}
+
+
+def _place(updater: OptimizerStep) -> list[object]:
+    """Settings, and the steps that each parameter has made."""
+    [group] = updater.optimizer.param_groups
+    states = [updater.optimizer.state.get(p) for p in updater.parameters]
+    steps = [float(state["step"]) if state else None for state in states]
+    return [updater.max_grad_norm, updater.parts, group["lr"], group["eps"], group["betas"], steps]

@@ -1,0 +1,224 @@
+"""Several societies side by side: each plays its own equal group of the games, and learns from it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import torch
+
+from llmrl.algorithms.societies.stacked_networks import StackedNetwork, cells_of, stackable, stacks
+from llmrl.core.protocols import Policy, unchanged
+from llmrl.core.records import Act
+from llmrl.core.rollouts import Rollout
+from llmrl.networks import categorical
+from llmrl.networks.actor_critic import ActorCritic
+from llmrl.networks.society import SocietyPolicy
+
+
+class PartitionedPolicy:
+    """Policies that each play one of equal groups of games, in order, as one policy.
+
+    Groups given one generator, all of them or some, draw the same random numbers for their actions (and start from the
+    same games, `VecEnv.reset`), so that what differs between them is what they were given to compare: common random
+    numbers.
+
+    Networks of one shape are computed in one batch, to float tolerance; their weights are put together once in a span
+    of `unchanged` (`Memoizing`), and at every call outside of one.
+
+    Args:
+        policies: one a group.
+        games: of each group.
+    """
+
+    def __init__(self, policies: Sequence[Policy], games: int) -> None:
+        self.policies, self.games = policies, games
+        self.channels = policies[0].channels
+        self._stackable = stackable_policies(policies)
+        self._stacked: StackedPolicies | None = None
+        self._held = False  # inside of `unchanged`
+        self._current = False  # the stacked weights are those that the policies have in it
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """As `Memoizing`: all policies stay as they are."""
+        with ExitStack() as spans:
+            for policy in self.policies:
+                spans.enter_context(unchanged(policy))
+            if self._held:
+                yield
+                return
+            self._held, self._current = True, False
+            try:
+                yield
+            finally:
+                self._held = False
+
+    def act(
+        self,
+        observation: dict[str, torch.Tensor],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        greedy: bool = False,
+    ) -> Act:
+        assert generator is not None
+        own = [generator] * len(self.policies) if isinstance(generator, torch.Generator) else list(generator)
+        if (stacked := self._stack(observation)) is not None:
+            return stacked.act(observation, own, greedy)
+        start, acts = {id(each): each.get_state() for each in own}, []
+        for i, policy in enumerate(self.policies):
+            own[i].set_state(start[id(own[i])])
+            acts.append(policy.act(self._own(observation, i), self._games(state, i), own[i], greedy))
+        return Act(
+            action=torch.cat([act.action for act in acts]),
+            log_prob=_joined([act.log_prob for act in acts]),
+            value=_joined([act.value for act in acts]),
+            features=_joined([act.features for act in acts]),
+            state=_joined([act.state for act in acts]),
+            logits=_joined([act.logits for act in acts]),
+            entropy=_joined([act.entropy for act in acts]),
+        )
+
+    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
+        if (stacked := self._stack(observation)) is not None:
+            return stacked.values(observation)
+        policies = enumerate(self.policies)
+        return torch.cat([policy.values(self._own(observation, i), self._games(state, i)) for i, policy in policies])
+
+    def _stack(self, observation: dict[str, torch.Tensor]) -> StackedPolicies | None:
+        """The policies as one, if that can be had and pays."""
+        if self._stackable and self._stacked is None:
+            self._stacked = StackedPolicies(self.policies, self.games, observation)  # type: ignore[arg-type]
+            self._stackable = self._stacked.pays
+        elif self._stacked is not None and not (self._held and self._current):
+            self._stacked.read()
+        self._current = self._held
+        return self._stacked if self._stackable else None
+
+    def _own(self, observation: dict[str, torch.Tensor], i: int) -> dict[str, torch.Tensor]:
+        return {name: x[i * self.games : (i + 1) * self.games] for name, x in observation.items()}
+
+    def _games(self, state: torch.Tensor | None, i: int) -> torch.Tensor | None:
+        return None if state is None else state[i * self.games : (i + 1) * self.games]
+
+
+class StackedPolicies:
+    """What `SocietyPolicy`s do that each play their own equal group of games, in order.
+
+    Args:
+        policies: `stackable_policies`, K of them, each with G networks of k agents.
+        games: of each.
+        observation: of all games, as they will come.
+
+    Attributes:
+        pays: whether more than one network is computed at a time.
+    """
+
+    def __init__(self, policies: Sequence[SocietyPolicy], games: int, observation: dict[str, torch.Tensor]) -> None:
+        self.policies, self.games = policies, games
+        self._groups = len(policies[0].members)
+        members = [network for policy in policies for network, _ in policy.groups()]
+        agents = policies[0].n_agents // self._groups
+        self._parts = stacks(members, games * agents, cells_of(members[0], observation))
+        self.pays = any(part.stop - part.start > 1 for part in self._parts)
+        self._stacks = [StackedNetwork(members[part]) for part in self._parts] if self.pays else []
+
+    def read(self) -> None:
+        """Take over the weights of the policies."""
+        for stack in self._stacks:
+            stack.read()
+
+    @torch.no_grad()
+    def act(
+        self, observation: dict[str, torch.Tensor], generators: Sequence[torch.Generator], greedy: bool = False
+    ) -> Act:
+        """Actions of all games; groups whose generator is one object draw the same numbers."""
+        logits, value, features = self._play(observation)
+        action = logits.argmax(-1) if greedy else categorical.choose(logits, self._uniform(logits, generators))
+        log_prob, entropy = categorical.log_prob_entropy(logits, action)
+        kept = features if self.policies[0].core_frozen else None
+        return Act(action, log_prob, value, kept, logits=logits, entropy=entropy)
+
+    @torch.no_grad()
+    def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
+        """State values [n_envs, n_agents]."""
+        return self._play(observation)[1]
+
+    def _play(self, observation: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits [n_envs, n_agents, n_actions], values [n_envs, n_agents] and features [n_envs, n_agents, F]."""
+        samples = {name: self._dealt(x) for name, x in self.policies[0].extended(observation).items()}
+        found = []
+        for part, stack in zip(self._parts, self._stacks, strict=True):
+            own = {name: x[part] for name, x in samples.items()}
+            network: ActorCritic = stack.network
+            features = network.encode(own)
+            found.append((network.logits(features, own.get("action_mask")), network.value(features, own), features))
+        logits, value, features = (self._gathered(torch.cat(parts)) for parts in zip(*found, strict=True))
+        return logits, value, features
+
+    def _dealt(self, x: torch.Tensor) -> torch.Tensor:
+        """[n_envs, n_agents, ...] -> [K * G, games * k, ...]."""
+        k = x.shape[1] // self._groups
+        split = x.reshape(-1, self.games, self._groups, k, *x.shape[2:])  # [K, games, G, k, ...]
+        return split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+    def _gathered(self, x: torch.Tensor) -> torch.Tensor:
+        """The reverse."""
+        k = x.shape[1] // self.games
+        split = x.reshape(-1, self._groups, self.games, k, *x.shape[2:])  # [K, G, games, k, ...]
+        return split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+    def _uniform(self, logits: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
+        """The numbers that each policy would draw by itself (`categorical.sample`), [n_envs, n_agents, n_actions]."""
+        shape = (self.games, *logits.shape[1:])
+        drawn: dict[int, torch.Tensor] = {}
+        for each in generators:
+            if id(each) not in drawn:
+                drawn[id(each)] = torch.rand(shape, generator=each, device=each.device, dtype=logits.dtype)
+        return torch.cat([drawn[id(each)] for each in generators]).to(logits.device, non_blocking=logits.is_cuda)
+
+
+def stackable_policies(policies: Sequence[object]) -> bool:
+    """Whether the policies are societies of networks of one shape that remember nothing."""
+    found = [policy for policy in policies if type(policy) is SocietyPolicy and not policy.recurrent]
+    if len(found) < len(policies):
+        return False
+    alike = {(policy.n_agents, len(policy.members), policy.core_frozen, policy.channels) for policy in found}
+    return len(alike) == 1 and stackable([network for policy in found for network, _ in policy.groups()])
+
+
+def split(rollout: Rollout, groups: int) -> list[Rollout]:
+    """What each of equal groups of games saw, as a rollout of its own (views, no copies)."""
+    if groups == 1:
+        return [rollout]
+    games = rollout.reward.shape[1] // groups
+    parts = []
+    for i in range(groups):
+        own = slice(i * games, (i + 1) * games)
+        parts.append(
+            replace(
+                rollout,
+                observation={name: x[:, own] for name, x in rollout.observation.items()},
+                features=None if rollout.features is None else rollout.features[:, own],
+                action=rollout.action[:, own],
+                log_prob=rollout.log_prob[:, own],
+                value=rollout.value[:, own],
+                reward=rollout.reward[:, own],
+                base_reward=rollout.base_reward[:, own],
+                terminated=rollout.terminated[:, own],
+                truncated=rollout.truncated[:, own],
+                first=rollout.first[:, own],
+                next_value=rollout.next_value[:, own],
+                info={name: x[:, own] for name, x in rollout.info.items()},
+                episodes=[episode for episode in rollout.episodes if episode.game // games == i],
+                exposure=None if rollout.exposure is None else rollout.exposure[:, own],
+                state=None if rollout.state is None else rollout.state[own],
+            )
+        )
+    return parts
+
+
+def _joined(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    given = [x for x in tensors if x is not None]
+    return torch.cat(given) if len(given) == len(tensors) else None

@@ -1,0 +1,177 @@
+"""One environment evaluated: played by each player, in each mode, under each mechanism; and filmed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llmrl.core.protocols import Policy, VecEnv
+from llmrl.core.records import State
+from llmrl.core.rollouts import Episode
+from llmrl.core.seeding import Seeds
+from llmrl.evaluation.mechanisms import EvaluatedMechanism
+from llmrl.evaluation.settings import EvaluationSettings, Teller
+from llmrl.evaluation.videos import film, save_side_by_side
+from llmrl.experiment.parts import Parts
+from llmrl.rollout.collector import Collector
+from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.trajectory_writers import trajectory_observers
+
+Player = tuple[str, str]
+"""A policy and the mode it plays in."""
+
+
+@dataclass(frozen=True)
+class EpisodeSettings:
+    """Which episodes are played, and how.
+
+    Attributes:
+        n: episodes, >= 1; at least so many, as all games play.
+        seeds: of the episodes: the same ones for whoever plays them.
+        greedy: the likeliest action is taken.
+        exactly: `n` episodes and no more, for players that cost something.
+    """
+
+    n: int
+    seeds: Seeds
+    greedy: bool = False
+    exactly: bool = False
+
+
+def evaluate_environment(
+    env: VecEnv,
+    policy: Policy,
+    device: str,
+    settings: EpisodeSettings,
+    trajectories: Path | None = None,
+    prepare: Callable[[], None] = lambda: None,
+) -> list[Episode]:
+    """Play episodes of one policy in one environment, and return them.
+
+    Args:
+        env: what is played.
+        policy, device: who plays, and where.
+        settings: which episodes.
+        trajectories: folder to write every step into; None: steps are not kept.
+        prepare: called before games begin, e.g. to set their mechanism.
+
+    Raises:
+        ConfigError: the environment does not offer what the policy reads.
+    """
+    with trajectory_observers(env, policy, trajectories) as observers:
+        collector = Collector(env, policy, device, observers=observers)
+        return evaluate_policy(collector, settings.n, settings.seeds, settings.greedy, prepare, settings.exactly)
+
+
+@dataclass(frozen=True)
+class Videos:
+    """Files of videos.
+
+    Attributes:
+        own: of each mechanism.
+        beside: of all side by side, where there are several.
+    """
+
+    own: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    beside: Sequence[Path] = ()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation, ready to be played.
+
+    Attributes:
+        settings: what is asked.
+        parts: of the run.
+        players: who plays, by name; the first is filmed.
+        mechanisms: that are imposed one after the other.
+        context: index of the context; None where there is none.
+        seeds: of the episodes: the same ones for whoever plays them, under whatever mechanism.
+        out: folder of what is written.
+        tell: is told what goes on.
+    """
+
+    settings: EvaluationSettings
+    parts: Parts
+    players: Mapping[str, Policy]
+    mechanisms: Sequence[EvaluatedMechanism]
+    context: int | None
+    seeds: Seeds
+    out: Path
+    tell: Teller
+
+    @property
+    def several(self) -> bool:
+        """Whether mechanisms are compared."""
+        return len(self.mechanisms) > 1
+
+    @property
+    def carried(self) -> list[str]:
+        """What the agents take from episode to episode."""
+        return list(getattr(self.parts.agents[0], "carried", ())) if "student" in self.players else []
+
+    def folder(self, mechanism: EvaluatedMechanism, below: str = "") -> Path:
+        """Of what is written of a mechanism alone, in a folder `below` that of the evaluation."""
+        return self.out / below / mechanism.name if self.several else self.out / below
+
+    def film(self, states: Sequence[State]) -> Videos:
+        """Film the first player under each mechanism, the agents in the state that belongs to it; of several mechanisms
+        only the world, all videos of one length, and one in which they run side by side."""
+        made = []
+        for mechanism, state in zip(self.mechanisms, states, strict=True):
+            self._say("filming", mechanism)
+            self._impose(mechanism)
+            self.parts.agents[0].load_state_dict(state)
+            policy, greedy = next(iter(self.players.values())), self.settings.mode == "deterministic"
+            judged = self.parts.objective, self.parts.spending_cost
+            made.append(
+                film(self.parts, policy, self.seeds, self.settings.video_steps, greedy, *judged, compared=self.several)
+            )
+        own: dict[str, Sequence[Path]] = {}
+        for mechanism, each in zip(self.mechanisms, made, strict=True):
+            each.hold(max(map(len, made)))
+            own[mechanism.name] = each.recorder.save(self.folder(mechanism, "videos"), self.settings.fps)
+        if not self.several:
+            return Videos(own)
+        titles = [mechanism.title for mechanism in self.mechanisms]
+        return Videos(own, save_side_by_side(made, titles, self.out / "videos", self.settings.fps))
+
+    def play(self, states: Sequence[State], episodes: int, exactly: bool) -> list[dict[Player, list[Episode]]]:
+        """Play at least `episodes` with each player in each mode under each mechanism, the agents in the state that
+        belongs to it; with `exactly` so many. Returns who played which episodes under each mechanism."""
+        return [
+            self._play_under(mechanism, state, episodes, exactly)
+            for mechanism, state in zip(self.mechanisms, states, strict=True)
+        ]
+
+    def _play_under(
+        self, mechanism: EvaluatedMechanism, state: State, episodes: int, exactly: bool
+    ) -> dict[Player, list[Episode]]:
+        self._say(f"{episodes} episodes", mechanism)
+        players = [(name, mode) for name in self.players for mode in self.settings.modes]
+        folder, found = self.folder(mechanism), dict[Player, list[Episode]]()
+        for name, mode in players:
+            # What a video or another mode left behind is none of its business.
+            self.parts.agents[0].load_state_dict(state)
+            kept = (folder if len(players) == 1 else folder / f"{name}_{mode}") if self.settings.trajectories else None
+            found[name, mode] = evaluate_environment(
+                self.parts.env,
+                self.players[name],
+                self.parts.device,
+                EpisodeSettings(episodes, self.seeds, mode == "deterministic", exactly),
+                kept,
+                prepare=lambda: self._impose(mechanism),
+            )
+        return found
+
+    def _say(self, what: str, mechanism: EvaluatedMechanism) -> None:
+        """Comparing takes its time."""
+        if self.several:
+            self.tell(f"{what}: {mechanism.title}")
+
+    def _impose(self, mechanism: EvaluatedMechanism) -> None:
+        if mechanism.vector is not None:
+            self.parts.env.set_mechanism(mechanism.vector)
+        if self.context is not None:
+            self.parts.env.set_context(self.context)

@@ -1,0 +1,119 @@
+"""What is asked of a design run, and which parts and numbers of it cannot work together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.objectives import Objective
+from llmrl.core.protocols import Agent, DifferentiableAgent, GradientProposer, Proposer, VecEnv
+from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
+from llmrl.core.spaces import EnvSpec
+
+
+@dataclass(frozen=True)
+class DesignSettings:
+    """How long a principal goes on, and by what it is judged: the section `design` of the config.
+
+    Attributes:
+        steps: principal steps.
+        candidates: vectors proposed in each.
+        adapt_rounds: episodes each game plays, with one update after each, before validation.
+        validate_episodes: episodes of a society that the objective of a vector is averaged over; rounded up to a
+            multiple of its games.
+        reset_agents: back to the original weights before every principal step.
+        objective: the measure of welfare the principal is judged on; None is the environment's own.
+        spending_cost: what it loses for each unit of reward that its mechanism pays out beyond what it takes.
+        societies: that each vector governs.
+        society_seeds: `own`: each society has a seed tree of its own; `consecutive`: that of the run `s` seeds on.
+        rollout_steps: steps of every game before each update, which divide an episode; None: a whole episode.
+        race: the best so many vectors of each context are measured again after the last step; 0: the best by what the
+            steps measured is named.
+        race_rounds: at most so many times; as often the winner is measured then, which is what is reported of it.
+        contexts: of a step: `drawn`, or one after the other (`in_turn`).
+        references: times that each vector of the coarse scan is measured, by runs before this one; 0: there are none.
+    """
+
+    steps: PositiveInt
+    candidates: PositiveInt
+    adapt_rounds: NonNegativeInt
+    validate_episodes: PositiveInt
+    reset_agents: bool
+    objective: Objective | None
+    spending_cost: NonNegativeFloat = 0.0
+    societies: PositiveInt = 1
+    society_seeds: Literal["own", "consecutive"] = "own"
+    rollout_steps: PositiveInt | None = None
+    race: NonNegativeInt = 0
+    race_rounds: PositiveInt = 2
+    contexts: Literal["drawn", "in_turn"] = "drawn"
+    references: NonNegativeInt = 0
+
+
+def checked_horizon(spec: EnvSpec, principal: Proposer, settings: DesignSettings) -> int:
+    """Return the steps of an episode.
+
+    Raises:
+        ConfigError: the parts and the settings cannot work together.
+    """
+    candidates, race, rollout_steps = settings.candidates, settings.race, settings.rollout_steps
+    if spec.horizon is None:
+        raise ConfigError(
+            f"a principal needs episodes of one length: set env.horizon (e.g. 1000), which is null for env={spec.name}"
+        )
+    if candidates > 1 and not principal.parallel:
+        raise ConfigError(
+            f"design.candidates={candidates}: {type(principal).__name__} proposes one vector at a time; set "
+            "design.candidates=1, or choose a principal that can propose several (random, egreedy, ucb, thompson, "
+            "gp, cem, cmaes, dual_rl, llm)"
+        )
+    if candidates > 1 and not settings.reset_agents:
+        raise ConfigError(
+            f"design.candidates={candidates} compares proposals on societies that start alike, and with "
+            "design.reset_agents=false they would grow apart; set design.reset_agents=true or design.candidates=1"
+        )
+    if settings.societies > 1 and isinstance(principal, GradientProposer):
+        raise ConfigError(
+            f"design.societies={settings.societies}: {type(principal).__name__} (principal=metagrad) differentiates "
+            "the learning of one society; set design.societies=1, or choose another principal"
+        )
+    if race and not settings.reset_agents:
+        raise ConfigError(
+            f"design.race={race} measures proposals again on societies that start anew, and with "
+            "design.reset_agents=false none does: what a proposal did depended on those before it; set "
+            "design.reset_agents=true or design.race=0"
+        )
+    if rollout_steps is not None and spec.horizon % rollout_steps:
+        raise ConfigError(
+            f"design.rollout_steps={rollout_steps} must divide an episode of {spec.horizon} steps "
+            "(env.horizon), or be null"
+        )
+    return spec.horizon
+
+
+def differentiable_agent(
+    env: VecEnv, agent: Agent, principal: Proposer, adapt_rounds: int
+) -> DifferentiableAgent | None:
+    """The agent, if the principal learns from gradients through its learning; None if it does not.
+
+    Raises:
+        ConfigError: it does, and the environment or the agent gives none, or the agents never learn.
+    """
+    if not isinstance(principal, GradientProposer):
+        return None
+    name = type(principal).__name__
+    if not env.spec.exposure:
+        raise ConfigError(
+            f"{name} needs to know how rewards depend on the mechanism, which env={env.spec.name} does not tell; use "
+            "env=cleanup, harvest or escape_room, or another principal"
+        )
+    if not adapt_rounds:
+        raise ConfigError(
+            f"{name} learns through the agents' learning, and design.adapt_rounds=0 leaves none; set it to 1 or more"
+        )
+    if not isinstance(agent, DifferentiableAgent):
+        raise ConfigError(f"{name} needs agents whose learning can be differentiated; use agent=ppo or agent=pg")
+    if not agent.learns:
+        raise ConfigError(f"{name} learns through the agents' learning, which agent.freeze=all stops; use core or none")
+    return agent

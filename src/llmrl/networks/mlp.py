@@ -1,0 +1,75 @@
+"""Layers with the initialisation that PPO implementations share (orthogonal weights, zero biases), and the small
+networks of principals, which are made of nothing else: several choices made at once from one vector of observations."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+HIDDEN_GAIN = math.sqrt(2.0)
+"""Orthogonal gain before a ReLU."""
+POLICY_GAIN = 0.01
+"""Small, so that the first policy is close to uniform."""
+VALUE_GAIN = 1.0
+
+
+def initialise(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Generator) -> nn.Module:
+    """Orthogonal weights with `gain` and zero bias, drawn from `generator` rather than torch's global stream."""
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(sizes: Sequence[int], generator: torch.Generator) -> nn.Sequential:
+    """Linear + ReLU for every consecutive pair of `sizes`: [batch, sizes[0]] -> [batch, sizes[-1]]."""
+    layers: list[nn.Module] = []
+    for n_in, n_out in itertools.pairwise(sizes):
+        layers += [initialise(nn.Linear(n_in, n_out), HIDDEN_GAIN, generator), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class IndependentHeads(nn.Module):
+    """Observations [batch, n_in] -> logits [batch, n_heads, n_choices] of independent choices, and a value [batch]."""
+
+    def __init__(
+        self, n_in: int, hidden: Sequence[int], n_heads: int, n_choices: int, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        sizes = [n_in, *hidden]
+        self.trunk = mlp(sizes, generator)
+        self.actor = initialise(nn.Linear(sizes[-1], n_heads * n_choices), POLICY_GAIN, generator)
+        self.critic = initialise(nn.Linear(sizes[-1], 1), VALUE_GAIN, generator)
+        self.shape = (n_heads, n_choices)
+
+    def forward(self, observed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self.trunk(observed)
+        return self.actor(features).unflatten(-1, self.shape), self.critic(features).squeeze(-1)
+
+
+class BoxHead(nn.Module):
+    """Observations [n_in] -> a point [d] of the box between `low` and `high`: low + (high - low) sigmoid(MLP).
+
+    The last layer begins so small that the first point is close to the middle, whatever is observed.
+    """
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+    def __init__(
+        self, n_in: int, hidden: Sequence[int], low: torch.Tensor, high: torch.Tensor, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        sizes = [n_in, *hidden]
+        self.layers = nn.Sequential(
+            mlp(sizes, generator), initialise(nn.Linear(sizes[-1], len(low)), POLICY_GAIN, generator)
+        )
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
+
+    def forward(self, observed: torch.Tensor) -> torch.Tensor:
+        return self.low + (self.high - self.low) * torch.sigmoid(self.layers(observed))

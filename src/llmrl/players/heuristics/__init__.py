@@ -1,1 +1,0 @@
-"""Simple rules that play well, as rows beside language models and learners."""

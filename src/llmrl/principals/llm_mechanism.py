@@ -1,0 +1,140 @@
+"""A language model sets the numbers of a mechanism."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.protocols import ChatModel
+from llmrl.core.spaces import EnvSpec, ParameterSpace
+from llmrl.llms.prompts import Prompt, Prompts
+from llmrl.llms.structured import InvalidReply, json_schema, parse_dollar, parse_json
+from llmrl.principals.history import Record
+from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings
+from llmrl.principals.reading import Reading
+
+FAMILY = "principal"
+FOLDER = Path(__file__).with_name("prompts")
+
+
+class LLMMechanismPrincipal(LLMPrincipal):
+    """Tells the game, the numbers, the payoff and what was tried so far in words; a prompt of its own for each game.
+
+    After the LLM principal of "Large Legislative Models" (arXiv 2410.08345), whose prompts were not released; these are
+    our own.
+
+    Args:
+        spec: the environment, which has a mechanism.
+        llm: the chat model.
+        settings: how it is asked; `prompt` is one of `prompts/`, None takes the environment's own, or `generic`.
+
+    Raises:
+        ConfigError: no mechanism, no such prompt.
+    """
+
+    purpose = FAMILY
+
+    def __init__(self, spec: EnvSpec, llm: ChatModel, settings: LLMSettings) -> None:
+        self.prompts = Prompts(FAMILY, FOLDER, settings.prompt_folder)
+        self.prompt = self._prompt_name(spec, settings.prompt)
+        self.reply_model = _reply_model(spec.proposals)
+        super().__init__(spec, spec.proposals, llm, settings)
+
+    def schema(self, n: int) -> dict[str, Any] | None:
+        return json_schema(self.reply_model)
+
+    def render(
+        self, context: str | None, proposal: int, proposals: int, shown: Sequence[Record], selection: str | None
+    ) -> Prompt:
+        spec, history, observations = self.spec, self.history, self.settings.observations
+        return self.prompts.render(
+            self.prompt,
+            name=spec.name,
+            n_agents=spec.n_agents,
+            horizon=spec.horizon,
+            actions=spec.action_names,
+            objective=spec.objective.name,
+            payoff=spec.objective.told(spec.n_agents),
+            spending_cost=spec.spending_cost,
+            facts=spec.facts,
+            mechanism=self.space.name,
+            parameters=self.space.parameters,
+            contexts=spec.contexts,
+            context=context,
+            numbers_seen="mechanism" in spec.observation,
+            generation=history.generations + 1,
+            proposal=proposal,
+            proposals=proposals,
+            made=len(history.records),
+            made_here=len(history.in_context(context)),
+            history=[self._line(record) for record in shown],
+            measures=history.measures() if observations else [],
+            selection=selection,
+            step_size=self.settings.step_size,
+            optimum=self.settings.optimum,
+        )
+
+    def read_vectors(self, text: str, n: int) -> Reading:
+        try:
+            reply = parse_json(text, self.reply_model)
+        except InvalidReply as fault:
+            if "{" in text and "$" not in text:
+                raise
+            try:
+                return Reading(parse_dollar(text, self.space.dim)[None])
+            except InvalidReply as other:
+                raise InvalidReply(f"{fault}; {other}") from None
+        numbers = np.array([[getattr(reply, _field(i)) for i in range(self.space.dim)]])
+        return Reading(numbers, str(getattr(reply, "reasoning", "")))
+
+    def repair(self, fault: str) -> Prompt:
+        return self.prompts.render("_repair", fault=fault, parameters=self.space.parameters)
+
+    def _line(self, record: Record) -> Record:
+        """A record as the history template takes it."""
+        line = {
+            **record,
+            "values": list(zip(self.space.names, record["vector"], strict=True)),
+            "curves": list(record["curves"].items()),
+            "summaries": list(record["summaries"].items()),
+        }
+        return line if self.settings.observations else {**line, "curves": [], "summaries": [], "returns": []}
+
+    def _prompt_name(self, spec: EnvSpec, prompt: str | None) -> str:
+        known = self.prompts.names
+        if prompt is None:
+            return spec.name if spec.name in known else "generic"
+        if prompt not in known:
+            raise ConfigError(
+                f"principal.prompt={prompt} does not exist; there are {', '.join(known)}, or null for env's own"
+            )
+        return prompt
+
+
+def _field(i: int) -> str:
+    """Attribute of the i-th number: its name may be no Python identifier, so that is an alias."""
+    return f"number_{i}"
+
+
+def _reply_model(mechanism: ParameterSpace) -> type[BaseModel]:
+    """Reasoning first, so that a model thinks before it decides; then the numbers under their names.
+
+    Bounds are not in the schema, as not every provider accepts them there; the mechanism checks them.
+    """
+    if "reasoning" in mechanism.names:
+        raise ConfigError(
+            f"{mechanism.name}: principal=llm keeps the name 'reasoning' for itself; rename that parameter"
+        )
+    numbers: dict[str, Any] = {
+        _field(i): (float, Field(alias=p.name, strict=True, allow_inf_nan=False, description=p.description))
+        for i, p in enumerate(mechanism.parameters)
+    }
+    model: type[BaseModel] = create_model(
+        "Proposal", __config__=ConfigDict(extra="ignore"), reasoning=(str, ""), **numbers
+    )
+    return model

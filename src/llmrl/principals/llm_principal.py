@@ -1,0 +1,299 @@
+"""What principals that ask a language model share: asking, retrying, fallbacks, and what of the history is shown."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.pooling import key_of
+from llmrl.core.protocols import ChatModel
+from llmrl.core.records import CallEstimate, Outcome, State
+from llmrl.core.spaces import EnvSpec, ParameterSpace
+from llmrl.llms.asking import Asker
+from llmrl.llms.prompts import Prompt
+from llmrl.llms.provider import estimate_tokens
+from llmrl.llms.structured import InvalidReply
+from llmrl.principals.history import Contexts, History, Policy, Record
+from llmrl.principals.reading import Reading
+
+logger = logging.getLogger(__name__)
+
+OutOfRange = Literal["reask", "clamp", "accept"]
+Fallback = Literal["best", "last", "stop"]
+
+REPLY_TOKENS = 150
+"""Tokens of a typical reply, three sentences and a few numbers, that estimates of cost count with, and"""
+NUMBER_TOKENS = 4
+"""of each number beyond the first ten."""
+TOLD = 8
+"""Numbers out of bounds that a reply is told of."""
+
+
+@dataclass(frozen=True)
+class LLMSettings:
+    """How a model is asked, whatever it sets; each field is an option of `llm_principal`, which says what it means."""
+
+    prompt_folder: Path | None
+    prompt: str | None
+    history: Policy
+    window: int
+    newest: int
+    contexts: Contexts
+    measurements: Literal["pooled", "separate"]
+    observations: bool
+    repair_turns: int
+    fallback: Fallback
+    out_of_range: OutOfRange
+    duplicates: Literal["reask", "accept"]
+    step_size: float | None
+    optimum: float | None
+
+
+class LLMPrincipal(ABC):
+    """Asks a chat model for the next vector, telling it what is to be set, what for, and what was tried so far.
+
+    Each step is one conversation. A reply must hold all numbers. An invalid one is shown back with what is wrong, up to
+    `repair_turns` times; then `fallback` decides, and it is counted. Several proposals of a step are asked for in as
+    many questions at once, each of which says which of them it is for; or, `together`, in one question whose reply
+    holds all of them.
+
+    If the whole history does not fit into the model's context window, the question holds the records that
+    `History.trim` keeps, and says so.
+
+    Args:
+        spec: the environment.
+        space: what is proposed.
+        llm: the chat model.
+        settings: how it is asked.
+
+    Attributes:
+        purpose: of the questions, for the call log.
+        together: whether one question asks for all proposals of a step.
+        reasons: why the vectors of the last `ask` were proposed, in the model's words; "" where it gave no reason.
+        fallbacks: which of them the model did not propose: no reply was valid, or its numbers could not be played.
+        iteration: questions answered.
+    """
+
+    parallel = True
+    learns_from_others = True
+    purpose: str
+    together = False
+
+    def __init__(self, spec: EnvSpec, space: ParameterSpace, llm: ChatModel, settings: LLMSettings) -> None:
+        self.spec, self.space, self.llm, self.settings = spec, space, llm, settings
+        self.history = History(spec, settings.measurements == "pooled")
+        self.tried: set[tuple[float, ...]] = set()
+        self.iteration = 0
+        self.counters = {"moved_numbers": 0, "repeated_proposals": 0}
+        self.reasons: list[str] = []
+        self.fallbacks: list[bool] = []
+        self.in_reply = 1  # vectors that the replies asked for last were to hold
+        self.asker = self._new_asker()
+
+    @abstractmethod
+    def render(
+        self, context: str | None, proposal: int, proposals: int, shown: Sequence[Record], selection: str | None
+    ) -> Prompt:
+        """Return the question for number `proposal` (from 1) of the `proposals` of a step.
+
+        Args:
+            context: its name; None where there are none.
+            proposal, proposals: which of how many.
+            shown: the records in it.
+            selection: says which these are; None: all.
+        """
+
+    @abstractmethod
+    def schema(self, n: int) -> dict[str, Any] | None:
+        """Return the JSON schema of a reply with `n` vectors; None where it is free text."""
+
+    @abstractmethod
+    def read_vectors(self, text: str, n: int) -> Reading:
+        """Return the `n` vectors of a reply, as it gives them; raise InvalidReply where they are not there."""
+
+    @abstractmethod
+    def repair(self, fault: str) -> Prompt:
+        """Return what follows on an invalid reply."""
+
+    def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
+        row = self.space.row(context)
+        name = self.spec.contexts[row] if self.spec.contexts else None
+        self.in_reply = n if self.together else 1
+        self.asker.schema = self.schema(self.in_reply)
+        readings = self.asker.ask([self.question(name, k, n) for k in range(1, n // self.in_reply + 1)])
+        answers = [self._valid(reading, name, k) for k, reading in enumerate(readings, 1)]
+        vectors = np.concatenate([answer.vectors for answer in answers])
+        self.reasons = [answer.reasoning for answer in answers for _ in answer.vectors]
+        self.fallbacks = [reading is None for reading in readings for _ in range(self.in_reply)]
+        self.counters["moved_numbers"] += sum(answer.moved for answer in answers)
+        seen = set(self.tried)
+        for vector in vectors:
+            self.counters["repeated_proposals"] += key_of(vector) in seen
+            seen.add(key_of(vector))
+        self.iteration += 1
+        return vectors
+
+    def _valid(self, reading: Reading | None, context: str | None, question: int) -> Reading:
+        """`reading`, or what is proposed where no reply was valid."""
+        if reading is not None:
+            return reading
+        place = (self.history.generations + 1, question)
+        if self.settings.fallback == "stop":
+            raise LLMError(
+                f"no valid reply for step {place[0]}, question {question}, in {self.settings.repair_turns + 1} turns, "
+                "and principal.fallback=stop ends the run; set principal.fallback=best to go on"
+            )
+        vector = self.propose_again(context)
+        logger.warning("no valid reply for generation %d, proposal %d; proposing %s", *place, vector.tolist())
+        return Reading(np.tile(vector, (self.in_reply, 1)))
+
+    def propose_again(self, context: str | None) -> np.ndarray:
+        """What is proposed for want of anything better: the last vector or the best, else the middle of the bounds."""
+        own = self.history.in_context(context)
+        best = np.array(own[-1]["vector"]) if self.settings.fallback == "last" and own else self.history.best(context)
+        return self.space.rounded((self.space.low + self.space.high) / 2) if best is None else best
+
+    def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
+        """Learn outcomes, of its own proposals or of others'.
+
+        Metrics, counted since the start of the run: those of `Asker`, and llm/moved_numbers (put inside the bounds),
+        llm/repeated_proposals (made before, or by another question of the same step).
+        """
+        self.history.add(outcomes)
+        self.tried |= {key_of(outcome.vector) for outcome in outcomes}
+        return self.asker.metrics() | {f"llm/{name}": float(count) for name, count in self.counters.items()}
+
+    def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
+        """What `steps` steps of `n` proposals may take, from the prompts they would be asked with; `known` outcomes are
+        told before the first."""
+        future = copy.copy(self)
+        # What is going to be proposed is not known, only that it differs.
+        future.history, future.tried, future.iteration = History(self.spec, pooled=False), set(), 0
+        future.asker = self._new_asker()
+        if known:
+            future.history.add([future.history.typical(self.space, 0)] * known)
+        # The prompt grows about evenly between these moments.
+        moments = sorted({0, 1, *(steps * i // 8 for i in range(9))} & set(range(steps)))
+        context = self.spec.contexts[0] if self.spec.contexts else None
+        tokens = []
+        for moment in moments:
+            while future.iteration < moment:
+                future.history.add([future.history.typical(self.space, future.iteration)] * n)
+                future.iteration += 1
+            tokens.append(estimate_tokens(future.question(context, n, n).text))
+        calls = steps if self.together else steps * n
+        prompt_tokens = calls // steps * int(np.interp(np.arange(steps), moments, tokens).sum())
+        reply = REPLY_TOKENS + NUMBER_TOKENS * (max(0, self.space.dim - 10) + (steps * n // calls - 1) * self.space.dim)
+        return CallEstimate(calls, calls * (1 + self.settings.repair_turns), prompt_tokens, calls * reply)
+
+    def state_dict(self) -> State:
+        return {
+            "history": self.history.state_dict(),
+            "asker": self.asker.state_dict(),
+            "iteration": self.iteration,
+            "counters": dict(self.counters),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.history.load_state_dict(state["history"])
+        self.asker.load_state_dict(state["asker"])
+        self.iteration, self.counters = state["iteration"], self.counters | state["counters"]
+        self.tried = {key_of(record["vector"]) for record in self.history.records}
+
+    def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt:
+        """The question for one of the next step's proposals, number `proposal` from 1."""
+        selected = self.select(context)
+        return self.asker.fit(lambda n: self._render(context, selected, n, proposal, proposals), len(selected))
+
+    def select(self, context: str | None) -> list[Record]:
+        """The records that a question is to show, oldest first, if the model's context window takes them."""
+        chosen = self.settings
+        return self.history.select(chosen.history, chosen.window, chosen.contexts, context, chosen.newest)
+
+    def _render(
+        self, context: str | None, selected: list[Record], n: int, proposal: int = 1, proposals: int = 1
+    ) -> Prompt:
+        """With `n` of the `selected` records."""
+        shown = self.history.trim(selected, self.settings.history, n)
+        return self.render(context, proposal, proposals, shown, self._selection(context, selected, n))
+
+    def _selection(self, context: str | None, selected: list[Record], n: int) -> str | None:
+        """What is left out of the history that shows `n` of the `selected` records, in words; None: nothing is."""
+        chosen = self.settings
+        own = chosen.contexts == "own" and bool(self.spec.contexts)
+        made = len(self.history.records)
+        available = sum(len(self.history.rows(name)) for name in ([context] if own else self.history.contexts))
+        here = " of this context" if own else ""
+        if n < len(selected):
+            which = {"best": "the best", "last": "the newest"}.get(chosen.history, "the best and the newest")
+            return f"There is room for {n} of the {available} proposals{here}: {which} of them are shown."
+        if n < available:
+            each = here or (" of each context" if self.spec.contexts else "")
+            if chosen.history == "chain":
+                return f"Shown are the proposals{each} that were better than all before them, and the newest."
+            if chosen.history == "best_and_last":
+                best = f"{chosen.window} best of the others"
+                return f"Shown are the {chosen.newest} newest proposals{each} and the {best}."
+            return f"Shown are the {chosen.window} {'newest' if chosen.history == 'last' else 'best'} proposals{each}."
+        if not available and made:
+            return "None of them was made in this context, so none is shown."
+        elsewhere = own and len(self.history.in_context(context)) < made
+        return f"Shown are the proposals{here}." if elsewhere else None
+
+    def parse(self, text: str) -> np.ndarray:
+        """The vector in a reply, [d], inside the bounds.
+
+        Raises:
+            InvalidReply: there is none, or a number is out of bounds.
+        """
+        vector: np.ndarray = self.read(text).vectors[0]
+        return vector
+
+    def read(self, text: str) -> Reading:
+        """The vectors in a reply (`in_reply` of them) as they will be tried.
+
+        Raises:
+            InvalidReply: there are none, a number is out of bounds, or a vector was tried before.
+        """
+        reading = self.read_vectors(text, self.in_reply)
+        if self.refuses(reading.vectors):
+            try:
+                self.space.check(reading.vectors)
+            except ConfigError as error:
+                raise InvalidReply(first_faults(str(error))) from None
+        vectors = self.space.rounded(reading.vectors, clip=self.settings.out_of_range != "accept")
+        if self.settings.duplicates == "reask":
+            self._check_fresh(vectors)
+        moved = self.space.outside(reading.vectors).sum() if self.settings.out_of_range == "clamp" else 0
+        return Reading(vectors, reading.reasoning, int(moved))
+
+    def refuses(self, vectors: np.ndarray) -> bool:
+        """Whether numbers out of bounds among `vectors` [..., d] make a reply invalid."""
+        outside = self.space.outside(vectors) & (self.space.choices | (self.settings.out_of_range == "reask"))
+        return self.settings.out_of_range != "clamp" and bool(outside.any())
+
+    def _check_fresh(self, vectors: np.ndarray) -> None:
+        seen = set(self.tried)
+        for i, vector in enumerate(vectors):
+            if key_of(vector) in seen:
+                which = "these numbers were" if len(vectors) == 1 else f"list {i + 1} was"
+                raise InvalidReply(f"{which} proposed already: propose something that was not tried")
+            seen.add(key_of(vector))
+
+    def _new_asker(self) -> Asker[Reading]:
+        return Asker(self.llm, self.purpose, self.read, self.repair, self.schema(1), self.settings.repair_turns)
+
+
+def first_faults(faults: str) -> str:
+    """Return the first few of several faults with semicolons between them."""
+    listed = faults.split("; ")
+    more = f"; and {len(listed) - TOLD} more" if len(listed) > TOLD else ""
+    return "; ".join(listed[:TOLD]) + more

@@ -1,0 +1,212 @@
+"""A language model searches the parameters of a policy (ProPS, arXiv 2511.21928)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.protocols import ChatModel, Controller
+from llmrl.core.spaces import EnvSpec
+from llmrl.llms.prompts import Prompt, Prompts
+from llmrl.llms.structured import json_schema
+from llmrl.principals.history import Record
+from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings
+from llmrl.principals.reading import OneProposal, Reading, SeveralProposals, read_numbers
+
+logger = logging.getLogger(__name__)
+
+FAMILY = "search"
+FOLDER = Path(__file__).with_name("search_prompts")
+
+Rows = Literal["compact", "named"]
+Reply = Literal["json", "lines"]
+
+
+@dataclass(frozen=True)
+class SearchFormat:
+    """What questions and replies of a search look like.
+
+    Attributes:
+        together: one question asks for all proposals of a step.
+        rows: `compact` rows, `[1, -2.5] -> 123.45`, or `named` ones as published, `params[0]: 1; ...`.
+        reply: what is asked for: a `json` object, or two `lines` as published (numbers, then the reason).
+        count_from: number of the first iteration.
+        told_iterations: iterations there are to be; None tells those of the loop.
+    """
+
+    together: bool = False
+    rows: Rows = "compact"
+    reply: Reply = "json"
+    count_from: int = 1
+    told_iterations: int | None = None
+
+
+class LLMSearch(LLMPrincipal):
+    """Tells the numbers, the rules of the search and what was tried so far: `numeric` tells nothing else, `described`
+    what the game and the policy are, both generated from what the environment and the policy say of themselves.
+
+    After "Prompted Policy Search" (arXiv 2511.21928), with prompts of our own. All that stays the same from one
+    question to the next comes first and the same, byte for byte, so that providers can keep it; a table that only grows
+    is part of that. What changes, the iteration, comes last.
+
+    Args:
+        spec: the environment.
+        llm: the chat model.
+        controller: the policy; `layout`, if it has that, says in words what its numbers are.
+        settings: how it is asked; `prompt` is `numeric`, `described` or one of the user's own (in `search/`), None is
+            `described`; `observations` are the standard error and what else was measured beside each return.
+        form: of questions and replies.
+
+    Raises:
+        ConfigError: no such prompt.
+    """
+
+    purpose = FAMILY
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        llm: ChatModel,
+        controller: Controller,
+        settings: LLMSettings,
+        form: SearchFormat,
+    ) -> None:
+        self.controller, self.form, self.together = controller, form, form.together
+        self.prompts = Prompts(FAMILY, FOLDER, settings.prompt_folder)
+        if settings.prompt is not None and settings.prompt not in self.prompts.names:
+            raise ConfigError(
+                f"principal.prompt={settings.prompt} is none for policy search; there are "
+                f"{', '.join(self.prompts.names)}"
+            )
+        self.prompt = settings.prompt or "described"
+        if self.prompt == "described" and spec.text is None:
+            logger.warning(
+                "principal.prompt=described tells what the game is, and of env=%s nothing but its name is known: set "
+                "env.text (auto, a shipped text or a file), or principal.prompt=numeric",
+                spec.name,
+            )
+        self.iterations: int | None = None  # of the loop, and
+        self.episodes: int | None = None  # its episodes a proposal, once it has told them
+        super().__init__(spec, controller.space, llm, settings)
+        self.counters["unplayable_proposals"] = 0
+
+    def expect(self, iterations: int, episodes: int) -> None:
+        """What the loop is going to do: so many iterations, with so many episodes a proposal."""
+        self.iterations, self.episodes = iterations, episodes
+
+    def instead(self, vectors: np.ndarray, failed: np.ndarray) -> np.ndarray:
+        """What to try, [n, d], for the `vectors` [n, d] of the last `ask` if those that `failed` [n] return no numbers.
+
+        In their place, what is proposed without a valid reply (with `fallback=stop`, too, for these replies were). The
+        metric llm/unplayable_proposals counts them.
+        """
+        vector = self.propose_again(None)
+        logger.warning("no finite return with %s; trying %s instead", vectors[failed].tolist(), vector.tolist())
+        self.counters["unplayable_proposals"] += int(failed.sum())
+        self.reasons = ["" if bad else reason for reason, bad in zip(self.reasons, failed, strict=True)]
+        self.fallbacks = [bool(bad) or before for before, bad in zip(self.fallbacks, failed, strict=True)]
+        return np.where(failed[:, None], vector, vectors)
+
+    def schema(self, n: int) -> dict[str, Any] | None:
+        if self.form.reply == "lines":
+            return None
+        return json_schema(OneProposal if n == 1 else SeveralProposals)
+
+    def render(
+        self, context: str | None, proposal: int, proposals: int, shown: Sequence[Record], selection: str | None
+    ) -> Prompt:
+        spec, text = self.spec, self.spec.text
+        return self.prompts.render(
+            self.prompt,
+            **self._fixed(proposals if self.together else 1),
+            layout=getattr(self.controller, "layout", None) or self._meanings(),
+            name=spec.name,
+            horizon=spec.horizon,
+            goal=None if text is None else text.goal,
+            observation=[] if text is None else text.observation,
+            actions=self._actions(),
+            action_numbers=spec.numbers is not None,
+            episodes=self.episodes,
+            fresh=self.settings.duplicates == "reask",
+            step_size=self.settings.step_size,
+            optimum=self.settings.optimum,
+            observations=self.settings.observations,
+            rows=[self._row(record) for record in shown],
+            made=len(self.history.records),
+            selection=selection,
+            iteration=self.iteration + self.form.count_from,
+            iterations=self.form.told_iterations or self.iterations,
+            proposal=proposal,
+            proposals=proposals,
+        )
+
+    def read_vectors(self, text: str, n: int) -> Reading:
+        return read_numbers(text, n, self.space.dim, lines_first=self.form.reply == "lines")
+
+    def repair(self, fault: str) -> Prompt:
+        return self.prompts.render("_repair", fault=fault, **self._fixed(self.in_reply))
+
+    def _fixed(self, together: int) -> dict[str, Any]:
+        """What never changes from question to question."""
+        parameters = self.space.parameters
+        kinds = {(p.low, p.high, p.decimals) for p in parameters}
+        return {
+            "n": self.space.dim,
+            "whole": all(p.decimals == 0 for p in parameters),
+            "same": parameters[0] if len(kinds) == 1 else None,
+            "parameters": parameters,
+            "both_signs": any(p.low < 0 < p.high for p in parameters),
+            "named": self.form.rows == "named",
+            "reply": self.form.reply,
+            "together": together,
+        }
+
+    def _row(self, record: Record) -> str:
+        numbers = [shown_number(value) for value in record["vector"]]
+        told = f"{record['payoff']:.2f}" + self._beside(record)
+        if self.form.rows == "compact":
+            return f"[{', '.join(numbers)}] -> {told}"
+        return "; ".join([*(f"params[{i}]: {x}" for i, x in enumerate(numbers)), f"f(params): {told}"])
+
+    def _beside(self, record: Record) -> str:
+        times, error = len(record["measured"]), record["standard_error"]
+        measured = [f"mean of {times} measurements"] if times > 1 else []
+        if self.settings.observations:
+            measured += [] if error is None else [f"standard error {error:.2f}"]
+            measured += [f"{name} {value:.4g}" for name, value in record["summaries"].items()]
+        return f" ({', '.join(measured)})" if measured else ""
+
+    def _actions(self) -> list[tuple[str, str]]:
+        """(action or number of an action, what it is): in the environment's words, else in what is known without."""
+        numbers, told = self.spec.numbers, {} if self.spec.text is None else dict(self.spec.text.actions)
+        if numbers is not None:
+            bounds = zip(numbers.names, numbers.low, numbers.high, strict=True)
+            said = list(told.values()) if len(told) == numbers.dim else [""] * numbers.dim
+            return [
+                (name, f"from {low:g} to {high:g}{': ' if words else ''}{words}")
+                for (name, low, high), words in zip(bounds, said, strict=True)
+            ]
+        names = self.spec.action_names
+        return [
+            (str(i), ": ".join(part for part in (name if name != str(i) else "", told.get(name, "")) if part))
+            for i, name in enumerate(names)
+        ]
+
+    def _meanings(self) -> str:
+        """The numbers one by one, of a policy that does not say how they work together."""
+        return "\n".join(f"- {p.name}: {p.description}" for p in self.space.parameters)
+
+
+def shown_number(value: float) -> str:
+    """Five significant digits, as published; without an exponent where that is short.
+
+    >>> [shown_number(x) for x in (1.0, -0.25, -0.0, 123456.0)]
+    ['1', '-0.25', '0', '1.2346e+05']
+    """
+    return f"{value + 0.0:.5g}"

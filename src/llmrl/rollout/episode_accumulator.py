@@ -1,0 +1,154 @@
+"""Episodes in progress, and what is told of those that are over."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from llmrl.core.records import Array, State
+from llmrl.core.rollouts import Episode
+from llmrl.core.spaces import EnvSpec
+
+BLOCK = 2**22
+"""Numbers that are summed up together at most, so that long rollouts of many games need little memory."""
+
+
+class EpisodeAccumulator:
+    """Sums of the episodes in progress, over whole rollouts at once.
+
+    They stay on the device that the numbers are on, and only those of episodes that are over are fetched from it.
+
+    Args:
+        spec: of the environment.
+        state: of earlier sums, to go on from; None: no step was played yet.
+    """
+
+    def __init__(self, spec: EnvSpec, state: State | None = None) -> None:
+        self.spec = spec
+        self._device = torch.device(spec.device or "cpu")
+        # Columns: reward, base reward, gains and their times on the clock, of each agent; then the rows of a step; then
+        # of each metric that follows from them what is above the line, and what is below it.
+        self._derived = [how for how in spec.metrics.values() if not isinstance(how, str)]
+        shape = (spec.n_envs, 4 * spec.n_agents + len(spec.rows) + 2 * len(self._derived))
+        self._means = np.array([how == "mean" for how in spec.per_step.values()], dtype=bool)
+        last = [4 * spec.n_agents + i for i, how in enumerate(spec.per_step.values()) if how == "last"]
+        self._last = torch.tensor(last, dtype=torch.int64, device=self._device)
+        sums = torch.zeros(shape, dtype=torch.float64) if state is None else state["sums"].clone()
+        self._sums = sums.to(self._device)
+        # Steps since the first, and when each game's episode began.
+        self._clock = 0 if state is None else int(state["clock"])
+        self._begun = np.zeros(spec.n_envs, dtype=np.int64) if state is None else np.array(state["begun"])
+
+    def state_dict(self) -> State:
+        return {"sums": self._sums.clone(), "clock": self._clock, "begun": self._begun.copy()}
+
+    def add(
+        self, reward: Array, base_reward: Array, info: Array, ends: np.ndarray, waiting: np.ndarray
+    ) -> list[Episode]:
+        """Add T steps; returns the episodes that end in them, in the order of their ends and then of the games.
+
+        Args:
+            reward, base_reward: [T, n_envs, n_agents], where the environment keeps its numbers.
+            info: `EnvSpec.rows` in their order, [rows, T, n_envs].
+            ends: [T, n_envs] bool, NumPy: the game's episode ends with this step.
+            waiting: [n_envs] bool, NumPy: games that wait for a new episode after these steps; nothing counts that
+                they show after their last end.
+        """
+        told = [torch.as_tensor(x) for x in (reward, base_reward)] + [torch.as_tensor(info).permute(1, 2, 0)]
+        steps = self._steps(ends) if self._derived else None
+        ending = np.flatnonzero(ends.any(1))
+        sums: list[torch.Tensor] = []
+        begun: list[np.ndarray] = []
+        size = max(1, BLOCK // max(1, self._sums.numel()))
+        for start in range(0, len(ends), size):
+            stop = min(start + size, len(ends))
+            own = None if steps is None else torch.from_numpy(steps[start:stop]).to(self._device)
+            numbers = self._numbers([x[start:stop] for x in told], self._clock + start, own)
+            at = start
+            for t in ending[(ending >= start) & (ending < stop)].tolist():
+                self._sum(numbers[at - start : t + 1 - start])
+                at = t + 1
+                games = np.flatnonzero(ends[t])
+                begun.append(self._begun[games])
+                sums.append(self._taken(games, self._clock + at))
+            if at < stop:
+                self._sum(numbers[at - start :])
+        self._clock += len(ends)
+        if waiting.any():
+            self._taken(np.flatnonzero(waiting), self._clock)
+        if not sums:
+            return []
+        times, games = np.nonzero(ends)
+        times += self._clock - len(ends)
+        return self._episodes(torch.cat(sums).cpu().numpy(), np.concatenate(begun), times + 1, games)
+
+    def so_far(self, game: int) -> Episode | None:
+        """The episode that `game` is in, as if it ended now; None before its first step."""
+        if self._clock == self._begun[game]:
+            return None
+        sums, games = self._sums[[game]].cpu().numpy(), np.array([game])
+        [episode] = self._episodes(sums, self._begun[games], np.array([self._clock]), games)
+        return episode
+
+    def _steps(self, ends: np.ndarray) -> np.ndarray:
+        """How many steps of its episode each game had played before each step, [T, n_envs] float64."""
+        clock = self._clock + np.arange(len(ends))[:, None]
+        begun = np.vstack([self._begun[None], np.where(ends[:-1], clock[1:], 0)])
+        return (clock - np.maximum.accumulate(begun)).astype(np.float64)
+
+    def _numbers(self, told: list[torch.Tensor], first: int, steps: torch.Tensor | None) -> torch.Tensor:
+        """What is summed up of t steps from `first` on the clock, [t, n_envs, columns] float64."""
+        reward, base_reward, info = told
+        rows = dict(zip(self.spec.rows, info.unbind(-1), strict=True))
+        gained = base_reward > 0
+        # float64 holds these sums of whole numbers exactly.
+        clock = torch.arange(first, first + len(reward), dtype=torch.float64, device=self._device)
+        columns = [reward, base_reward, gained, gained * clock[:, None, None], info]
+        columns += [part[..., None] for how in self._derived for part in how.parts(rows, steps)]
+        numbers = torch.empty((*reward.shape[:2], self._sums.shape[1]), dtype=torch.float64, device=self._device)
+        at = 0
+        for x in columns:
+            numbers[..., at : at + x.shape[-1]] = x
+            at += x.shape[-1]
+        return numbers
+
+    def _sum(self, numbers: torch.Tensor) -> None:
+        self._sums += numbers.sum(0)
+        if len(self._last):
+            self._sums[:, self._last] = numbers[-1][:, self._last]
+
+    def _taken(self, games: np.ndarray, now: int) -> torch.Tensor:
+        """The sums of `games` [k], [k, columns], which begin anew."""
+        index = torch.from_numpy(games).to(self._device)
+        sums = self._sums[index]
+        self._sums.index_fill_(0, index, 0.0)
+        self._begun[games] = now
+        return sums
+
+    def _episodes(self, sums: np.ndarray, begun: np.ndarray, ended: np.ndarray, games: np.ndarray) -> list[Episode]:
+        """Of `sums` [k, columns]: episodes from `begun` [k] to before `ended` [k] on the clock."""
+        spec, length = self.spec, ended - begun
+        agents, rows = 4 * spec.n_agents, len(spec.rows)
+        returns, base_returns, gains, gain_times = np.split(sums[:, :agents], 4, axis=1)
+        gain_times = gain_times - gains * begun[:, None]
+        per_step = sums[:, agents : agents + len(self._means)] / np.where(self._means, length[:, None], 1)
+        above, below = sums[:, agents + rows :: 2], sums[:, agents + rows + 1 :: 2]
+        derived = np.divide(above, below, out=np.full(above.shape, np.nan), where=below != 0)
+        plain = np.array([isinstance(how, str) for how in spec.metrics.values()], dtype=bool)
+        values = np.empty((len(games), len(plain)))
+        values[:, plain], values[:, ~plain] = per_step, derived
+        return [
+            Episode(
+                returns=returns[i],
+                base_returns=base_returns[i],
+                length=n,
+                summaries=dict(zip(spec.metrics, row, strict=True)),
+                gains=gains[i],
+                gain_times=gain_times[i],
+                game=g,
+                start=start,
+            )
+            for i, (n, row, g, start) in enumerate(
+                zip(length.tolist(), values.tolist(), games.tolist(), begun.tolist(), strict=True)
+            )
+        ]

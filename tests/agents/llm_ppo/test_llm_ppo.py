@@ -1,0 +1,407 @@
+"""A language model that acts and learns: tiny models with drawn weights, real tokenizers, the real loading code."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from corridor import Corridor
+from llmrl.agents.llm_ppo.agent import LanguagePPOAgent
+from llmrl.agents.llm_ppo.reference import adapters_off
+from llmrl.core.errors import CheckpointError, ConfigError, Diverged, LLMError
+from llmrl.core.processes import Processes
+from llmrl.core.seeding import Seeds
+from llmrl.core.texts import Texts
+from llmrl.llms.local.causal_scorer import CausalScorer
+from llmrl.llms.local.lora import Lora
+from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
+from llmrl.llms.local.small import make_small_model
+from llmrl.rollout.collector import Collector
+from ppo_settings import PLAIN
+
+pytestmark = pytest.mark.slow
+
+SCORERS = {"seq2seq": Seq2SeqScorer, "causal": CausalScorer}
+PPO = replace(PLAIN, learning_rate=1e-3, gamma=0.99, epochs=2, minibatch_size=32, value_clip=None)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    env = Corridor(16)
+    texts = []
+    for seed in range(8):
+        texts += [str(t) for t in env.reset(seed=seed)["prompt"].ravel()]
+    made = {}
+    for kind in SCORERS:
+        made[kind] = tmp_path_factory.mktemp(kind)
+        make_small_model(made[kind], texts + list(env.spec.action_names) * 50, kind, width=32, layers=1, vocabulary=320)
+    return made
+
+
+def make_agent(folders, env, kind="seq2seq", ppo=PPO, seed=0, **changed):
+    scorer = changed.pop("scorer", None) or SCORERS[kind](str(folders[kind]))
+    arguments = {
+        "reads": "prompt",
+        "actions": "scores",
+        "temperature": 1.0,
+        "tune": "full",
+        "lora": Lora(rank=4, alpha=8.0),
+        "head_hidden": [16],
+        "head_activation": "relu",
+        "precision": "float32",
+        "recompute": False,
+        "piece_tokens": 4096,
+        "kl_coefficient": 0.0,
+        "divided": False,
+        "init_from": None,
+    }
+    return LanguagePPOAgent(
+        env.spec, Seeds(seed), "cpu", scorer, Processes(), False, ppo=ppo, **{**arguments, **changed}
+    )
+
+
+def rollout_of(agent, env, steps=8, seed=0):
+    collector = Collector(env, agent.policy, "cpu")
+    collector.reset(seed)
+    return collector.collect(steps, Seeds(seed).torch("actions"))
+
+
+def weights(agent):
+    return {name: p.detach().clone() for name, p in agent.policy.named_parameters()}
+
+
+def changed_since(before, agent):
+    return {name for name, p in agent.policy.named_parameters() if not torch.equal(before[name], p)}
+
+
+@pytest.mark.parametrize("kind", ["seq2seq", "causal"])
+def test_it_learns_to_heed_the_goal(folders, kind):
+    env = Corridor(32, length=3, horizon=2)
+    agent = make_agent(folders, env, kind)
+    collector = Collector(env, agent.policy, "cpu")
+    collector.reset(0)
+    won = []
+    for i in range(25):
+        rollout = collector.collect(4, Seeds(i).torch("actions"))
+        agent.update(rollout, Seeds(i).torch("minibatches"))
+        won = [episode.summaries["won"] for episode in rollout.episodes]
+    assert np.mean(won) > 0.9
+
+
+def test_ratios_are_one_while_the_weights_are_the_same(folders):
+    env = Corridor(8)
+    frozen = replace(PPO, learning_rate=1e-12)
+    agent = make_agent(folders, env, ppo=frozen)
+    metrics = agent.update(rollout_of(agent, env), Seeds(0).torch("minibatches"))
+    assert abs(metrics["loss/kl"]) < 1e-9
+    assert metrics["loss/clip_fraction"] == 0
+
+
+def test_a_gradient_is_the_same_in_pieces(folders):
+    env = Corridor(8)
+    found = []
+    for piece_tokens in (100_000, 1):
+        agent = make_agent(folders, env, piece_tokens=piece_tokens)
+        network = agent.policy.network
+        prompts = [str(t) for t in env.reset(seed=3)["prompt"].ravel()]
+        batch = {"prompt": Texts.of(prompts), "action": torch.zeros(8, dtype=torch.int64)}
+        pieces = list(network.pieces(batch))
+        assert sum(share for _, share in pieces) == pytest.approx(1.0)
+        assert len(pieces) == (1 if piece_tokens > 1 else len(set(prompts)))
+        for piece, share in pieces:
+            logits, value = network(piece)
+            ((logits.log_softmax(-1)[:, 0] + value.square()).mean() * share).backward()
+        found.append(torch.cat([p.grad.flatten() for p in agent.policy.parameters() if p.grad is not None]))
+    assert found[0].abs().max() > 0
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+
+
+def test_values_are_regressed_state_by_state(folders):
+    """Not to the mean of a minibatch, as where [B] is subtracted from [B, 1]."""
+    env = Corridor(8)
+    only_values = replace(PPO, entropy_coefficient=0.0, minibatch_size=None, epochs=1)
+    agent = make_agent(folders, env, ppo=only_values)
+    rollout = rollout_of(agent, env)
+    _, target = agent._ppo.estimate(rollout)
+    metrics = agent.update(rollout, Seeds(0).torch("minibatches"))
+    assert metrics["loss/value"] == pytest.approx(0.5 * float((rollout.value - target).square().mean()), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tune", "moves"),
+    [
+        ("full", {"language", "critic"}),
+        ("lora", {"lora", "critic"}),
+        ("heads", {"actor", "critic"}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["seq2seq", "causal"])
+def test_what_is_tuned_moves_and_nothing_else(folders, tune, moves, kind):
+    env = Corridor(8)
+    agent = make_agent(folders, env, kind, tune=tune, actions="head" if tune == "heads" else "scores")
+    before = weights(agent)
+    agent.update(rollout_of(agent, env), Seeds(0).torch("minibatches"))
+
+    def what(name):
+        return next((part for part in ("lora_", "critic", "actor") if part in name), "language").rstrip("_")
+
+    assert {what(name) for name in changed_since(before, agent)} == moves
+    kept = {name.rpartition(".lora_")[0] or name for name in agent.state_dict()["policy"]}
+    assert len(kept) <= len(before)
+    assert {what(name) for name in agent.state_dict()["policy"]} == moves
+
+
+def test_an_agent_that_is_not_tuned_plays(folders):
+    env = Corridor(4)
+    agent = make_agent(folders, env, tune="nothing")
+    assert not agent.learns
+    assert agent.update(rollout_of(agent, env), Seeds(0).torch("x")) == {}
+    assert agent.describe()["trainable"] == 0
+
+
+def test_a_head_takes_the_place_of_scores(folders):
+    env = Corridor(8)
+    agent = make_agent(folders, env, actions="head")
+    before = weights(agent)
+    agent.update(rollout_of(agent, env), Seeds(0).torch("minibatches"))
+    assert any("actor" in name for name in changed_since(before, agent))
+    with pytest.raises(ConfigError, match="one output for each of 2 actions"):
+        agent.adapt(Corridor(8, names=("go east", "go west", "rest")).spec)
+
+
+def test_other_names_are_other_candidates(folders):
+    env = Corridor(2)
+    agent = make_agent(folders, env)
+    prompts = [str(t) for t in env.reset()["prompt"].ravel()]
+    before = agent.policy.probabilities(prompts)
+    agent.adapt(Corridor(2, names=("walk east", "walk west", "rest")).spec)
+    after = agent.policy.probabilities(prompts)
+    assert before.shape == (2, 2)
+    assert after.shape == (2, 3)
+    torch.testing.assert_close(after.sum(-1), torch.ones(2))
+
+
+def test_the_anchor_holds_the_policy(folders):
+    env = Corridor(16)
+    drift = {}
+    for beta in (1e-6, 20.0):
+        agent = make_agent(folders, env, kl_coefficient=beta)
+        for i in range(6):
+            metrics = agent.update(rollout_of(agent, env, seed=i), Seeds(i).torch("minibatches"))
+            if i == 0:
+                first = metrics["loss/reference_kl"]
+        drift[beta] = metrics["loss/reference_kl"]
+        assert first < drift[beta] or beta > 1
+    assert drift[20.0] < 0.2 * drift[1e-6]
+
+
+def test_the_anchor_of_an_adapter_is_the_model_without_it(folders):
+    env = Corridor(8)
+    plain = make_agent(folders, env, tune="nothing")
+    agent = make_agent(folders, env, tune="lora", kl_coefficient=0.01)
+    prompts = sorted({str(t) for t in env.reset(seed=5)["prompt"].ravel()})
+    for i in range(3):
+        agent.update(rollout_of(agent, env, seed=i), Seeds(i).torch("minibatches"))
+    network = agent.policy.network
+    with torch.no_grad():
+        with adapters_off(network.language):
+            off, _ = network.read(prompts)
+        on, _ = network.read(prompts)
+        before, _ = plain.policy.network.read(prompts)
+    torch.testing.assert_close(off, before, rtol=1e-5, atol=1e-5)
+    assert (on - before).abs().max() > 1e-3
+    assert any(p.requires_grad for p in network.language.parameters())
+
+
+def test_dropout_never_changes_a_score(folders):
+    """Not in training mode either, which recomputing activations needs."""
+    env = Corridor(8)
+    prompts = [str(t) for t in env.reset(seed=1)["prompt"].ravel()]
+    scorer = SCORERS["seq2seq"](str(folders["seq2seq"]), weights="random")
+    scorer.load()
+    for module in scorer.module.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    agent = make_agent(folders, env, scorer=scorer, recompute=True)
+    network = agent.policy.network
+    texts = Texts.of(prompts)
+    with torch.no_grad():
+        resting, _ = network({"prompt": texts})
+    trained, _ = network({"prompt": texts})
+    assert network.language.training
+    torch.testing.assert_close(trained, resting, rtol=1e-5, atol=1e-6)
+    trained.sum().backward()
+    assert network.language.get_input_embeddings().weight.grad.abs().max() > 0
+
+
+def test_an_adapter_over_weights_in_half_precision_is_float32(folders):
+    env = Corridor(8)
+    scorer = SCORERS["causal"](str(folders["causal"]), dtype="bfloat16")
+    agent = make_agent(folders, env, tune="lora", scorer=scorer)
+    assert {p.dtype for p in agent.policy.parameters() if not p.requires_grad} == {torch.bfloat16}
+    assert {p.dtype for p in agent.policy.parameters() if p.requires_grad} == {torch.float32}
+    before = weights(agent)
+    agent.update(rollout_of(agent, env), Seeds(0).torch("minibatches"))
+    moved = changed_since(before, agent)
+    assert moved == {name for name, p in agent.policy.named_parameters() if p.requires_grad}
+    # All of what is trained has moved, or steps were lost in rounding.
+    last = weights(agent)
+    assert all((last[name] != before[name]).float().mean() > 0.95 for name in moved if "lora_A" in name)
+
+
+def test_an_adapter_over_weights_in_four_bits_learns(folders):
+    pytest.importorskip("bitsandbytes")
+    env = Corridor(8)
+    scorer = SCORERS["causal"](str(folders["causal"]), four_bit=True)
+    agent = make_agent(folders, env, tune="lora", scorer=scorer)
+    before = weights(agent)
+    for i in range(2):
+        agent.update(rollout_of(agent, env, seed=i), Seeds(i).torch("minibatches"))
+    moved = changed_since(before, agent)
+    assert {name for name in before if "lora_" in name} < moved
+    assert moved == {name for name, p in agent.policy.named_parameters() if p.requires_grad}
+    other = make_agent(folders, env, tune="lora", scorer=SCORERS["causal"](str(folders["causal"]), four_bit=True))
+    other.load_state_dict(copy.deepcopy(agent.state_dict()))
+    prompts = sorted({str(t) for t in env.reset(seed=2)["prompt"].ravel()})
+    assert torch.equal(other.policy.probabilities(prompts), agent.policy.probabilities(prompts))
+
+
+@pytest.mark.parametrize("tune", ["full", "lora"])
+@pytest.mark.parametrize("kind", ["seq2seq", "causal"])
+def test_a_gradient_is_the_same_where_activations_are_computed_again(folders, kind, tune):
+    env = Corridor(8)
+    prompts = Texts.of([str(t) for t in env.reset(seed=3)["prompt"].ravel()])
+    found = []
+    for recompute in (False, True):
+        agent = make_agent(folders, env, kind, tune=tune, recompute=recompute)
+        with torch.no_grad():  # an adapter that is no change at all hides half of its own gradient
+            for i, (name, p) in enumerate(agent.policy.named_parameters()):
+                if "lora_B" in name:
+                    p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)) * 0.1)
+        network = agent.policy.network
+        logits, value = network({"prompt": prompts})
+        assert network.language.training == recompute
+        (logits.log_softmax(-1)[:, 0] + value.square()).mean().backward()
+        found.append({name: p.grad for name, p in network.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    assert sum(x.abs().max() > 1e-6 for x in found[0].values()) > len(found[0]) / 2
+    for name, x in found[0].items():
+        torch.testing.assert_close(x, found[1][name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("tune", ["full", "lora"])
+def test_an_update_after_a_resume_is_the_same_bit_for_bit(folders, tune):
+    env = Corridor(8)
+    agents = [make_agent(folders, env, tune=tune) for _ in range(2)]
+    agents[0].update(rollout_of(agents[0], env), Seeds(0).torch("minibatches"))
+    agents[1].load_state_dict(copy.deepcopy(agents[0].state_dict()))
+    for agent in agents:
+        agent.update(rollout_of(agent, Corridor(8), seed=1), Seeds(1).torch("minibatches"))
+    first, second = (agent.state_dict()["policy"] for agent in agents)
+    assert all(torch.equal(x, second[name]) for name, x in first.items())
+
+
+def test_drawn_weights_come_from_the_seed(folders):
+    folder = str(folders["seq2seq"])
+    made = [Seq2SeqScorer(folder, weights="random", seeds=Seeds(seed)) for seed in (0, 0, 1)]
+    a, b, c = (torch.cat([p.flatten() for p in scorer.module.parameters()]) for scorer in made)
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+    words = Seq2SeqScorer(folder, weights="embeddings", seeds=Seeds(0)).module
+    pretrained = Seq2SeqScorer(folder).module
+    assert torch.equal(words.shared.weight, pretrained.shared.weight)
+    inner = "encoder.block.0.layer.0.SelfAttention.q.weight"
+    assert not torch.equal(words.get_parameter(inner), pretrained.get_parameter(inner))
+
+
+def test_an_output_layer_of_its_own_is_drawn(folders, tmp_path):
+    from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+
+    folder = folders["seq2seq"]
+    settings = T5Config.from_pretrained(folder).to_dict()
+    settings.pop("scale_decoder_outputs", None)
+    model = T5ForConditionalGeneration(T5Config(**{**settings, "tie_word_embeddings": False}))
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight))
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    words = Seq2SeqScorer(str(tmp_path), weights="embeddings", seeds=Seeds(0)).module
+    pretrained = Seq2SeqScorer(str(tmp_path)).module
+    drawn = Seq2SeqScorer(str(tmp_path), weights="random", seeds=Seeds(0)).module
+    assert torch.equal(words.shared.weight, pretrained.shared.weight)
+    assert torch.equal(words.lm_head.weight, drawn.lm_head.weight)
+    assert not torch.equal(words.lm_head.weight, pretrained.lm_head.weight)
+    assert not torch.equal(drawn.lm_head.weight, drawn.shared.weight)
+
+
+def test_words_and_published_scores(folders):
+    folder = str(folders["seq2seq"])
+    prompts, names = ["Goal of the agent: go east"], ["go east", "go to the far west"]
+    plain = Seq2SeqScorer(folder).score(prompts, names)
+    words = Seq2SeqScorer(folder, length_normalization="words").score(prompts, names)
+    torch.testing.assert_close(words, plain / torch.tensor([[2.0, 5.0]]))
+    scorer = Seq2SeqScorer(folder, parity=True)
+    published = scorer.score(prompts, names).detach()
+    scorer.load()
+    tokens = [scorer._tokenizer(name, add_special_tokens=False)["input_ids"] for name in names]
+    prompt = torch.tensor(scorer._tokenizer(prompts[0], add_special_tokens=False)["input_ids"])
+    for i, ids in enumerate(tokens):
+        logits = scorer._plain_logits(prompt, torch.tensor(ids))
+        expected = sum(logits[k, token].item() for k, token in enumerate(ids)) + max(map(len, tokens)) - len(ids)
+        assert float(published[0, i]) == pytest.approx(expected, abs=1e-3)
+    with pytest.raises(ConfigError, match="length_normalization must be none"):
+        Seq2SeqScorer(folder, parity=True, length_normalization="tokens")
+
+
+def test_losses_that_are_no_numbers_end_the_run_with_a_reason(folders):
+    env = Corridor(8)
+    agent = make_agent(folders, env, ppo=replace(PPO, max_grad_norm=1e9))
+    rollout = rollout_of(agent, env)
+    rollout.reward[0, 0, 0] = torch.nan
+    with pytest.raises(Diverged, match=r"no numbers any more .*What was saved before is intact"):
+        agent.update(rollout, Seeds(0).torch("minibatches"))
+
+
+def test_what_cannot_work_is_refused(folders):
+    env = Corridor(4)
+    with pytest.raises(ConfigError, match="two actions of env=corridor are called 'go'"):
+        make_agent(folders, Corridor(4, names=("go", "go")))
+    with pytest.raises(ConfigError, match="empty name"):
+        make_agent(folders, Corridor(4, names=("go", " ")))
+    with pytest.raises(ConfigError, match=r"no text channel 'text', but prompt: set agent\.reads=prompt"):
+        make_agent(folders, env, reads="text")
+    with pytest.raises(ConfigError, match=r"kl_coefficient.*agent\.actions=scores"):
+        make_agent(folders, env, actions="head", kl_coefficient=0.1)
+    with pytest.raises(ConfigError, match=r"tune=heads.*use agent\.actions=head"):
+        make_agent(folders, env, tune="heads")
+    with pytest.raises(ConfigError, match=r"dropout=0\.1: dropout is never active in agent=llm_ppo"):
+        make_agent(folders, env, tune="lora", lora=Lora(dropout=0.1))
+    with pytest.raises(ConfigError, match=r"tune=full.*use llm\.dtype=float32 with agent\.precision=bfloat16"):
+        make_agent(folders, env, scorer=CausalScorer(str(folders["causal"]), dtype="bfloat16"))
+    with pytest.raises(CheckpointError, match="is read at every start"):
+        make_agent(folders, env, init_from="nowhere")
+    with pytest.raises(LLMError, match="there is no folder"):
+        make_agent(folders, env, scorer=Seq2SeqScorer("./nowhere"))
+    with pytest.raises(LLMError, match=r"four_bit=true|choose one"):
+        Seq2SeqScorer(str(folders["seq2seq"]), four_bit=True, weights="random").load()
+    short = CausalScorer(str(folders["causal"]), max_prompt_tokens=5)
+    with pytest.raises(ConfigError, match="max_prompt_tokens=5"):
+        rollout_of(make_agent(folders, env, scorer=short), env)
+
+
+def test_a_tokenizer_needs_no_padding_token(folders, tmp_path):
+    import json
+    import shutil
+
+    folder = tmp_path / "bare"
+    shutil.copytree(folders["causal"], folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("pad_token")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    env = Corridor(4)
+    bare = make_agent(folders, env, scorer=CausalScorer(str(folder)))
+    whole = make_agent(folders, env, "causal")
+    prompts = sorted({str(t) for t in env.reset(seed=2)["prompt"].ravel()})
+    assert bare.policy.network.scorer._tokenizer.pad_token is None
+    torch.testing.assert_close(bare.policy.probabilities(prompts), whole.policy.probabilities(prompts))

@@ -1,0 +1,209 @@
+"""`agent=llm_ppo` from the command line's parts: whole runs, killed ones, and those that start from another run."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import commands
+from experiments import comparable_metrics, compose, only_run_folder, silent_run
+from llmrl.core.errors import ConfigError, Diverged, LLMError
+from llmrl.run.content import saved_state
+from llmrl.run.status import read_status
+from some import some
+
+SIZE = ("--width", "16", "--layers", "1", "--heads", "2", "--vocabulary", "320")
+ENV = ("env=goto_red_ball", "env.actions=restricted", "env.history=1")
+RUN = (
+    *ENV,
+    "env.n_envs=4",
+    "agent=llm_ppo",
+    "agent.head_hidden=[8]",
+    "agent.ppo.learning_rate=1e-3",
+    "agent.ppo.minibatch_size=16",
+    "llm=local_scorer_causal",
+    "learn.rollout_steps=8",
+    "learn.env_steps=96",
+    "learn.evaluate_episodes=4",
+    "learn.evaluate_every=2",
+    "checkpoint_seconds=0",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    from llmrl.cli.llm import main
+
+    folder = tmp_path_factory.mktemp("models") / "small"
+    main(["make", str(folder), *ENV, "env.n_envs=4", *SIZE])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def context():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch", "llmrl.experiment.parts", "llmrl.loops.learn", "llmrl.run.run", "experiments"]
+    )
+    return context
+
+
+def killed_at(step, *overrides):
+    """The run, killed as it takes the gradient step of this number."""
+    from llmrl.algorithms.optimizer_step import OptimizerStep
+
+    taken, ordinary = [0], OptimizerStep.step
+
+    def step_or_die(self, batch, loss):
+        taken[0] += 1
+        if taken[0] == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ordinary(self, batch, loss)
+
+    OptimizerStep.step = step_or_die
+    silent_run(*overrides)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tune", some(["lora"], ["full", "lora"]))
+def test_killed_in_the_middle_of_an_update_it_ends_with_the_same_numbers(context, tmp_path, model, tune):
+    overrides = (*RUN, f"llm.model={model}", f"agent.tune={tune}")
+    silent_run(*overrides, f"output_root={tmp_path / 'whole'}")
+    # 4 epochs of 2 minibatches: the third step of the second update, then the last but one of the third.
+    for step in (11, 15):
+        process = context.Process(target=killed_at, args=(step, *overrides, f"output_root={tmp_path / 'killed'}"))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    silent_run(*overrides, f"output_root={tmp_path / 'killed'}")
+    whole, killed = only_run_folder(tmp_path / "whole"), only_run_folder(tmp_path / "killed")
+    assert read_status(killed).attempt == 3
+    assert comparable_metrics(whole) == comparable_metrics(killed)
+    first, second = (saved_state(folder)[1]["agents"][0]["policy"] for folder in (whole, killed))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(x, second[name]) for name, x in first.items())
+
+
+@pytest.mark.slow
+def test_rewards_that_are_no_numbers_end_the_run_and_nothing_else(monkeypatch, tmp_path, model):
+    from llmrl.envs.babyai.vec_env import BabyAIEnv
+
+    overrides = (*RUN, f"llm.model={model}", "learn.evaluate_every=100")
+    ordinary, steps = BabyAIEnv.step, {}
+
+    def poisoned(self, action):
+        step = ordinary(self, action)
+        steps[id(self)] = steps.get(id(self), 0) + 1
+        if steps[id(self)] > 16:  # the third update's
+            step.reward[:] = float("nan")
+        return step
+
+    monkeypatch.setattr(BabyAIEnv, "step", poisoned)
+    with pytest.raises(Diverged, match="What was saved before is intact"):
+        silent_run(*overrides, f"output_root={tmp_path / 'failed'}")
+    failed = only_run_folder(tmp_path / "failed")
+    iteration, state = saved_state(failed)
+    assert (read_status(failed).state, iteration) == ("failed", 2)
+    assert all(x.isfinite().all() for x in state["agents"][0]["policy"].values())
+    monkeypatch.undo()
+    for name in ("failed", "whole"):
+        silent_run(*overrides, f"output_root={tmp_path / name}")
+    assert (read_status(failed).state, read_status(failed).attempt) == ("finished", 2)
+    assert comparable_metrics(failed) == comparable_metrics(only_run_folder(tmp_path / "whole"))
+
+
+def test_a_run_starts_from_the_weights_of_another(tmp_path, model):
+    overrides = (*RUN, f"llm.model={model}", f"output_root={tmp_path}")
+    silent_run(*overrides, "name=first")
+    first = only_run_folder(tmp_path)
+    frozen = ("agent.ppo.learning_rate=1e-12", "agent.ppo.epochs=1")
+    silent_run(*overrides, "name=second", f"agent.init_from='{first}'", *frozen)
+    [second] = (tmp_path / "second").glob("*/s0")
+    a, b = (saved_state(folder)[1]["agents"][0]["policy"] for folder in (first, second))
+    assert all(torch.allclose(x, b[name], atol=1e-6) for name, x in a.items())
+    with pytest.raises(ConfigError, match="do not fit this agent"):
+        silent_run(*overrides, "name=third", f"agent.init_from='{first}'", "agent.head_hidden=[9]")
+
+
+@pytest.mark.parametrize("tune", ["lora", "nothing"])
+def test_a_checkpoint_is_used_with_the_model_that_it_was_made_with(tmp_path, model, tune):
+    from llmrl.cli.llm import main
+    from llmrl.experiment.models import build_llm
+    from llmrl.experiment.parts import build_parts
+
+    def agent(folder):
+        config = compose(*RUN, f"llm.model={folder}", f"agent.tune={tune}")
+        parts = build_parts(config, build_llm(config, None))
+        parts.close()
+        return parts.agents[0]
+
+    state = agent(model).state_dict()
+    folder = shutil.copytree(model, tmp_path / "moved")
+    agent(folder).load_state_dict(state)
+    shutil.rmtree(folder)
+    main(["make", str(folder), *ENV, "env.n_envs=4", "seed=1", *SIZE])
+    with pytest.raises(ConfigError, match=f"llm.model={folder} has other files than when this run was made"):
+        agent(folder).load_state_dict(state)
+    agent(folder).load_state_dict({**state, "model": None})  # of a model of the hub
+
+
+def test_a_model_that_is_not_tuned_is_measured(tmp_path, model):
+    silent_run(*RUN, f"llm.model={model}", f"output_root={tmp_path}", "agent.tune=nothing", "play.episodes=6")
+    results = json.loads((only_run_folder(tmp_path) / "results.json").read_text())
+    assert results["episodes"] == 6
+    assert "local scorer" in results["llm"]
+
+
+def test_models_that_do_not_work_leave_no_run(tmp_path, model):
+    with pytest.raises(LLMError, match="there is no folder"):
+        silent_run(*RUN, "llm.model=./nowhere", f"output_root={tmp_path / 'a'}")
+    with pytest.raises(ConfigError, match="scores texts"):
+        silent_run(*RUN, "llm=scripted", f"output_root={tmp_path / 'b'}")
+
+
+@pytest.mark.slow
+def test_a_model_that_is_nowhere_ends_the_command_with_one_line(tmp_path):
+    train = Path(sys.executable).parent / "llmrl-train"
+    env = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [train, *RUN, "llm.model=no/such-model", f"output_root={tmp_path / 'runs'}"]
+    ended = commands.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 1
+    assert "no/such-model" in ended.stderr and "a name that was fetched before" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_prompts_that_are_longer_than_the_model_reads_end_the_run_with_what_would_work(tmp_path):
+    from llmrl.cli.llm import main
+
+    main(["make", str(tmp_path / "short"), *ENV, *SIZE, "--longest", "32"])
+    overrides = (*RUN, f"llm.model={tmp_path / 'short'}", f"output_root={tmp_path}")
+    with pytest.raises(ConfigError, match=r"a prompt has \d+ tokens .* reads 32; .*env\.history.*The prompt: '"):
+        silent_run(*overrides)
+    silent_run(*overrides, "llm.max_prompt_tokens=16", "llm.truncate=left", "learn.env_steps=32")
+
+
+@pytest.mark.parametrize("number", ["width", "layers", "heads", "longest", "vocabulary"])
+@pytest.mark.parametrize("value", [0, -2])
+def test_a_small_model_has_at_least_one_of_everything(tmp_path, number, value):
+    from llmrl.llms.local.small import make_small_model
+
+    with pytest.raises(ConfigError, match=f"{number}={value}: .* at least"):
+        make_small_model(tmp_path / "model", ["go"], **{number: value})
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_small_model_is_not_written_over_another(model, capsys):
+    from llmrl.cli.llm import main
+
+    with pytest.raises(SystemExit):
+        main(["make", str(model), *ENV])
+    assert "not empty" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["make", str(model.parent / "other"), "env=cartpole"])
+    assert "no text channel 'prompt'" in capsys.readouterr().err

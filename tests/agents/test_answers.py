@@ -1,0 +1,167 @@
+"""From a reply to an action: what is meant is understood, what is not legal is refused, and nothing else happens."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmrl.agents.llm_player.answers import answers_of, read_reply, reply_schema
+from llmrl.core.errors import ConfigError
+from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec, GameText
+from llmrl.llms import schema_draw
+from llmrl.llms.structured import InvalidReply
+
+ACTIONS = (("go left", "to the left"), ("stay", "nothing"), ("go_right", "to the right"))
+
+
+def spec(numbers=None, actions=ACTIONS):
+    text = GameText("Win.", (("x", "a place"),), actions)
+    n = 0 if numbers else 3
+    channels = {"text": Channel((), "object")}
+    return EnvSpec("game", 1, 1, channels, n, tuple(str(i) for i in range(n)), 10, numbers=numbers, text=text)
+
+
+CHOICES = answers_of(spec(), "name", 2)
+NUMBERED = answers_of(spec(), "number", 2)
+PEDALS = answers_of(
+    spec(ActionNumbers(("a", "b"), (-1.0, 0.0), (1.0, 10.0)), (("steer", "left or right"), ("gas", "how much"))),
+    "name",
+    2,
+)
+DIALS = answers_of(
+    spec(ActionNumbers(("a", "b"), (0.0, 1.0), (3.0, 5.0), whole=True), (("one", "x"), ("two", "y"))), "name", 2
+)
+
+
+class TestChoices:
+    @pytest.mark.parametrize(
+        ("answer", "action"),
+        [("stay", 1), (" Stay ", 1), ("go_left", 0), ("GO RIGHT", 2), (2, 2), (2.0, 2), ("0", 0)],
+    )
+    def test_understood(self, answer, action):
+        assert CHOICES.action(answer, None) == action
+
+    @pytest.mark.parametrize("answer", ["jump", "", 3, -1, 1.7, True, None, ["stay"], {"stay": 1}, 1e300, "\uff11"])
+    def test_refused(self, answer):
+        with pytest.raises(InvalidReply, match='choose one of "go left", "stay", "go_right"'):
+            CHOICES.action(answer, None)
+
+    def test_legal_ones_only(self):
+        legal = [True, False, True]
+        with pytest.raises(InvalidReply, match='not legal now; choose one of "go left", "go_right"'):
+            CHOICES.action("stay", legal)
+        assert CHOICES.schema(legal) == {"type": "string", "enum": ["go left", "go_right"]}
+
+    def test_by_number(self):
+        assert NUMBERED.told[2] == ("2", "go_right: to the right") and NUMBERED.shown(2) == 2
+        assert NUMBERED.action(1, None) == NUMBERED.action("1", None) == 1
+        assert NUMBERED.schema([False, True, True]) == {"type": "integer", "enum": [1, 2]}
+        with pytest.raises(InvalidReply):
+            NUMBERED.action("stay", None)
+
+    def test_instead(self):
+        assert CHOICES.instead(2, None) == 2
+        assert CHOICES.instead(2, [False, True, False]) == 1
+        assert CHOICES.instead(None, [False, False, True]) == 2
+        assert CHOICES.instead(None, [False] * 3) == 0
+
+    def test_a_text_about_other_actions(self):
+        with pytest.raises(ConfigError, match="describes 2 actions, and there are 3"):
+            answers_of(spec(actions=ACTIONS[:2]), "name", 2)
+
+
+class TestNumbers:
+    @pytest.mark.parametrize(
+        ("answer", "action"),
+        [
+            ({"steer": 0.126, "gas": 3}, [0.13, 3.0]),
+            ([-1, 10], [-1.0, 10.0]),
+            ({"steer": "0.5", "gas": 1}, [0.5, 1.0]),
+            ({"steer": 1.0000001, "gas": 0}, [1.0, 0.0]),
+        ],
+    )
+    def test_understood(self, answer, action):
+        assert PEDALS.action(answer, None) == action
+
+    @pytest.mark.parametrize(
+        ("answer", "message"),
+        [
+            ({"steer": 1.2, "gas": 0}, "steer must be from -1 to 1, got 1.2"),
+            ({"steer": 0}, "lacks 'gas'"),
+            ([1, 2, 3], "needs 2 numbers"),
+            (0.5, "needs 2 numbers"),
+            ({"steer": None, "gas": 0}, "must be a number from -1 to 1"),
+            ({"steer": True, "gas": 0}, "must be a number"),
+            ({"steer": "left", "gas": 0}, "must be a number"),
+            ({"steer": float("nan"), "gas": 0}, "must be a number"),
+            ({"steer": 0, "gas": 10**400}, "must be a number"),
+        ],
+    )
+    def test_refused(self, answer, message):
+        with pytest.raises(InvalidReply, match=message):
+            PEDALS.action(answer, None)
+
+    def test_whole_ones(self):
+        assert DIALS.action([3, 1.0], None) == [3.0, 1.0]
+        with pytest.raises(InvalidReply, match=r"two must be a whole number from 1 to 5, got 1\.5"):
+            DIALS.action([0, 1.5], None)
+        assert DIALS.schema(None)["properties"]["two"] == {"type": "integer", "minimum": 1, "maximum": 5}
+
+    def test_instead(self):
+        assert PEDALS.instead([0.5, 2.0], None) == [0.5, 2.0]
+        assert PEDALS.instead(None, None) == [0.0, 0.0] and DIALS.instead(None, None) == [0.0, 1.0]
+
+    def test_without_bounds(self):
+        numbers = ActionNumbers(("a", "b"), (-1.0, 0.0), (1.0, float("inf")))
+        with pytest.raises(ConfigError, match="has no bounds"):
+            answers_of(spec(numbers, ACTIONS[:2]), "name", 2)
+
+
+class TestReplies:
+    @given(st.data())
+    @settings(max_examples=100)
+    def test_what_the_schema_allows_is_understood(self, data):
+        answers = data.draw(st.sampled_from([CHOICES, NUMBERED, PEDALS, DIALS]))
+        legal = data.draw(st.sampled_from([None, [True, False, True]])) if answers in (CHOICES, NUMBERED) else None
+        schema = reply_schema(answers, legal, reflect=True)
+        reply = schema_draw.reply(schema, data.draw(st.text(max_size=5)))
+        reflection, action = read_reply(reply, answers, legal, reflect=True)
+        assert reflection and read_reply(json.dumps({"action": answers.shown(action)}), answers, legal)[1] == action
+
+    @given(
+        st.one_of(
+            st.text(max_size=60),
+            st.recursive(
+                st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+                lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+                max_leaves=6,
+            ).map(lambda x: json.dumps({"reflection": "r", "action": x})),
+        ),
+        st.sampled_from([CHOICES, NUMBERED, PEDALS, DIALS]),
+    )
+    @settings(max_examples=200)
+    def test_anything_else_is_invalid_and_nothing_worse(self, text, answers):
+        try:
+            _, action = read_reply(text, answers, None)
+        except InvalidReply as fault:
+            assert str(fault)
+        else:
+            answers.shown(action)
+
+    @pytest.mark.parametrize("reply", ['{"action": "stay"}', '{"reflection": " \\n", "action": "stay"}'])
+    def test_a_reflection_that_is_missing(self, reply):
+        with pytest.raises(InvalidReply, match="the reflection is missing"):
+            read_reply(reply, CHOICES, None, reflect=True)
+        assert read_reply(reply, CHOICES, None) == ("", 1)
+        with pytest.raises(InvalidReply, match='choose one of "go left"'):
+            read_reply(reply.replace("stay", "jump"), CHOICES, None, reflect=True)
+
+    def test_the_reflection_comes_first(self):
+        """In what is asked for; what comes is taken in any order."""
+        assert list(reply_schema(CHOICES, None, reflect=True)["properties"]) == ["reflection", "action"]
+        assert read_reply('{"action": "stay", "reflection": "a"}', CHOICES, None, reflect=True) == ("a", 1)
+
+    def test_prose_around_it(self):
+        text = 'I think {"reflection": "hm"} no:\n```json\n{"reflection": "a\\n b", "action": "stay"}\n```'
+        assert read_reply(text, CHOICES, None) == ("a b", 1)

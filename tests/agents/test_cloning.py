@@ -1,0 +1,446 @@
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from corridor import Corridor
+from experiments import compose, only_run_folder
+from experiments import run as run_experiment
+from llmrl.agents.cloning_agent import CloningAgent
+from llmrl.agents.random_agent import RandomAgent
+from llmrl.algorithms.cloning import Cloning, CloningSettings
+from llmrl.core.errors import ConfigError, Diverged, RunFolderError
+from llmrl.core.records import Act
+from llmrl.core.seeding import Seeds
+from llmrl.core.texts import Texts
+from llmrl.experiment.models import asking
+from llmrl.experiment.parts import check_values, loop_kind
+from llmrl.loops.clone import CloneLoop, CloneSettings
+from llmrl.loops.loop_parts import LoopParts
+from llmrl.networks import categorical
+from llmrl.networks.drrn import DRRN
+from llmrl.networks.words import Words, padded
+from llmrl.run.content import save_config, saved_state
+from llmrl.run.metrics import read_metrics
+from llmrl.run.run import Run
+from llmrl.run.signals import Stopped
+from llmrl.run.trajectories import Trajectories, TrajectoryFiles, read
+from stalling import STALLED_S, Stall, impatient
+
+pytestmark = pytest.mark.slow
+
+QUICK = CloningSettings(
+    learning_rate=1e-2, weight_decay=0.0, adam_eps=1e-8, batch_size=16, warmup=0.1, schedule="cosine", max_grad_norm=1.0
+)
+
+
+class ReadingNetwork(nn.Module):
+    """Logits and values of texts, as a language model gives them."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.q, self.words, self.names = DRRN(60, 16, Seeds(0).torch("weights")), Words(60), names
+        self.critic = nn.Linear(1, 1)
+        nn.init.zeros_(self.critic.weight), nn.init.zeros_(self.critic.bias)
+
+    def read(self, texts):
+        rows = padded([self.words.read(text) for text in texts])
+        return self.q(rows, padded([self.words.read(name) for name in self.names]))
+
+    def forward(self, batch):
+        assert isinstance(batch["prompt"], Texts)
+        prompts, places = batch["prompt"].distinct()
+        logits = self.read(prompts)[places]
+        return logits, self.critic(logits[:, :1]).squeeze(1)
+
+
+class ReadingPolicy(nn.Module):
+    channels, recurrent = ("prompt",), False
+
+    def __init__(self, spec):
+        super().__init__()
+        self.network = ReadingNetwork(spec.action_names)
+
+    def groups(self):
+        return [(self.network, slice(0, 1))]
+
+    @torch.no_grad()
+    def act(self, observation, state=None, generator=None, greedy=False):
+        texts = observation["prompt"]
+        logits = self.network.read(texts.ravel()).reshape(*texts.shape, -1)
+        return Act(logits.argmax(-1) if greedy else categorical.sample(logits, generator), logits=logits)
+
+    def values(self, observation, state=None):
+        return torch.zeros(observation["prompt"].shape)
+
+
+class Student:
+    """As much of `agent=llm_ppo` as is needed."""
+
+    loop = "learn"
+    learns = True
+
+    def __init__(self, spec):
+        self.policy = ReadingPolicy(spec)
+
+    def update(self, rollout, generator):
+        return {}
+
+    def reset(self):
+        """Nothing is reset."""
+
+    def describe(self):
+        return {"policy": "reads"}
+
+    def state_dict(self):
+        words = self.policy.network.words.state_dict()
+        return {"policy": dict(self.policy.state_dict()), "words": words, "learner": None}
+
+    def load_state_dict(self, state):
+        self.policy.load_state_dict(state["policy"])
+        self.policy.network.words.load_state_dict(state["words"])
+
+
+def recorded(env=None, steps=60, names=None, teacher=lambda env, rng: env.expert(), success=None):
+    """What `teacher` did in a corridor."""
+    env = env or Corridor(n_envs=4)
+    rng = np.random.default_rng(0)
+    observation, rows, episode = env.reset(seed=3), [], np.arange(env.spec.n_envs)
+    places = {}
+    for _ in range(steps):
+        action = teacher(env, rng)
+        texts = [places.setdefault(text, len(places)) for text in observation["prompt"][:, 0]]
+        step = env.step(action[:, None])
+        over = step.terminated | step.truncated
+        rows += [
+            (texts[i], action[i], step.reward[i, 0], step.terminated[i], step.truncated[i], episode[i], i)
+            for i in range(env.spec.n_envs)
+        ]
+        observation = env.reset(mask=over) if over.any() else step.observation
+        episode = np.where(over, episode.max() + 1 + np.cumsum(over), episode)
+    prompt, action, reward, terminated, truncated, episodes, game = (np.array(x) for x in zip(*rows, strict=True))
+    won = {e: bool(reward[episodes == e].sum() > 0) for e in np.unique(episodes)}
+    unknown = np.full(len(rows), np.nan, dtype=np.float32)
+    none = np.full(len(rows), "", dtype=object)
+    known = np.array([won[e] for e in episodes], dtype=np.float32)
+    return Trajectories(
+        prompts=list(places),
+        action_names=list(names or env.spec.action_names),
+        prompt=prompt.astype(np.int64),
+        action=action.astype(np.int64),
+        log_prob=unknown,
+        value=unknown,
+        reward=reward.astype(np.float32),
+        base_reward=reward.astype(np.float32),
+        terminated=terminated.astype(bool),
+        truncated=truncated.astype(bool),
+        episode=episodes.astype(np.int64),
+        step=np.zeros(len(rows), dtype=np.int64),
+        game=game.astype(np.int64),
+        agent=np.zeros(len(rows), dtype=np.int64),
+        success=known if success is None else success,
+        kind=none,
+        mission=none,
+    )
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Saves trajectories and gives their folder."""
+
+    def save(trajectories):
+        TrajectoryFiles(tmp_path / "bot").write(trajectories)
+        return str(tmp_path / "bot")
+
+    return save
+
+
+def cloner(folder, env=None, held_out=0.2, limit=None, episodes="all", settings=QUICK, env_options=None):
+    spec = (env or Corridor()).spec
+    student = Student(spec)
+    return CloningAgent(spec, Seeds(1), "cpu", student, folder, episodes, limit, held_out, settings, None, env_options)
+
+
+def loop_of(folder, epochs=8, env=None, **options):
+    env = env or Corridor(n_envs=8, seed=9)
+    fields = {"log_every": 5, "measure_every": 10, "evaluate_every": 0, "evaluate_episodes": 16, **options}
+    return CloneLoop(LoopParts(env, [cloner(folder, env)], Seeds(2)), CloneSettings(epochs, **fields))
+
+
+def opened(tmp_path, name="clone", every=1000.0):
+    return Run.open(tmp_path, name, {"what": name}, [], 0, checkpoint_every_s=every)
+
+
+def test_it_does_what_the_teacher_did(data, tmp_path):
+    loop = loop_of(data(recorded()), evaluate_every=20)
+    with opened(tmp_path) as run:
+        result = loop.run(run)
+        folder = run.folder
+    assert result == 1.0
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert rows[0]["clone/accuracy"] < 0.9 < rows[-2]["clone/accuracy"]
+    assert rows[-1]["held_out/accuracy"] == 1.0 and rows[-1]["held_out/loss"] < 0.2
+    assert rows[-1]["evaluation/won"] == 1.0 and rows[-1]["updates"] == loop.cloning.updates
+    assert any("evaluation/won" in row for row in rows[:-1])
+    assert [row["kind"] for row in rows[-2:]] == ["update", "evaluation"] and {row["x"] for row in rows} == {"updates"}
+    assert rows[-1]["samples"] == 8 * loop.cloning.learnt
+    weights = saved_state(folder)[1]["agents"][0]["policy"]
+    again = Student(Corridor().spec)
+    again.load_state_dict(saved_state(folder)[1]["agents"][0])
+    assert set(weights) == set(again.policy.state_dict())
+
+
+def test_stopped_between_two_minibatches_it_goes_on_alike(data, tmp_path):
+    folder = data(recorded(steps=20))
+    ends = []
+    for name, stops in (("whole", ()), ("stopped", (3, 7, 8))):
+        for after in (*stops, None):
+            loop = loop_of(folder, epochs=3)
+            with suppress(Stopped), opened(tmp_path, name, every=0.0) as run:
+                update, where = loop.cloning.update, run.folder
+
+                def stopping(i, update=update, where=where, after=after):
+                    if i == after:
+                        raise Stopped(where, 15)
+                    return update(i)
+
+                loop.cloning.update = stopping
+                loop.run(run)
+        rows = read_metrics(where / "metrics.jsonl")
+        numbers = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+        ends.append((numbers, saved_state(where)[1]["agents"][0]))
+    (numbers, state), (resumed, after) = ends
+    assert numbers == resumed
+    assert all(torch.equal(x, after["policy"][name]) for name, x in state["policy"].items())
+    first, second = (s["cloning"]["optimizer"]["state"] for s in (state, after))
+    assert all(torch.equal(first[i]["exp_avg"], second[i]["exp_avg"]) for i in first)
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "at"), [(Cloning, "update", 3), (Cloning, "measure", 0), (Corridor, "step", 5)]
+)
+def test_stalled_in_an_update_a_measure_or_an_evaluation_it_ends_when_told_to(
+    data, tmp_path, monkeypatch, owner, method, at
+):
+    lessons = data(recorded(steps=20))
+
+    def results(name):
+        with opened(tmp_path, name, every=0.0) as run:
+            loop_of(lessons, evaluate_every=12).run(run)
+        rows = read_metrics(run.folder / "metrics.jsonl")
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+    with monkeypatch.context() as patch:
+        impatient(patch)
+        stall = Stall(patch, owner, method, at, whole=True)
+        with pytest.raises(Stopped):
+            results("stalled")
+        assert time.monotonic() - stall.signalled < STALLED_S / 2
+    assert results("stalled") == results("whole")
+
+
+def test_every_step_has_its_turn_once_an_epoch():
+    class Watched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen, self.weight = [], nn.Parameter(torch.zeros(2))
+
+        def forward(self, batch):
+            self.seen.append(batch["x"])
+            return self.weight.expand(len(batch["x"]), 2), torch.zeros(len(batch["x"]))
+
+    samples = {"x": torch.arange(37), "action": torch.zeros(37, dtype=torch.int64)}
+    network = Watched()
+    cloning = Cloning(network, QUICK, samples, {n: x[:5] for n, x in samples.items()}, Seeds(0), epochs=2)
+    assert cloning.updates == 6 and cloning.updates_per_epoch == 3
+    for i in range(6):
+        cloning.update(i)
+    epochs = [torch.cat(network.seen[k : k + 3]).tolist() for k in (0, 3)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(37))] * 2 and epochs[0] != epochs[1]
+    network.seen.clear()
+    measured = cloning.measure()
+    assert torch.cat(network.seen).tolist() == [0, 1, 2, 3, 4]
+    assert measured["loss"] == pytest.approx(-network.weight.detach().log_softmax(0)[0].item(), abs=1e-6)
+
+
+def test_the_step_size_rises_and_falls():
+    samples = {"x": torch.zeros(100, 1), "action": torch.zeros(100, dtype=torch.int64)}
+    settings = replace(QUICK, learning_rate=1.0, batch_size=1, warmup=0.1)
+    rates = Cloning(nn.Linear(1, 2), settings, samples, samples, Seeds(0), 1).learning_rate
+    assert [rates(i) for i in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
+    assert rates(55) == pytest.approx(0.5) and 0 < rates(99) < 0.001
+    constant = replace(settings, schedule="constant", warmup=0.0)
+    assert Cloning(nn.Linear(1, 2), constant, samples, samples, Seeds(0), 1).learning_rate(99) == 1.0
+
+
+def test_held_out_are_whole_episodes(data):
+    folder = data(recorded(steps=40))
+    agent = cloner(folder, held_out=0.25)
+    learnt = agent.imitate(1)
+    trajectories = agent._usable(recorded(steps=40))
+    kept_back = agent._kept_back(trajectories)
+    episodes = [set(trajectories.episode[chosen]) for chosen in (kept_back, ~kept_back)]
+    assert not episodes[0] & episodes[1]
+    assert len(episodes[0]) == round(0.25 * len(set(trajectories.episode)))
+    assert (learnt.kept_back, learnt.learnt) == (kept_back.sum(), (~kept_back).sum())
+    assert cloner(folder, held_out=0.0).imitate(1).measure() == {}
+
+
+def test_only_what_succeeded_is_imitated_where_that_is_asked(data):
+    def stumbling(env, rng):
+        return rng.integers(2, size=env.spec.n_envs)
+
+    trajectories = recorded(teacher=stumbling)
+    folder = data(trajectories)
+    wins = int((trajectories.success > 0).sum())
+    assert 0 < wins < len(trajectories)
+    assert cloner(folder, held_out=0.0, episodes="successful").imitate(1).learnt == wins
+    assert cloner(folder, held_out=0.0).imitate(1).learnt == len(trajectories)
+    assert cloner(folder, held_out=0.0, limit=17).imitate(1).learnt == 17
+
+
+def test_actions_are_known_by_their_names(data):
+    names = ("wait", "go west", "go east")
+    env = Corridor(names=("go east", "go west", "wait"))
+    mirrored = recorded(names=("go west", "go east"))
+    agent = cloner(data(mirrored), env=Corridor(names=names))
+    assert set(mirrored.action) == {0, 1}
+    assert (agent._translated(mirrored) == np.where(mirrored.action == 0, 1, 2)).all()
+    with pytest.raises(ConfigError, match=r"'walk' was taken, and env=corridor has go east, go west, wait"):
+        cloner("bot", env=env)._translated(recorded(names=("walk", "go west")))
+
+
+def test_prompts_that_were_made_otherwise_are_refused(data, tmp_path):
+    folder = data(recorded())
+    made = {"language": "en", "actions": ["go east"], "history": 3, "template": "glam", "replace": {}, "level": "a"}
+    save_config(tmp_path / "bot" / "config.yaml", {"env": made})
+    own = {**made, "level": "b", "horizon": 7}
+
+    def imitate(options, place=folder):
+        return cloner(place, env_options=options).imitate(1)
+
+    assert imitate(own).learnt > 0 and imitate({}).learnt > 0
+    assert imitate({"n_envs": 3, "history": 3}).learnt > 0
+    for name, value, typed in (
+        ("language", "fr", "fr"),
+        ("actions", "canonical", "canonical"),
+        ("history", 1, "1"),
+        ("template", "plain", "plain"),
+        ("replace", {"key": "a chair", "ball": "x"}, "{key: a chair, ball: x}"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            imitate({**own, name: value})
+        assert f"those of env=corridor are with env.{name}={typed}; use env.{name}=" in str(refused.value)
+    with pytest.raises(ConfigError, match=r"made with env.actions=\[go east\], .*recorded with env.actions=\[\]"):
+        imitate({**own, "actions": []})
+    for place in ("trajectories", "trajectories/0.npz"):
+        with pytest.raises(ConfigError, match=r"made with env\.history=3"):
+            imitate({**own, "history": 2}, f"{folder}/{place}")
+    # A run of an environment without them, and one whose config says nothing of an environment.
+    for config in ({"env": {"horizon": 9}}, {"method": {}}):
+        save_config(tmp_path / "bot" / "config.yaml", config)
+        assert imitate(own).learnt > 0
+    (tmp_path / "bot" / "config.yaml").write_text("env: [")
+    with pytest.raises(ConfigError, match=r"config.yaml, which says how prompts were made, cannot be read"):
+        imitate(own)
+
+
+def test_data_that_teach_nothing_are_refused(data, tmp_path):
+    with pytest.raises(ConfigError, match=r"agent.data=<run folder> is missing"):
+        cloner(None).imitate(1)
+    with pytest.raises(RunFolderError, match="has no trajectories"):
+        cloner(str(tmp_path / "nothing")).imitate(1)
+    unread = replace(recorded(), prompt=np.full(240, -1))
+    with pytest.raises(ConfigError, match="of none it is known what could be read"):
+        cloner("x")._usable(unread)
+    with pytest.raises(ConfigError, match="several numbers each"):
+        cloner("x")._usable(replace(recorded(), action_names=[]))
+    with pytest.raises(ConfigError, match="none of its 240 steps is of an episode that is known to have"):
+        cloner("x", episodes="successful")._usable(recorded(success=np.full(240, np.nan)))
+    with pytest.raises(ConfigError, match="leaves none to learn from"):
+        cloner(data(recorded()), held_out=1.0).imitate(1)
+
+
+def test_students_and_loops_that_do_not_fit_are_refused():
+    spec = Corridor().spec
+    student = Student(spec)
+    student.policy.channels = ("number",)
+    with pytest.raises(ConfigError, match=r"Student takes in number; use agent@agent.student=llm_ppo"):
+        CloningAgent(spec, Seeds(0), "cpu", student, "x", "all", None, 0.1, QUICK)
+    with pytest.raises(ConfigError, match="RandomAgent is none that"):
+        CloningAgent(spec, Seeds(0), "cpu", RandomAgent(spec), "x", "all", None, 0.1, QUICK)
+    with pytest.raises(ConfigError, match="teacher=none"):
+        CloningAgent(spec, Seeds(0), "cpu", Student(spec), "x", "all", None, 0.1, QUICK, teacher=object())
+    with pytest.raises(ConfigError, match="RandomAgent does not imitate; use agent=bc"):
+        CloneLoop(LoopParts(Corridor(), [RandomAgent(spec)], Seeds(0)), CloneSettings(1, 1, 1, 1, 1))
+    with pytest.raises(ConfigError, match="cannot play with other actions"):
+        CloningAgent(spec, Seeds(0), "cpu", Student(spec), "x", "all", None, 0.1, QUICK).adapt(spec)
+
+
+def test_a_loss_that_is_no_number_ends_it():
+    samples = {"x": torch.full((8, 1), torch.nan), "action": torch.zeros(8, dtype=torch.int64)}
+
+    class Broken(nn.Linear):
+        def forward(self, batch):
+            return super().forward(batch["x"]), None
+
+    with pytest.raises(Diverged, match="update 1: the loss is nan"):
+        Cloning(Broken(1, 2), QUICK, samples, samples, Seeds(0), 1).update(0)
+
+
+GAME = ("env=goto_red_ball", "env.n_envs=4", "env.history=1", "env.actions=restricted")
+
+
+def test_a_language_model_imitates_a_bot_and_goes_on_by_reward(tmp_path):
+    from llmrl.llms.local.small import make_small_model
+
+    def folder_of(name):
+        return only_run_folder(tmp_path / name)
+
+    run_experiment(*GAME, "agent=bot", "play.episodes=12", "play.trajectories=true", f"output_root={tmp_path}/bot")
+    prompts = read(folder_of("bot")).prompts
+    make_small_model(tmp_path / "model", prompts, "seq2seq", width=32, layers=1, heads=2, vocabulary=400)
+    model = ("llm=local_scorer_seq2seq", f"llm.model={tmp_path}/model")
+    heads = "head_hidden=[8]"
+    options = (f"agent.data='{folder_of('bot')}'", "agent.cloning.batch_size=16", f"agent.student.{heads}")
+    fast = (
+        "agent.cloning.learning_rate=0.01",
+        "agent.limit=30",
+        "agent.held_out=0.3",
+        "clone.epochs=30",
+        "clone.log_every=5",
+        "clone.evaluate_episodes=4",
+    )
+    clone = (*GAME, "agent=bc", *model, *options, *fast)
+    run_experiment(*clone, f"output_root={tmp_path}/bc")
+    rows = read_metrics(folder_of("bc") / "metrics.jsonl")
+    assert rows[-2]["clone/loss"] < 0.5 * rows[0]["clone/loss"] and rows[-2]["clone/epoch"] == 30
+    assert rows[-1]["held_out/loss"] > 0 and 0 <= rows[-1]["evaluation/success"] <= 1
+    cloned = saved_state(folder_of("bc"))[1]["agents"][0]["policy"]
+    with pytest.raises(ConfigError, match=r"made with env.history=1, .*=goto_red_ball are with env.history=2"):
+        run_experiment(*clone, "env.history=2", "dry_run=true")
+    learn = ("learn.env_steps=1", "learn.rollout_steps=2", "learn.evaluate_episodes=1", "agent.ppo.learning_rate=1e-12")
+    start = (f"agent.init_from='{folder_of('bc')}'", f"agent.{heads}")
+    run_experiment(*GAME, "agent=llm_ppo", *model, *start, *learn, f"output_root={tmp_path}/ppo")
+    trained = saved_state(folder_of("ppo"))[1]["agents"][0]["policy"]
+    assert cloned.keys() == trained.keys()
+    assert all(torch.allclose(cloned[name], trained[name], atol=1e-9) for name in cloned)
+
+
+@pytest.mark.parametrize(
+    ("study", "treatment", "env"), [("goto_local", "small_bc", "goto_local"), ("mixed", "bc", "mixed_train")]
+)
+def test_its_treatments_build(study, treatment, env):
+    config = compose(f"experiment=grounding/{study}", f"treatment={treatment}", "agent.data=somewhere")
+    check_values(config)
+    assert loop_kind(config) == "clone" and asking(config)
+    assert config["env"]["name"] == env
+
+
+def test_who_imitates_is_given_nothing_by_a_principal():
+    with pytest.raises(ConfigError, match="principal=none"):
+        check_values(compose("env=goto_red_ball", "agent=bc", "principal=random"))

@@ -1,0 +1,238 @@
+"""The network that looks at a map as a mission tells it to, and the agent that learns with it by PPO."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from experiments import compose
+from fetch_game import FetchGame
+from llmrl.agents.ppo_agent import PPOAgent
+from llmrl.algorithms.ppo import PPOSettings
+from llmrl.core.errors import ConfigError
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Channel, EnvSpec
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts, check_values
+from llmrl.loops.learn import LearnLoop
+from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
+from llmrl.networks.film import FilmCore, FilmSettings
+from llmrl.rollout.collector import Collector
+
+CODES = (11, 6, 3)
+SPEC = EnvSpec(
+    name="told",
+    n_envs=3,
+    n_agents=1,
+    observation={
+        "view": Channel((7, 7, 3), "uint8", codes=CODES),
+        "mission": Channel((24,), "int64", codes=(100,)),
+        "prompt": Channel((), "object"),
+        "expert": Channel((), "int64"),
+    },
+    n_actions=6,
+    action_names=("turn left", "turn right", "go forward", "pick up", "drop", "toggle"),
+    horizon=64,
+)
+SETTINGS = {
+    "learning_rate": 3e-3, "adam_eps": 1e-5, "gamma": 0.99, "gae_lambda": 0.95, "epochs": 2, "minibatch_size": 32,
+    "clip": 0.2, "value_clip": 0.2, "normalize_advantage": True, "entropy_coefficient": 0.01,
+    "value_coefficient": 0.5, "max_grad_norm": 0.5, "target_kl": None, "bootstrap_truncation": True,
+}  # fmt: skip
+AGENT = {
+    "device": "cpu", "governed": False, "share_parameters": True, "reads": ["view"], "core": "film",
+    "encoding": "onehot", "core_hidden": [], "head_hidden": [16], "memory_layers": 1, "critic": "own",
+    "freeze": "none", "init_from": None, "init_parts": "all", "keep_optimizer": False,
+}  # fmt: skip
+
+
+def core(width=16, codes=CODES, **settings):
+    return FilmCore((7, 7, 3), codes, 100, width, FilmSettings(**settings), Seeds(0).torch("weights"))
+
+
+def seen(n, seed=0):
+    """Maps [n, 7, 7, 3] and instructions of 1 to 24 words [n, 24]."""
+    generator = Seeds(seed).torch("seen")
+    view = torch.stack([torch.randint(k, (n, 7, 7), generator=generator) for k in CODES], -1).to(torch.uint8)
+    words = torch.randint(2, 100, (n, 24), generator=generator)
+    until = torch.randint(1, 25, (n, 1), generator=generator)
+    return view, torch.where(torch.arange(24) < until, words, 0)
+
+
+def agent(spec, features=16, memory=16, seed=0, normalisation="none", **changes):
+    return PPOAgent(
+        **AGENT,
+        spec=spec,
+        seeds=Seeds(seed),
+        features=features,
+        memory=memory,
+        ppo=PPOSettings(**(SETTINGS | changes)),
+        film=FilmSettings(normalisation=normalisation),
+    )
+
+
+def learn(learner, game, updates, start=0):
+    """Metrics of the last update, and the share of episodes of the last 5 rollouts that were successes."""
+    collector = Collector(game, learner.policy, "cpu")
+    collector.reset(start)
+    won = []
+    for i in range(start, start + updates):
+        rollout = collector.collect(8, Seeds(1).child(i).torch("actions"))
+        metrics = learner.update(rollout, Seeds(1).child(i).torch("minibatches"))
+        won += [(i, episode.summaries["won"]) for episode in rollout.episodes]
+    last = [x for i, x in won if i >= start + updates - 5]
+    return metrics, sum(last) / max(len(last), 1)
+
+
+@pytest.mark.parametrize("normalisation", ["none", "group", "batch"])
+@pytest.mark.parametrize(("output", "n_features"), [("map", 64), ("maximum", 16)])
+@pytest.mark.parametrize("codes", [CODES, ()])
+def test_shapes_and_gradients_of_everything(normalisation, output, n_features, codes):
+    net = core(codes=codes, normalisation=normalisation, output=output, blocks=3)
+    features = net(*seen(32))
+    assert features.shape == (32, n_features) == (32, net.n_features)
+    assert (features >= 0).all() and features.std() > 0
+    features.sum().backward()
+    unreached = [name for name, p in net.named_parameters() if p.grad is None or not p.grad.abs().sum()]
+    # A constant before a normalisation by batch is no constant after it.
+    assert unreached == [] or normalisation == "batch"
+    assert all(p.grad is not None for p in net.parameters())
+
+
+def test_as_many_parameters_as_published():
+    """1,068,103 for six actions and a vocabulary of a hundred words (BabyAI's network in GLAM's experiments)."""
+    film = FilmSettings(normalisation="batch", output="maximum")
+    network = ActorCritic(
+        SPEC, Seeds(0).torch("weights"), NetworkSettings(128, [], [64], ["view"], 128, 1, "own", "film", "codes", film)
+    )
+    assert sum(p.numel() for p in network.parameters()) == 1_068_103
+
+
+def test_a_mission_is_read_word_by_word_to_its_last():
+    net = core()
+    _, words = seen(5)
+    told = net.read(words)
+    longer = torch.nn.functional.pad(words, (0, 7))
+    torch.testing.assert_close(net.read(longer), told)
+    one, other = net.read(torch.tensor([[2, 3, 4, 0], [3, 2, 4, 0]]))
+    assert (one - other).abs().max() > 1e-2
+    for row in range(5):  # with others or alone, once or several times
+        torch.testing.assert_close(net.read(words[row : row + 1])[0], told[row])
+    torch.testing.assert_close(net.read(words[[3, 1, 3, 3]]), told[[3, 1, 3, 3]])
+    assert net.read(torch.zeros(2, 24, dtype=torch.int64)).isfinite().all()
+
+
+def test_missions_change_what_is_done():
+    view, words = seen(2)
+    learner = agent(replace(SPEC, n_envs=2))
+    one = {"view": view[:1].repeat(2, 1, 1, 1)[:, None], "mission": words[:, None]}
+    logits = learner.policy.act(one, generator=Seeds(0).torch("a")).logits
+    assert (logits[0] - logits[1]).abs().max() > 1e-6
+    same = {**one, "mission": words[:1].repeat(2, 1)[:, None]}
+    logits = learner.policy.act(same, generator=Seeds(0).torch("a")).logits
+    torch.testing.assert_close(logits[0], logits[1])
+
+
+def test_weights_and_actions_come_from_seeds():
+    one, same, other = (agent(SPEC, seed=seed) for seed in (0, 0, 1))
+    mine, copied = one.policy.state_dict(), same.policy.state_dict()
+    assert all(torch.equal(mine[name], copied[name]) for name in mine)
+    weights = [name for name in mine if name.endswith("weight")]
+    assert not any(torch.equal(mine[name], other.policy.state_dict()[name]) for name in weights)
+
+
+def test_a_mission_is_no_number():
+    """Other networks leave it out, and so they do what an expert would do."""
+    plain = ActorCritic(SPEC, Seeds(0).torch("weights"), NetworkSettings(8, [], []))
+    assert plain.image == "view" and plain.joined == ()
+    assert agent(SPEC).policy.channels == ("view", "mission")
+    with pytest.raises(ConfigError, match=r"agent.reads: env=told offers no channel 'mission', but view"):
+        ActorCritic(SPEC, Seeds(0).torch("weights"), NetworkSettings(8, [], [], ["view", "mission"]))
+
+
+@pytest.mark.parametrize(
+    "channels",
+    [
+        {"view": SPEC.observation["view"]},
+        {"mission": SPEC.observation["mission"], "vector": Channel((4,), "float32")},
+        {"mission": SPEC.observation["mission"], "view": Channel((7, 7, 3), "float32")},
+        {"mission": SPEC.observation["mission"], "pixels": Channel((64, 64, 3), "uint8")},
+    ],
+)
+def test_a_map_and_a_mission_are_needed(channels):
+    with pytest.raises(ConfigError, match=r"agent.core=film .* env=told offers only .* use env=babyai_text, or agent"):
+        ActorCritic(
+            replace(SPEC, observation=channels), Seeds(0).torch("weights"), NetworkSettings(8, [], [], core="film")
+        )
+
+
+def test_a_map_is_read():
+    more = {**SPEC.observation, "vector": Channel((4,), "float32")}
+    network = ActorCritic(
+        replace(SPEC, observation=more), Seeds(0).torch("weights"), NetworkSettings(8, [], [], core="film")
+    )
+    assert (network.image, network.joined) == ("view", ("vector",))
+    with pytest.raises(ConfigError, match=r"agent.reads=\['vector'\] names none; add 'view'"):
+        ActorCritic(
+            replace(SPEC, observation=more),
+            Seeds(0).torch("weights"),
+            NetworkSettings(8, [], [], ["vector"], core="film"),
+        )
+
+
+def test_learning_sees_what_acting_saw():
+    """The first minibatch of an update finds the probabilities that were acted with: normalisation does not depend on
+    what is computed together."""
+    for normalisation, ratios in (("none", 0.0), ("group", 0.0), ("batch", 1e-5)):
+        learner = agent(FetchGame(8).spec, normalisation=normalisation, epochs=1, minibatch_size=None)
+        metrics, _ = learn(learner, FetchGame(8), 1)
+        assert (abs(metrics["loss/kl"]) < 1e-9) == (ratios == 0.0), normalisation
+
+
+@pytest.mark.slow
+def test_it_learns_to_do_what_it_is_told():
+    """Without the mission, one in two is right."""
+    learner = agent(FetchGame(16).spec, learning_rate=1e-3, epochs=4)
+    _, success = learn(learner, FetchGame(16), 30)
+    assert success > 0.9
+
+
+def test_it_goes_on_bit_for_bit():
+    learner = agent(FetchGame(8).spec)
+    learn(learner, FetchGame(8), 2)
+    saved = copy.deepcopy(learner.state_dict())
+    expected, _ = learn(learner, FetchGame(8), 2, start=2)
+    resumed = agent(FetchGame(8).spec, seed=5)
+    resumed.load_state_dict(saved)
+    again, _ = learn(resumed, FetchGame(8), 2, start=2)
+    assert again == expected
+    mine, other = learner.state_dict()["policy"], resumed.state_dict()["policy"]
+    assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+STUDIES = {"goto_red_ball symbolic": 1, "goto_local symbolic": 1, "mixed symbolic": 5, "mixed symbolic_published": 5}
+
+
+@pytest.mark.parametrize("chosen", sorted(STUDIES))
+def test_its_treatments_build(chosen):
+    study, treatment = chosen.split()
+    config = compose(f"experiment=grounding/{study}", f"treatment={treatment}")
+    check_values(config)
+    assert config["env"]["n_envs"] * config["learn"]["rollout_steps"] == 2560
+    published = treatment.endswith("published")
+    # Of half the squared error.
+    assert config["agent"]["ppo"]["value_coefficient"] == (1.0 if published else 0.5)
+    config["env"]["n_envs"] = 16
+    parts = build_parts(config, build_llm(config, None, check=False))
+    try:
+        loop = build_loop(config, parts)
+        assert isinstance(loop, LearnLoop) and parts.agents[0].policy.channels == ("view", "mission")
+        [n_words] = parts.env.spec.observation["mission"].codes
+        known = 1_068_103 - 100 * 128 if published else None
+        counted = parts.agents[0].describe()["parameters"]
+        assert known is None or counted == known + n_words * 128
+        kinds = [name for name in parts.env.spec.metrics if name.startswith("success_")]
+        assert len(kinds) in ((1, 2, 3, 4, 5) if published else (5 if STUDIES[chosen] == 5 else 0,))
+    finally:
+        parts.close()

@@ -1,0 +1,205 @@
+"""What a model is asked, who is asked, and what fits into a question."""
+
+import json
+
+import pytest
+
+from llmrl.agents.llm_player.agent import LLMPlayer
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec
+from llmrl.llms.client import ChatClient
+from road_game import Model, Table, first_legal, reply
+
+SPEED = ActionNumbers(("a",), (-1.0,), (1.0,))
+
+
+class TestTheConversation:
+    def test_turns_alternate_and_are_json(self):
+        table = Table(Model(), history=2).start()
+        for _ in range(5):
+            table.step()
+        roles = [role for role, _ in table.last]
+        assert roles == ["user", "assistant"] * 2 + ["user"]
+        assert [content["observation"]["x"] for role, content in table.last if role == "user"] == [2, 3, 4]
+        assert table.last[1][1] == {"reflection": "why not", "action": "stay"}
+        assert [len(r.messages) for r in table.model.requests] == [2, 4, 6, 6, 6]
+
+    def test_no_history(self):
+        table = Table(Model(), history=0).start()
+        for _ in range(3):
+            table.step()
+        assert [len(r.messages) for r in table.model.requests] == [2, 2, 2]
+
+    def test_the_system_message_never_changes(self):
+        """So that a provider's cache has the whole of it."""
+        table = Table(Model(), n_envs=2, history=3).start()
+        for _ in range(6):
+            table.step()
+        assert len({r.messages[0]["content"] for r in table.model.requests}) == 1
+
+    def test_what_is_shown(self):
+        table = Table(Model(), show=["step", "reward", "return"]).start()
+        for _ in range(3):
+            table.step(reward=-0.5)
+        first, third = table.last[0][1], table.last[-1][1]
+        assert first == {"observation": {"x": 0}, "start": True, "step": 0, "return": 0}
+        assert third == {"observation": {"x": 2}, "step": 2, "reward": -0.5, "return": -1}
+        bare = Table(Model(), show=[]).start()
+        bare.step()
+        bare.step()
+        assert bare.last[-1][1] == {"observation": {"x": 1}}
+        assert '"reward"' not in bare.model.requests[0].messages[0]["content"]
+
+    def test_the_last_episode_is_told(self):
+        table = Table(Model(), show=["return", "last_episode"]).start()
+        table.step()
+        table.step(ended=[0], reward=-3, terminated=False)
+        table.start().step()
+        assert table.last[-1][1]["last_episode"] == {"return": -2, "steps": 2, "end": "the time was up"}
+        assert len(table.last) == 1, "an episode begins with an empty history"
+
+    def test_but_only_if_it_is_asked_for(self):
+        table = Table(Model()).start()
+        table.step(ended=[0])
+        table.start().step()
+        assert "last_episode" not in str(table.model.requests[-1].messages)
+
+    def test_an_observation_that_is_no_json(self):
+        table = Table(Model()).start()
+        table.step(text='{"broken')
+        assert table.last[-1][1]["observation"] == '{"broken'
+
+    def test_schema_and_purpose_go_along(self):
+        table = Table(Model(lambda messages: reply("left")), mask=True).start()
+        table.step(mask=[True, False, True])
+        [request] = table.model.requests
+        assert request.schema["properties"]["action"]["enum"] == ["left", "right"]
+        assert (request.purpose, request.prompt) == ("player", "player/system")
+        assert table.last[-1][1]["legal_actions"] == ["left", "right"]
+
+    def test_without_reflection(self):
+        table = Table(Model(lambda messages: '{"action": "left"}'), reflection=False).start()
+        table.step()
+        table.step()
+        assert table.last[1][1] == {"action": "left"}
+        assert "reflection" not in table.model.requests[0].messages[0]["content"]
+
+    def test_how_actions_are_answered(self):
+        """By what is listed: names, numbers, or several numbers by their names."""
+        for options, words, listed in (
+            ({}, '"action": one of the actions, by its name.', "- left: to the left"),
+            ({"answer_with": "number"}, '"action": one of the actions, by its number.', "- 0: left: to the left"),
+            ({"numbers": SPEED}, '"action": an object with every number by its name.', "- speed: how fast"),
+        ):
+            system = Table(Model(), **options).policy.system[0].text
+            assert words in system and listed in system and "(the reflection first)" in system
+            assert system.index('- "reflection": ') < system.index('- "action": ')
+
+    def test_players_are_told_who_they_are(self):
+        table = Table(Model(), n_agents=2).start()
+        table.step()
+        first, second = (r.messages[0]["content"] for r in table.model.requests)
+        assert "you are player 1" in first and "you are player 2" in second and first != second
+
+
+class TestFrameSkip:
+    def test_what_was_seen_in_between_is_one_turn(self):
+        table = Table(Model(), action_every=3).start()
+        acts = [table.step() for _ in range(7)]
+        assert table.model.batches == [1, 1, 1]
+        assert [act.notes[0][0].get("asked") for act in acts] == [True, False, False] * 2 + [True]
+        told = table.last[-1][1]
+        assert [frame["observation"]["x"] for frame in told["since_your_last_action"]] == [4, 5]
+        assert told["observation"] == {"x": 6} and [role for role, _ in table.last][-2:] == ["assistant", "user"]
+
+    def test_an_action_that_became_illegal_is_not_repeated(self):
+        table = Table(Model(lambda messages: reply(first_legal(messages))), mask=True, action_every=5).start()
+        acts = [table.step(mask=mask) for mask in ([False, True, True], [True, True, False], [True, False, True])]
+        assert [act.action.item() for act in acts] == [1, 1, 0]
+        assert [act.notes[0][0]["asked"] for act in acts] == [True, False, True]
+
+    def test_a_new_episode_asks_anew(self):
+        table = Table(Model(), action_every=5).start()
+        table.step(ended=[0])
+        table.start().step()
+        assert table.model.batches == [1, 1]
+
+
+class TestWhoIsAsked:
+    def test_somebody_who_is_back_decides_at_once(self):
+        table = Table(Model(), action_every=4).start()
+        for text in (None, "", "", None, None, None, None, None):
+            table.step(text=text)
+        seen = [json.loads(r.messages[-1]["content"])["observation"]["x"] for r in table.model.requests]
+        assert seen == [0, 3, 7]
+
+    def test_all_who_play_in_one_batch(self):
+        table = Table(Model(), n_envs=3, n_agents=2).start()
+        table.step(ended=[1])
+        table.step()
+        assert table.model.batches == [6, 4]
+
+    def test_nobody_who_waits(self):
+        table = Table(Model(), n_envs=4).start(0, 2)
+        act = table.step(ended=[0, 2])
+        assert table.model.batches == [2] and act.notes[1][0] == {}
+        table.step()
+        assert table.model.batches == [2]
+
+    def test_nobody_who_has_nothing_to_decide(self):
+        table = Table(Model()).start()
+        act = table.step(text="")
+        assert not table.model.batches and act.action.tolist() == [[0]]
+        table.step()
+        assert table.model.batches == [1]
+
+
+class TestRoom:
+    def test_old_turns_give_way(self):
+        long = Model(context_window=1500, max_tokens=100)
+        table = Table(long, history=20).start()
+        for _ in range(20):
+            table.step(text=json.dumps({"x": "far away " * 20}))
+        sizes = [len(r.messages) for r in long.requests]
+        assert max(sizes) < 42 and sizes[-1] == sizes[-2] > 2
+        assert table.agent.metrics()["llm/trimmed_prompts"] > 0
+        assert all(long.fits(r.messages) for r in long.requests)
+
+    def test_not_even_one_observation(self):
+        with pytest.raises(LLMError, match="do not fit into the context window"):
+            Table(Model(context_window=200, max_tokens=100)).start().step()
+
+
+class TestRefusals:
+    def test_a_game_without_words(self):
+        bare = EnvSpec("road", 1, 1, {"vector": Channel((2,), "float32")}, 3, ("a", "b", "c"), 10)
+        with pytest.raises(ConfigError, match=r"env=road has none: set env\.text"):
+            LLMPlayer(bare, ChatClient(Model()), None)
+
+    def test_a_broken_prompt_of_ones_own(self, tmp_path):
+        (tmp_path / "player").mkdir()
+        (tmp_path / "player" / "system.j2").write_text("{{ gaol }}")
+        with pytest.raises(ConfigError, match="player/system"):
+            Table(Model(), prompt_folder=tmp_path)
+
+    def test_ones_own_prompt(self, tmp_path):
+        (tmp_path / "player").mkdir()
+        own = "{% extends 'ours/system.j2' %}"
+        (tmp_path / "player" / "system.j2").write_text(own + "\n")
+        (tmp_path / "player" / "_repair.j2").write_text("Nonsense: {{ fault }}")
+        answers = iter(["?", reply("stay")])
+        table = Table(Model(lambda messages: next(answers)), prompt_folder=tmp_path).start()
+        table.step()
+        assert table.model.requests[1].messages[-1]["content"].startswith("Nonsense: ")
+
+
+def test_the_estimate_is_an_upper_bound():
+    table = Table(Model(), n_agents=2, action_every=4, repair_turns=1)
+    estimate = table.agent.estimate(10, 5)
+    assert (estimate.calls, estimate.most_calls) == (3 * 5 * 2, 60)
+    # An action may become illegal at any step; a lesson is drawn for each episode that follows another one.
+    table = Table(Model(), n_envs=2, mask=True, action_every=4, lessons=1, repair_turns=0)
+    estimate = table.agent.estimate(10, 5)
+    assert estimate.calls == 10 * 5 + 3
+    assert estimate.quoted == sum(range(10)) * 5 + 10 * 3
+    assert table.agent.describe()["history"] == "10 turns"

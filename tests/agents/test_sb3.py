@@ -1,0 +1,210 @@
+"""Stable-Baselines3 through one adapter, under the budget of the searches."""
+
+import json
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from experiments import compose, only_run_folder, run
+from llmrl.cli.evaluate import evaluate, parser
+from llmrl.core.errors import ConfigError
+from llmrl.core.seeding import Seeds
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts
+from llmrl.run.content import saved_state
+from policies import ARM, LAKE, POLE
+
+pytest.importorskip("stable_baselines3")
+
+from llmrl.agents.sb3_agent import SB3Agent
+from llmrl.rollout.batched_evaluator import evaluation_seeds
+
+SMALL = ("agent=sb3", "env.horizon=50", "search.iterations=4", "search.episodes=5", "search.evaluate_episodes=6")
+
+
+def trained(tmp_path, *overrides):
+    run(*SMALL, f"output_root={tmp_path}", *overrides)
+    folder = only_run_folder(tmp_path)
+    return folder, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def comparable(rows):
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def test_its_budget_is_the_search_s(tmp_path):
+    before = (torch.random.get_rng_state(), np.random.get_state()[1].tolist())
+    _, rows = trained(tmp_path / "a", "env=cartpole", "search.evaluate_every=3")
+    blocks = [row for row in rows if row["kind"] == "episode"]
+    assert [row["episodes"] for row in blocks] == [5, 10, 15, 20] and all(row["x"] == "episodes" for row in rows)
+    # CartPole pays 1 a step.
+    assert blocks[-1]["env_steps"] == pytest.approx(sum(5 * row["search/return"] for row in blocks))
+    assert [row["episodes"] for row in rows if row["kind"] == "evaluation"] == [15, 20]
+    assert torch.equal(before[0], torch.random.get_rng_state()), "the streams of others are as they were"
+    assert before[1] == np.random.get_state()[1].tolist()
+    _, again = trained(tmp_path / "b", "env=cartpole", "search.evaluate_every=3")
+    assert comparable(rows) == comparable(again), "a run is a function of its seed"
+
+
+def test_it_is_measured_in_the_episodes_of_a_search_and_can_be_played(tmp_path):
+    folder, rows = trained(tmp_path, "env=cartpole", "agent.algorithm=a2c")
+    config = compose(*SMALL, "env=cartpole", "agent.algorithm=a2c")
+    parts = build_parts(config, None)
+    try:
+        parts.agents[0].load_state_dict(saved_state(folder)[1]["agents"][0])
+        plays = parts.env.evaluator(True, 1)
+        seeds = evaluation_seeds(Seeds(0).child("loop"), 6)
+        found = plays.evaluate(parts.agents[0].controller, np.zeros((1, 0)), seeds)
+        assert rows[-1]["search/incumbent_return"] == pytest.approx(found.returns.mean())
+        plays.close()
+    finally:
+        parts.close()
+    results = evaluate(parser().parse_args([str(folder), "--episodes", "8", "--mode", "both"]))
+    assert [player["mode"] for player in results["players"]] == ["stochastic", "deterministic"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("env=frozen_lake", "agent.algorithm=dqn", "agent.arguments={learning_starts: 10}"),
+        ("env=mountain_car_continuous", "agent.algorithm=sac", "agent.arguments={learning_starts: 90, batch_size: 8}"),
+        ("env=cartpole", "agent.algorithm=ppo", "agent.games=2", "agent.arguments={n_steps: 16, batch_size: 16}"),
+    ],
+    ids=lambda overrides: overrides[1],
+)
+def test_algorithms(tmp_path, overrides):
+    _, rows = trained(tmp_path, *overrides, "search.iterations=1", "search.episodes=3")
+    assert rows[-1]["episodes"] == 3 and np.isfinite(rows[-1]["search/incumbent_return"])
+
+
+@pytest.mark.parametrize("game", ["counting_game:Counting-v0", "Blackjack-v1"])
+def test_observations_of_other_kinds_are_flattened(tmp_path, game):
+    small = (
+        "search.iterations=1",
+        "search.episodes=2",
+        "search.evaluate_episodes=2",
+        "agent=sb3",
+        "env.horizon=9",
+        "hardware.cores=1",
+    )
+    trust = "trusted_modules=[counting_game]"
+    run(f"output_root={tmp_path}", trust, "env=gymnasium", f"env.id={game}", "env.n_envs=1", *small)
+    assert "incumbent_return" in json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
+
+
+@pytest.mark.parametrize(("algorithm", "rates"), [("dqn", [1, 0.81, 0.62, 0.43, 0.24, 0.05, 0.05, 0.05, 0.05, 0.05])])
+def test_schedules_go_by_episodes(algorithm, rates):
+    config = compose("env=frozen_lake", "agent=sb3")
+    parts = build_parts(config, None)
+    settings = {"learning_starts": 10**6, "exploration_fraction": 0.5}
+    learner = SB3Agent(parts.env.spec, Seeds(0), "cpu", algorithm, arguments=settings)
+    build, models, seen = learner._model, [], []
+
+    def kept(envs):
+        models.append(build(envs))
+        return models[-1]
+
+    def over(value, length):
+        seen.append(models[0].exploration_rate)
+        return len(seen) < 10
+
+    learner._model = kept
+    learner.fit(parts.env.single, over, 10)
+    parts.close()
+    # The rate that follows from the end of an episode is that of the next step.
+    assert seen == pytest.approx(rates, abs=1e-6)
+
+
+def agent(spec, **settings):
+    return SB3Agent(spec, Seeds(0), "cpu", **settings)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: agent(ARM, algorithm="dqn"), "dqn chooses one of several actions.*env=arm is 2 numbers; use sac, ppo"),
+        (lambda: agent(POLE, algorithm="sac"), "sac chooses real numbers.*env=pole is one of 2; use dqn, ppo or a2c"),
+        (lambda: agent(POLE, arguments={"gama": 0.9}), r"agent.arguments=.*of PPO: .*'gama'"),
+    ],
+)
+def test_refusals(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("env=cartpole", "principal=cem"), "agent=sb3 learns in a loop of its own.*principal=none"),
+        (("env=cartpole", "search.warmup=3"), "search.warmup is for principals"),
+        (("env=cartpole", "search.warmup_episodes=1"), "search.warmup_episodes is for principals"),
+        (("env=cartpole", "search.warmup_draw=normal3_round1"), "search.warmup_draw is for principals"),
+        (("env=cartpole", "search.extra_rollout=true"), "search.extra_rollout is for principals"),
+        (("env=simple_doorkey", "~env.horizon"), "env=simple_doorkey"),
+    ],
+)
+def test_combinations_that_cannot_work(overrides, message):
+    config = compose("agent=sb3", *[x for x in overrides if not x.startswith("~")])
+    with pytest.raises(ConfigError, match=message):
+        parts = build_parts(config, build_llm(config, None, check=False))
+        try:
+            build_loop(config, parts)
+        finally:
+            parts.close()
+
+
+def test_its_plan_tells_evaluations_too():
+    config = compose("env=cartpole", "agent=sb3", "search.iterations=9", "search.evaluate_every=4")
+    parts = build_parts(config, None)
+    try:
+        rows = dict(build_loop(config, parts).plan())
+    finally:
+        parts.close()
+    assert rows["  learnt so far"] == "played 3 x 100 episodes on unseen seeds" and rows["episodes"] == "180"
+
+
+@pytest.mark.parametrize(("algorithm", "spec"), [("ppo", POLE), ("a2c", ARM), ("dqn", LAKE), ("sac", ARM)])
+def test_what_it_has_learnt_can_go_to_worker_processes(algorithm, spec):
+    controller = agent(spec, algorithm=algorithm).controller
+    copy = pickle.loads(pickle.dumps(controller))  # noqa: S301
+    seen = (
+        np.arange(4) if spec is LAKE else np.random.default_rng(0).normal(size=(4, *spec.observation["vector"].shape))
+    )
+    assert np.array_equal(copy.act(seen, np.zeros((4, 0))), controller.act(seen, np.zeros((4, 0))))
+
+
+def test_evaluations_have_the_cores_of_the_run():
+    """But for a policy that cannot be sent to another process."""
+    config = compose(*SMALL, "env=cartpole", "hardware.cores=3")
+    parts = build_parts(config, None)
+    asked = []
+
+    def evaluator(clip_actions, workers):
+        asked.append(workers)
+        raise InterruptedError
+
+    parts.env.evaluator = evaluator
+    try:
+        for hook in (None, lambda: None):
+            parts.agents[0].network.hook = hook
+            with pytest.raises(InterruptedError):
+                build_loop(config, parts).run(SimpleNamespace(restored=None))
+    finally:
+        parts.close()
+    assert asked == [3, 1]
+
+
+def test_weights_are_saved_and_played():
+    first, second = agent(LAKE, algorithm="dqn"), SB3Agent(LAKE, Seeds(1), "cpu", "dqn")
+    states = {"state": torch.arange(4)[:, None]}
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first.policy.act(states, greedy=True).action, second.policy.act(states, greedy=True).action)
+    numbers = agent(ARM, algorithm="sac").policy
+    draws = [
+        numbers.act({"vector": torch.zeros(3, 1, 2)}, generator=torch.Generator().manual_seed(s)) for s in (0, 0, 1)
+    ]
+    assert torch.equal(draws[0].action, draws[1].action) and not torch.equal(draws[0].action, draws[2].action)
+    assert draws[0].action.shape == (3, 1, 2) and (draws[0].action.abs() <= torch.tensor([1.0, 2.0])).all()

@@ -1,0 +1,106 @@
+"""The studies of conf/experiment/zero_shot: every one composes, builds, and is what its name and the page say."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from experiments import compose, only_run_folder, run
+from llmrl.agents.llm_player.agent import LLMPlayer
+from llmrl.config.treatments import studies
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts, check_values
+from llmrl.llms.ledger import read_calls
+from llmrl.loops.play import PlayLoop
+
+ROOT = Path(__file__).parents[2]
+STUDIES = [study.removeprefix("zero_shot/") for study in studies() if study.startswith("zero_shot/")]
+PUBLISHED = {"blackjack": (None, 10, 5), "lunar_lander": (80, 5, 5), "taxi": (50, 1, 25)}
+"""Steps, episodes and exchanges of the published runs."""
+
+
+@pytest.mark.meltingpot
+@pytest.mark.parametrize(
+    ("study", "treatment"),
+    [
+        *((study, "none") for study in STUDIES),
+        *((study, "observation_only") for study in PUBLISHED),
+        ("taxi", "lessons"),
+    ],
+)
+def test_it_composes_and_builds(study, treatment):
+    config = compose(f"experiment=zero_shot/{study}", f"treatment={treatment}")
+    check_values(config)
+    parts = build_parts(config, build_llm(config, None, check=False))
+    try:
+        loop, [agent] = build_loop(config, parts), parts.agents
+        assert isinstance(loop, PlayLoop) and isinstance(agent, LLMPlayer)
+        assert parts.env.spec.name == study
+        assert (agent.policy.settings.lessons > 0) == (treatment == "lessons")
+        if treatment == "observation_only":
+            assert (parts.env.spec.horizon, loop.episodes, agent.policy.settings.history) == PUBLISHED[study]
+            assert (config["llm"]["temperature"], config["llm"]["max_tokens"]) == (0.0, 256)
+            assert agent.policy.asker.repair_turns == 0 and not agent.policy.must_reflect
+            system = agent.policy.system[0].text
+            assert "legal" not in system and '"reward" is' not in system and "\n- 0: " in system
+    finally:
+        parts.close()
+
+
+@pytest.mark.parametrize("llm", ["scripted", "claude", "ollama"])
+@pytest.mark.parametrize("study", sorted(PUBLISHED))
+def test_published_ones_take_any_model(study, llm):
+    """As typed: with its temperature and its longest reply."""
+    config = compose(f"experiment=zero_shot/{study}", "treatment=observation_only", f"llm={llm}")
+    check_values(config)
+    assert (config["llm"]["temperature"], config["llm"]["max_tokens"]) == (0.0, 256)
+
+
+def test_a_published_one_runs_offline(tmp_path):
+    words = ("experiment=zero_shot/blackjack", "treatment=observation_only", "llm=scripted", "play.videos=0")
+    run(*words, f"output_root={tmp_path}")
+    replies = [call["reply"] for call in read_calls(only_run_folder(tmp_path) / "llm_calls.jsonl")]
+    assert len(replies) >= 10 and all(json.loads(reply)["action"] in (0, 1) for reply in replies)
+
+
+def test_the_page_names_them_all():
+    page = (ROOT / "docs" / "zero_shot.md").read_text()
+    assert not [study for study in STUDIES if f"`{study}`" not in page]
+
+
+def blocks(language):
+    page = (ROOT / "docs" / "zero_shot.md").read_text()
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+
+
+def test_the_pages_program_runs(capsys):
+    [program] = blocks("python")
+    exec(compile(program, "zero_shot.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed.count("->") == 100 and "'player/lessons': 1.0" in printed
+
+
+def test_the_pages_text_fits_its_game(tmp_path):
+    from llmrl.envs.gym.games import GameMaker
+    from llmrl.envs.gym.success import Criterion
+    from llmrl.envs.texts import describer
+
+    [text] = blocks("yaml")
+    (tmp_path / "pendulum.yaml").write_text(text)
+    words = describer(str(tmp_path / "pendulum.yaml"), GameMaker("Pendulum-v1"), Criterion("return", -300.0))
+    assert words.game.goal.endswith("An episode is a success if it costs less than 300.")
+    weaker = describer(str(tmp_path / "pendulum.yaml"), GameMaker("Pendulum-v1", {"g": 5}), Criterion("return", -500.0))
+    assert "upright. Gravity is 5, not 10. Each" in weaker.game.goal and weaker.game.goal.endswith(
+        "rewards is -500 or more."
+    )
+
+
+@pytest.mark.parametrize("line", [line for block in blocks("bash") for line in block.splitlines()])
+def test_the_pages_commands_compose(line):
+    words = shlex.split(line.split("  #")[0])
+    if words[0] == "llmrl-train":
+        # Of what is swept, the first of each.
+        chosen = [w if "[" in w or "," not in w else w.split(",")[0] for w in words[1:] if w != "--multirun"]
+        check_values(compose(*chosen))

@@ -1,0 +1,52 @@
+"""Advantages against a slow reference that follows the definition sum by sum."""
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmrl.algorithms.advantages import generalized_advantages
+
+
+def reference(reward, value, next_value, done, gamma, lam):
+    """A_t = sum_k (gamma lam)^k delta_{t+k}, up to and including the step in which the episode ends."""
+    steps = len(reward)
+    advantages = []
+    for t in range(steps):
+        total, weight = 0.0, 1.0
+        for k in range(t, steps):
+            total += weight * (reward[k] + gamma * next_value[k] - value[k])
+            weight *= gamma * lam
+            if done[k]:
+                break
+        advantages.append(total)
+    return advantages
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 12), st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**31))
+def test_matches_the_definition(steps, gamma, lam, seed):
+    rng = np.random.default_rng(seed)
+    reward, value, next_value = rng.normal(size=(3, steps))
+    done = rng.random(steps) < 0.3
+    got = generalized_advantages(
+        *(torch.tensor(x) for x in (reward, value, next_value)), torch.tensor(done), gamma, lam
+    )
+    np.testing.assert_allclose(got.numpy(), reference(reward, value, next_value, done, gamma, lam), atol=1e-9)
+
+
+def test_lambda_one_without_bootstrap_is_return_minus_value():
+    reward, value = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, 0.5, 0.5])
+    next_value = torch.tensor([0.5, 0.5, 0.0])
+    got = generalized_advantages(reward, value, next_value, torch.tensor([False, False, True]), 0.9, 1.0)
+    returns = torch.tensor([1 + 0.9 * 2 + 0.81 * 3, 2 + 0.9 * 3, 3.0])
+    torch.testing.assert_close(got, returns - value)
+
+
+def test_leading_axes_are_independent():
+    gen = torch.Generator().manual_seed(0)
+    reward, value, next_value = torch.randn(3, 5, 4, 2, generator=gen)
+    done = torch.rand(5, 4, 2, generator=gen) < 0.4
+    whole = generalized_advantages(reward, value, next_value, done, 0.99, 0.9)
+    one = generalized_advantages(reward[:, 2, 1], value[:, 2, 1], next_value[:, 2, 1], done[:, 2, 1], 0.99, 0.9)
+    torch.testing.assert_close(whole[:, 2, 1], one)

@@ -1,0 +1,364 @@
+"""Derivatives through the agents' learning: against finite differences, and against an enumerated expectation."""
+
+import dataclasses
+import itertools
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from llmrl.agents.ppo_agent import PPOAgent
+from llmrl.algorithms.meta_gradient import MetaGradient, direct_derivative, step_credits
+from llmrl.algorithms.ppo import PPO
+from llmrl.core.errors import ConfigError
+from llmrl.core.objectives import OBJECTIVES, SUM
+from llmrl.core.protocols import DifferentiableAgent, MetaLearner
+from llmrl.core.records import MetaSettings, Outcome
+from llmrl.core.rollouts import Episode, Rollout
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Channel
+from llmrl.envs.escape_room import EscapeRoom
+from llmrl.networks import categorical
+from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
+from llmrl.networks.society import SocietyPolicy
+from llmrl.rollout.collector import Collector
+from llmrl.rollout.welfare import episode_welfare
+from ppo_settings import PLAIN
+from societies import spec, toy
+
+TAU = np.array([1.2, 0.4, 0.7])
+PPO_SETTINGS = replace(
+    PLAIN, learning_rate=3e-2, gamma=0.95, gae_lambda=0.9, epochs=3, minibatch_size=11, entropy_coefficient=0.02
+)
+PG = {"epochs": 1, "minibatch_size": None, "clip": None, "value_clip": None, "max_grad_norm": 1e9}
+
+
+class Pictured(EscapeRoom):
+    """Two agents, one lever; what they see as a picture, beside the incentives."""
+
+    def __init__(self, pixels, shown, n_envs=3, seed=0):
+        super().__init__(Seeds(seed), n_envs, 2, 1, 1, horizon=4, show_mechanism=shown)
+        self.pixels = pixels
+        if pixels:
+            channels = {name: x for name, x in self.spec.observation.items() if name != "vector"}
+            channels["pixels"] = Channel((36, 36, 3), "uint8", 0, 255)
+            self.spec = dataclasses.replace(self.spec, observation=channels)
+
+    def _observe(self):
+        observation = super()._observe()
+        if self.pixels:
+            vector = observation.pop("vector")
+            picture = np.zeros((*vector.shape[:2], 36, 36, 3), dtype=np.uint8)
+            picture[..., : vector.shape[-1], 0] = 255 * vector[:, :, None]
+            observation["pixels"] = picture
+        return observation
+
+
+def society(env, frozen=False, share=True, teacher=None, critic="own", **changes):
+    generator = Seeds(0).torch("weights")
+    members = [
+        ActorCritic(env.spec, generator, NetworkSettings(6, [5], [], critic=critic))
+        for _ in range(1 if share else env.spec.n_agents)
+    ]
+    policy = SocietyPolicy(env.spec, members, frozen)
+    with torch.no_grad():  # policies that prefer something: the score function is not symmetric
+        for member in policy.members:
+            member.actor[-1].weight.mul_(60)
+    return PPO(policy.double(), dataclasses.replace(PPO_SETTINGS, **changes), teacher)
+
+
+def doubled(rollout):
+    """A copy in float64, so that differences can be taken."""
+    names = ("log_prob", "value", "next_value", "reward", "base_reward", "exposure")
+    kept = rollout.copy()
+    wide = {name: getattr(kept, name).double() for name in names}
+    wide["observation"] = {n: x.double() if x.is_floating_point() else x for n, x in kept.observation.items()}
+    return dataclasses.replace(kept, **wide)
+
+
+def under(rollout, network, tau):
+    """What was recorded under TAU as it would read under `tau`."""
+    shift = torch.as_tensor(tau - TAU)
+    observation, features = dict(rollout.observation), rollout.features
+    if "mechanism" in observation:
+        observation["mechanism"] = observation["mechanism"] + shift
+    elif features is not None and network.mechanism_columns is not None:
+        features = features.clone()
+        features[..., network.mechanism_columns] += shift
+    return dataclasses.replace(
+        rollout, reward=rollout.reward + rollout.exposure @ shift, observation=observation, features=features
+    )
+
+
+def weights_of(ppo):
+    return {name: x.detach().clone() for name, x in ppo.policy.state_dict().items()}
+
+
+def surrogate(ppo, rollouts, credits):
+    total = 0.0
+    for rollout, credit in zip(rollouts, credits, strict=True):
+        for network, agents in ppo.policy.groups():
+            data = ppo.samples(rollout, agents)
+            with torch.no_grad():
+                log_prob, _ = categorical.log_prob_entropy(network(data)[0], data["action"])
+            total += float((log_prob.view(rollout.action[:, :, agents].shape) * credit[..., None]).sum())
+    return total
+
+
+CASES = {
+    "shared": {},
+    "shared, several rounds": {"rounds": 3},
+    "independent, several rounds": {"rounds": 2, "share": False},
+    "mechanism seen": {"rounds": 2, "shown": True},
+    "mechanism seen, not counted": {"rounds": 2, "shown": True, "through": False},
+    "frozen core": {"rounds": 2, "frozen": True},
+    "frozen core, pixels, mechanism seen": {"rounds": 2, "frozen": True, "pixels": True, "shown": True},
+    "frozen core, independent, mechanism seen": {"frozen": True, "pixels": True, "shown": True, "share": False},
+    "trained core, pixels, mechanism seen": {"pixels": True, "shown": True},
+    "targets counted": {"rounds": 2, "targets": True},
+    "central critic, mechanism seen": {"rounds": 2, "shown": True, "critic": "central"},
+    "central critics, independent, mechanism seen": {"shown": True, "critic": "central", "share": False},
+    "policy gradient": {"rounds": 2, "share": False, **PG},
+    "policy gradient without critic": {"rounds": 2, "share": False, "baseline": "none", **PG},
+    "hardly clipped": {"rounds": 2, "clip": 0.01, "max_grad_norm": 1e9},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradient_is_the_finite_difference(case):
+    """The weights after ordinary updates with torch's Adam, under slightly other values and with the same data."""
+    options = dict(CASES[case])
+    rounds, pixels, shown = options.pop("rounds", 1), options.pop("pixels", False), options.pop("shown", False)
+    settings = MetaSettings(
+        through_observation=options.pop("through", True), differentiate_targets=options.pop("targets", False)
+    )
+    env = Pictured(pixels, shown)
+    env.set_mechanism(TAU)
+    ppo = society(env, **options)
+    start = weights_of(ppo)
+    collector = Collector(env, ppo.policy, "cpu")
+    meta = MetaGradient(ppo, TAU, settings)
+    adapted = []
+    for i in range(rounds + 2):
+        collector.reset(i)
+        adapted.append(doubled(collector.collect(4, Seeds(i).torch("actions"), keep_exposure=True)))
+        if i < rounds:
+            meta.update(adapted[i], Seeds(i).torch("minibatches"))
+    adapted, validation = adapted[:rounds], adapted[rounds:]
+    episodes = [episode for rollout in validation for episode in rollout.episodes]
+    values = episode_welfare(episodes, SUM, 0.3)
+    outcome = Outcome(TAU, float(values.mean()), values)
+    gradient = meta.gradient(validation, SUM, 0.3, outcome)
+    credits = step_credits(validation, SUM, 0.3, outcome, settings)
+
+    network = ppo.policy.members[0]
+    ppo.policy.load_state_dict(start)
+    ppo.reset()
+    targets = []
+    for i in range(rounds):
+        targets.append(ppo.estimate(adapted[i])[1])
+
+    def objective(tau):
+        seen = (lambda r: under(r, network, tau)) if settings.through_observation else (lambda r: r)
+        ppo.policy.load_state_dict(start)
+        ppo.reset()
+        for i in range(rounds):
+            moved = under(adapted[i], network, tau)
+            advantage, target = ppo.estimate(moved)
+            target = target if settings.differentiate_targets else targets[i]
+            ppo.fit(seen(adapted[i]), advantage, target, Seeds(i).torch("minibatches"), ppo.updaters)
+        return surrogate(ppo, [seen(rollout) for rollout in validation], credits)
+
+    h = 1e-6
+    slope = [(objective(TAU + h * e) - objective(TAU - h * e)) / (2 * h) for e in np.eye(3)]
+    expected = np.array(slope) + direct_derivative(validation, 0.3).numpy()
+    assert np.abs(slope).max() > 1e-3, "nothing to compare"
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5 * np.abs(slope).max())
+
+
+class FirstAction:
+    """A teacher that counts its rollouts, and of the first of them says that action 0 is good."""
+
+    channels, policy = (), None
+
+    def __init__(self):
+        self.rollouts = 0
+
+    def advise(self, rollout):
+        self.rollouts += 1
+        return {"weight": torch.full_like(rollout.value, 1.0 / self.rollouts)}
+
+    def loss(self, minibatch, logits):
+        return -(minibatch["weight"] * logits.log_softmax(-1)[:, 0]).mean(), {}
+
+    def metrics(self):
+        return {"teacher/rollouts": float(self.rollouts)}
+
+    def state_dict(self):
+        return {}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"share": False},
+        {"baseline": "none"},
+        {"share": False, "baseline": "none"},
+        {"clip_apart": True, "max_grad_norm": 0.1},
+        {"clip_apart": True, "baseline": "none"},
+        {"final_learning_rate": 1e-4, "decay_updates": 3},
+        {"teacher": True},
+    ],
+    ids=str,
+)
+def test_updates_are_the_ordinary_ones(changes):
+    """Same weights and moments round after round, also when one kind of update follows the other."""
+    env = Pictured(pixels=False, shown=True)
+    env.set_mechanism(TAU)
+    teachers = [FirstAction() if "teacher" in changes else None for _ in range(2)]
+    first, second = (society(env, **changes | {"teacher": teacher}) for teacher in teachers)
+    collector = Collector(env, first.policy, "cpu")
+    for i in range(4):
+        collector.reset(i)
+        rollout = doubled(collector.collect(4, Seeds(i).torch("actions"), keep_exposure=True))
+        learner = first if i in (0, 3) else MetaGradient(first, TAU, MetaSettings())
+        metrics = [each.update(rollout, Seeds(i).torch("minibatches")) for each in (learner, second)]
+        assert metrics[0] == pytest.approx(metrics[1], rel=1e-9, abs=1e-12)
+    for name, x in second.policy.state_dict().items():
+        torch.testing.assert_close(first.policy.state_dict()[name], x, rtol=1e-10, atol=1e-12)
+    mine, theirs = (p.state_dict()["optimizers"] for p in (first, second))
+    for a, b in zip(mine, theirs, strict=True):
+        assert a["state"].keys() == b["state"].keys()
+        for key, moments in b["state"].items():
+            for name, x in moments.items():
+                torch.testing.assert_close(a["state"][key][name], x, rtol=1e-10, atol=1e-14)
+
+
+def test_the_graph_is_gone_after_the_gradient():
+    env = Pictured(pixels=False, shown=True)
+    env.set_mechanism(TAU)
+    ppo = society(env)
+    collector = Collector(env, ppo.policy, "cpu")
+    collector.reset(0)
+    rollout = doubled(collector.collect(4, Seeds(0).torch("actions"), keep_exposure=True))
+    meta = MetaGradient(ppo, TAU, MetaSettings())
+    meta.update(rollout, Seeds(0).torch("minibatches"))
+    watched = [weakref.ref(x) for x in meta._updaters[0].weights.values()]
+    outcome = Outcome(TAU, 0.0, np.zeros(3))
+    meta.gradient([rollout], SUM, 0.0, outcome)
+    assert [ref() for ref in watched] == [None] * len(watched)
+
+
+def test_a_core_that_hides_the_mechanism_is_refused():
+    ppo = society(Pictured(pixels=False, shown=True), frozen=True)
+    with pytest.raises(ConfigError, match=r"agent.freeze=none, or principal.through_observation=false"):
+        MetaGradient(ppo, TAU, MetaSettings())
+    MetaGradient(ppo, TAU, MetaSettings(through_observation=False))
+
+
+# One step, two agents, two actions: every course of events can be listed.
+PAYOFF = np.array([[[3.0, 1.0], [-2.0, 0.5]], [[1.0, -1.0], [2.0, 4.0]]])  # [action, action, agent]
+KNOBS = np.array([0.5, -0.3])  # paid for action 0 and 1
+ONE_STEP = spec(toy().mechanism, n_agents=2, horizon=1)
+
+
+def one_step(policy, joint_actions):
+    """A game for each pair of actions, as if it had been sampled."""
+    action = torch.tensor([joint_actions])
+    n = len(joint_actions)
+    first, second = action[0].T.numpy()
+    base = torch.tensor(PAYOFF[first, second])[None]
+    exposure = torch.nn.functional.one_hot(action, 2).double()
+    vector = torch.ones(1, n, 2, 2, dtype=torch.float64)
+    identity = torch.eye(2, dtype=torch.float64).expand(1, n, 2, 2)
+    with torch.no_grad():
+        outs = [
+            network({"vector": vector[:, :, agents].flatten(0, 2), "player": identity[:, :, agents].flatten(0, 2)})
+            for network, agents in policy.groups()
+        ]
+    logits = torch.cat([x.view(1, n, -1, 2) for x, _ in outs], dim=2)
+    value = torch.cat([x.view(1, n, -1) for _, x in outs], dim=2)
+    log_prob, _ = categorical.log_prob_entropy(logits, action)
+    reward = base + exposure @ torch.tensor(KNOBS)
+    ended = torch.ones(1, n, dtype=torch.bool)
+    zeros = np.zeros(2)
+    episodes = [Episode(reward[0, i].numpy(), base[0, i].numpy(), 1, {}, zeros, zeros, i) for i in range(n)]
+    return Rollout(
+        {"vector": vector}, None, action, log_prob, value, reward, base, ended & False, ended, ended,
+        torch.zeros(1, n, 2, dtype=torch.float64), {}, episodes, exposure,
+    )  # fmt: skip
+
+
+PAIRS = list(itertools.product(range(2), repeat=2))
+
+
+@pytest.mark.parametrize("objective", ["mean", "sum", "minimum"])
+@pytest.mark.parametrize("games", [1, 2])
+def test_estimator_is_unbiased(objective, games):
+    """Its expectation over all that can happen is the derivative of the expected objective."""
+    cost = 0.4
+    ppo = society(type("", (), {"spec": ONE_STEP}), share=False, normalize_advantage=False)
+    start = weights_of(ppo)
+    settings = MetaSettings(past_return=1.7)
+
+    def restart():
+        ppo.policy.load_state_dict(start)
+        ppo.reset()
+
+    def probability(rollout):
+        return rollout.log_prob.sum(-1).exp()[0].numpy()  # of each game's pair
+
+    def value(rollout, knobs):
+        """The objective of each game if the values were `knobs`."""
+        spent = (rollout.exposure[0].numpy() @ knobs).sum(1)
+        return episode_welfare(rollout.episodes, OBJECTIVES[objective]) - cost * spent
+
+    restart()
+    first = probability(one_step(ppo.policy, PAIRS))
+
+    def expected(knobs):
+        total = 0.0
+        for pair, chance in zip(PAIRS, first, strict=True):
+            restart()
+            rollout = one_step(ppo.policy, [pair])
+            moved = dataclasses.replace(rollout, reward=rollout.reward + rollout.exposure @ torch.tensor(knobs - KNOBS))
+            advantage, _ = ppo.estimate(moved)
+            _, target = ppo.estimate(rollout)
+            ppo.fit(rollout, advantage, target, Seeds(0).torch("m"), ppo.updaters)
+            after = one_step(ppo.policy, PAIRS)
+            total += chance * (probability(after) * value(after, knobs)).sum()
+        return total
+
+    mean = np.zeros(2)
+    for pair, chance in zip(PAIRS, first, strict=True):
+        for played in itertools.product(PAIRS, repeat=games):
+            restart()
+            meta = MetaGradient(ppo, KNOBS, settings)
+            meta.update(one_step(ppo.policy, [pair]), Seeds(0).torch("m"))
+            rollout = one_step(ppo.policy, list(played))
+            values = value(rollout, KNOBS)
+            gradient = meta.gradient(
+                [rollout], OBJECTIVES[objective], cost, Outcome(KNOBS, float(values.mean()), values)
+            )
+            mean += chance * probability(rollout).prod() * gradient
+    h = 1e-5
+    slope = [(expected(KNOBS + h * e) - expected(KNOBS - h * e)) / (2 * h) for e in np.eye(2)]
+    assert np.abs(slope).max() > 0.02
+    np.testing.assert_allclose(mean, slope, rtol=1e-5, atol=1e-7)
+
+
+def test_agents_give_meta_learners():
+    options = {
+        **{"governed": True, "share_parameters": True, "reads": None, "features": 4, "core": "auto"},
+        **{"encoding": "onehot", "core_hidden": [4], "head_hidden": [], "memory": None, "memory_layers": 1},
+        **{"critic": "own", "init_from": None, "init_parts": "all", "keep_optimizer": False, "ppo": PPO_SETTINGS},
+    }
+    agent = PPOAgent(ONE_STEP, Seeds(0), "cpu", **options, freeze="none")
+    assert isinstance(agent, DifferentiableAgent)
+    assert isinstance(agent.meta_learner(KNOBS, MetaSettings()), MetaLearner)
+    player = PPOAgent(ONE_STEP, Seeds(0), "cpu", **options, freeze="all")
+    with pytest.raises(ConfigError, match="have no learning to differentiate"):
+        player.meta_learner(KNOBS, MetaSettings())

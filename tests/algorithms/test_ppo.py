@@ -1,0 +1,229 @@
+"""PPO: one gradient step against autograd on the formulas, learning, freezing, independence, teachers."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from llmrl.algorithms.advantages import generalized_advantages
+from llmrl.algorithms.ppo import PPO
+from llmrl.core.errors import ConfigError
+from llmrl.core.seeding import Seeds
+from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
+from llmrl.networks.society import SocietyPolicy
+from llmrl.rollout.collector import Collector
+from ppo_settings import PLAIN
+from signal_game.parts import AlwaysZero
+
+SETTINGS = PLAIN
+
+
+def make(env, core_frozen=False, share=True, teacher=None, **changes):
+    generator = Seeds(0).torch("weights")
+    n = 1 if share else env.spec.n_agents
+    policy = SocietyPolicy(
+        env.spec, [ActorCritic(env.spec, generator, NetworkSettings(32, [], [])) for _ in range(n)], core_frozen
+    )
+    collector = Collector(env, policy, "cpu")
+    collector.reset(0)
+    return policy, PPO(policy, dataclasses.replace(SETTINGS, **changes), teacher), collector
+
+
+def train(ppo, collector, updates, steps=16):
+    for i in range(updates):
+        seeds = Seeds(0).child(i)
+        metrics = ppo.update(collector.collect(steps, seeds.torch("actions")), seeds.torch("minibatches"))
+    return metrics
+
+
+def final_accuracy(collector):
+    rollout = collector.collect(64, Seeds(5).torch("actions"), learn=False)
+    return rollout.reward.mean().item()
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_learns_the_signal_game(signal_game, share):
+    _, ppo, collector = make(signal_game(n_envs=8), share=share)
+    assert final_accuracy(collector) < 0.5
+    train(ppo, collector, 40)
+    assert final_accuracy(collector) > 0.9
+
+
+def test_first_update_is_the_gradient_of_the_stated_loss(signal_game):
+    """One minibatch, one epoch: the ratio is 1, so the loss is closed; Adam's first step is lr * g / (|g| + eps)."""
+    env = signal_game(horizon=4)
+    settings = {"epochs": 1, "minibatch_size": 10**6, "max_grad_norm": 1e9, "bootstrap_truncation": False}
+    policy, ppo, collector = make(env, **settings)
+    rollout = collector.collect(8, Seeds(1).torch("actions"))
+    network = policy.members[0]
+    ended = rollout.truncated[..., None].expand_as(rollout.value)
+    next_value = torch.where(ended, 0.0, rollout.next_value)
+    advantage = generalized_advantages(rollout.reward, rollout.value, next_value, ended, 0.9, 0.95)
+    target = (advantage + rollout.value).flatten()
+    normal = ((advantage - advantage.mean()) / (advantage.std() + 1e-8)).flatten()
+    identity = torch.eye(2).expand(8, 4, 2, 2)
+    channels = {"vector": rollout.observation["vector"].flatten(0, 2), "player": identity.flatten(0, 2)}
+    logits, value = network(channels)
+    log_probs = logits.log_softmax(-1)
+    chosen = log_probs.gather(1, rollout.action.flatten()[:, None])[:, 0]
+    entropy = -(log_probs.exp() * log_probs).sum(1).mean()
+    loss = -(chosen * normal).mean() + 0.5 * 0.5 * (value - target).square().mean() - 0.01 * entropy
+    parameters = list(network.parameters())
+    gradients = torch.autograd.grad(loss, parameters)
+    expected = [p - 3e-3 * g / (g.abs() + 1e-5) for p, g in zip(parameters, gradients, strict=True)]
+    expected = [e.detach().clone() for e in expected]
+    ppo.update(rollout, Seeds(0).torch("minibatches"))
+    for p, e in zip(network.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.detach(), e, atol=2e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("baseline", ["value", "none"])
+def test_policy_gradient_is_grad_log_pi_times_advantage(signal_game, baseline):
+    """One epoch, one batch, nothing clipped, no entropy: the gradient that reaches Adam is the textbook's."""
+    settings = {"epochs": 1, "minibatch_size": None, "clip": None, "value_clip": None, "normalize_advantage": False}
+    off = {"entropy_coefficient": 0.0, "value_coefficient": 0.0, "max_grad_norm": 1e9}
+    policy, ppo, collector = make(signal_game(horizon=4), share=False, baseline=baseline, **settings, **off)
+    rollout = collector.collect(8, Seeds(1).torch("actions"))
+    steps, games = rollout.reward.shape[:2]
+    if baseline == "value":
+        never = rollout.truncated[..., None].expand_as(rollout.value)
+        advantage = generalized_advantages(rollout.reward, rollout.value, rollout.next_value, never, 0.9, 0.95)
+    else:  # discounted reward to go, by hand
+        advantage = torch.zeros_like(rollout.reward)
+        for t in range(steps):
+            for k in range(t, t - t % 4 + 4):
+                advantage[t] += 0.9 ** (k - t) * rollout.reward[k]
+    for agent, network in enumerate(policy.members):
+        expected = {name: torch.zeros_like(p) for name, p in network.named_parameters()}
+        for t in range(steps):
+            for game in range(games):
+                vector = rollout.observation["vector"][t, game, agent]
+                features = network.core(torch.cat([vector, torch.eye(2)[agent]])[None])
+                log_prob = network.actor(features).log_softmax(-1)[0, rollout.action[t, game, agent]]
+                own = {n: p for n, p in network.named_parameters() if not n.startswith("critic")}
+                gradients = torch.autograd.grad(log_prob, list(own.values()))
+                for name, g in zip(own, gradients, strict=True):
+                    expected[name] -= g * advantage[t, game, agent] / (steps * games)
+        network.expected = expected
+    ppo.update(rollout, Seeds(0).torch("minibatches"))
+    for network in policy.members:
+        for name, p in network.named_parameters():
+            got = torch.zeros_like(p) if p.grad is None else p.grad
+            torch.testing.assert_close(got, network.expected[name], rtol=1e-4, atol=1e-7)
+
+
+def test_without_baseline_the_critic_stays(signal_game):
+    policy, ppo, collector = make(signal_game(), baseline="none")
+    before = {n: p.clone() for n, p in policy.named_parameters()}
+    metrics = train(ppo, collector, 2)
+    for name, p in policy.named_parameters():
+        assert torch.equal(p, before[name]) == (".critic." in name), name
+    assert metrics["loss/value"] == 0.0 and "loss/explained_variance" not in metrics
+
+
+def test_frozen_core_keeps_its_weights_and_heads_learn(signal_game):
+    policy, ppo, collector = make(signal_game(), core_frozen=True)
+    before = {n: p.clone() for n, p in policy.named_parameters()}
+    train(ppo, collector, 2)
+    for name, p in policy.named_parameters():
+        assert torch.equal(p, before[name]) == (".core." in name), name
+
+
+def test_frozen_features_give_the_same_update_as_encoding_again(signal_game):
+    """Storing features is an optimisation: the heads move exactly as if the core ran on every minibatch."""
+    env, twin = signal_game(), signal_game()
+    policy, ppo, collector = make(env, core_frozen=True)
+    policy2, ppo2, collector2 = make(twin, core_frozen=True)
+    policy2.core_frozen = False  # encodes every minibatch; its core has no gradient either way
+    train(ppo, collector, 2)
+    train(ppo2, collector2, 2)
+    for (name, p), (_, q) in zip(policy.named_parameters(), policy2.named_parameters(), strict=True):
+        torch.testing.assert_close(p, q, msg=name)
+
+
+def test_independent_networks_do_not_share_samples(signal_game):
+    """Agent 1's network ends the same whatever happens to agent 0's rewards."""
+    env = signal_game()
+    policy, ppo, collector = make(env, share=False)
+    rollout = collector.collect(16, Seeds(1).torch("actions"))
+    state = {k: v.clone() for k, v in policy.state_dict().items()}
+    ppo.update(rollout, Seeds(0).torch("minibatches"))
+    first = {k: v.clone() for k, v in policy.state_dict().items()}
+    policy.load_state_dict(state)
+    ppo.reset()
+    rollout.reward[:, :, 0] += 10 * torch.rand(16, 4, generator=Seeds(3).torch("noise"))
+    ppo.update(rollout, Seeds(0).torch("minibatches"))
+    second = policy.state_dict()
+    assert any(not torch.equal(first[k], second[k]) for k in first if k.startswith("members.0"))
+    assert all(torch.equal(first[k], second[k]) for k in first if k.startswith("members.1"))
+
+
+def test_target_kl_stops_epochs(signal_game):
+    _, ppo, collector = make(signal_game(), target_kl=1e-12, epochs=10)
+    metrics = train(ppo, collector, 1)
+    assert metrics["loss/updates"] < 10 * 2
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("whole", ["rollout", "game"])
+def test_advantages_normalised_over_the_rollout(signal_game, share, whole):
+    """The update is the one of given normalised advantages, whatever the minibatches; each network has its own."""
+    updated = []
+    for over in (whole, None):
+        changes = {"normalize_over": over} if over else {"normalize_advantage": False}
+        policy, ppo, collector = make(
+            signal_game(n_envs=4), share=share, advantage_eps=0.1, minibatch_size=7, **changes
+        )
+        rollout = collector.collect(16, Seeds(1).torch("actions"))
+        advantage, target = ppo.estimate(rollout)
+        if over is None:
+            axes = (0,) + (() if whole == "game" else (1,)) + ((2,) if share else ())
+            spread = advantage.std(axes, keepdim=True) + 0.1
+            advantage = (advantage - advantage.mean(axes, keepdim=True)) / spread
+        ppo.fit(rollout, advantage, target, Seeds(0).torch("minibatches"), ppo.updaters)
+        updated.append(torch.nn.utils.parameters_to_vector(policy.parameters()).detach())
+    torch.testing.assert_close(*updated, rtol=1e-4, atol=1e-6)
+
+
+def test_full_minibatches_alone(signal_game):
+    _, ppo, collector = make(signal_game(n_envs=4), minibatch_size=60, drop_last=True, epochs=3)
+    rollout = collector.collect(16, Seeds(1).torch("actions"))  # of two agents: 128 samples
+    assert ppo.update(rollout, Seeds(0).torch("minibatches"))["loss/updates"] == 6
+    _, ppo, _ = make(signal_game(n_envs=4), minibatch_size=129, drop_last=True)
+    with pytest.raises(ConfigError, match="128 samples"):
+        ppo.update(rollout, Seeds(0).torch("minibatches"))
+
+
+def test_teacher_is_one_more_loss(signal_game):
+    env = signal_game()
+    _, ppo, collector = make(env, teacher=AlwaysZero(weight=50.0))
+    metrics = train(ppo, collector, 30)
+    rollout = collector.collect(32, Seeds(9).torch("actions"), learn=False)
+    assert (rollout.action == 0).float().mean() > 0.9 and metrics["teacher/loss"] < 0.3
+
+
+def test_resume_mid_training_is_exact(signal_game):
+    env, twin = signal_game(), signal_game(seed=4)
+    policy, ppo, collector = make(env)
+    train(ppo, collector, 2)
+    policy2, ppo2, collector2 = make(twin)
+    policy2.load_state_dict(policy.state_dict())
+    ppo2.load_state_dict(copy.deepcopy(ppo.state_dict()))
+    collector2.load_state_dict(collector.state_dict())
+    train(ppo, collector, 2)
+    train(ppo2, collector2, 2)
+    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), policy2.parameters(), strict=True))
+
+
+def test_the_step_size_decays_in_a_straight_line(signal_game):
+    env = signal_game(horizon=4)
+    _, ppo, collector = make(env, learning_rate=1e-3, final_learning_rate=1e-4, decay_updates=3)
+    rates = []
+    for i in range(5):
+        ppo.update(collector.collect(4, Seeds(i).torch("actions")), Seeds(i).torch("minibatches"))
+        rates += [updater.optimizer.param_groups[0]["lr"] for updater in ppo.updaters]
+        saved = ppo.state_dict()
+        _, ppo, _ = make(env, learning_rate=1e-3, final_learning_rate=1e-4, decay_updates=3)
+        ppo.load_state_dict(saved)
+    assert rates == pytest.approx([1e-3, 7e-4, 4e-4, 1e-4, 1e-4])

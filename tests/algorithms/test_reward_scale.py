@@ -1,0 +1,88 @@
+"""Rewards in units of how much returns vary."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_ppo import make, train
+
+from experiments import compose, only_run_folder, run
+from llmrl.algorithms.advantages import RewardScale
+from llmrl.algorithms.ppo import PPO
+from llmrl.experiment.parts import build_parts
+from llmrl.run.content import saved_state
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_it_is_the_deviation_of_the_return_so_far(seed, gamma, lengths):
+    """However many rollouts it came in; each game's return begins anew with a rollout and after an end."""
+    rng, scale, seen = np.random.default_rng(seed), RewardScale(gamma), []
+    for steps in lengths:
+        reward, done = rng.normal(3, 2, (steps, 2, 3)), rng.random((steps, 2)) < 0.3
+        scale.see(torch.from_numpy(reward), torch.from_numpy(done))
+        for game in range(2):
+            running = np.zeros(3)
+            for t in range(steps):
+                running = reward[t, game] + gamma * running
+                seen.append(running)
+                running = running * (not done[t, game])
+    assert scale.deviation == pytest.approx(np.std(seen), rel=1e-6)
+    copy = RewardScale(gamma)
+    copy.load_state_dict(json.loads(json.dumps(scale.state_dict())))
+    assert copy.deviation == scale.deviation
+
+
+def test_rewards_that_never_vary_stay_as_they_are():
+    scale = RewardScale(0.9)
+    assert scale.deviation == 1
+    scale.see(torch.zeros(4, 2, 1), torch.zeros(4, 2, dtype=torch.bool))
+    assert scale.deviation == 1
+
+
+@pytest.mark.parametrize(("scaled", "alike"), [(True, True), (False, False)])
+def test_the_units_of_rewards_do_not_matter_then(signal_game, scaled, alike):
+    """Value clipping, step sizes and gradient clipping do the same to rewards a hundred times as large."""
+    weights = []
+    for unit in (1.0, 100.0):
+        policy, ppo, collector = make(signal_game(n_envs=8), scale_rewards=scaled)
+        collect = collector.collect
+
+        def paid(*args, unit=unit, collect=collect, **kwargs):
+            rollout = collect(*args, **kwargs)
+            return dataclasses.replace(rollout, reward=rollout.reward * unit)
+
+        collector.collect = paid
+        train(ppo, collector, 4)
+        weights.append(torch.nn.utils.parameters_to_vector(policy.parameters()).detach())
+    assert torch.allclose(*weights, rtol=1e-3, atol=1e-5) == alike
+
+
+def test_reset_goes_back_to_the_units_it_began_with(signal_game):
+    _, ppo, collector = make(signal_game(n_envs=8), scale_rewards=True)
+    train(ppo, collector, 2)
+    learned = ppo.scale.state_dict()
+    other = PPO(ppo.policy, ppo.settings)
+    other.load_state_dict(ppo.state_dict())
+    assert other.scale.state_dict() == learned
+    ppo.reset()
+    assert ppo.scale.deviation == 1
+    ppo.begin_with(learned)
+    train(ppo, collector, 1)
+    ppo.reset()
+    assert ppo.scale.state_dict() == learned
+
+
+def test_weights_come_with_the_units_of_their_values(tmp_path):
+    room = ("env=escape_room", "env.n_envs=4", "learn.env_steps=100", "learn.evaluate_episodes=4")
+    run(*room, "agent.ppo.scale_rewards=true", f"output_root={tmp_path}")
+    folder = only_run_folder(tmp_path)
+    scale = saved_state(folder)[1]["agents"][0]["learner"]["scale"]
+    parts = build_parts(compose(*room, "agent.ppo.scale_rewards=true", f"agent.init_from='{folder}'"), None)
+    assert parts.agents[0].learner.scale.state_dict() == scale and scale["count"] > 0
+    parts.close()

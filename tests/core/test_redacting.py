@@ -1,0 +1,311 @@
+"""What looks like a secret is taken out of texts and refused in configs; what does not is left as it is."""
+
+import json
+import re
+import shlex
+import string
+import time
+from pathlib import Path
+
+import llmrl.conf
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import llmrl
+from llmrl.core.errors import ConfigError
+from llmrl.core.secrets import (
+    MARK,
+    fault,
+    names_secret,
+    protect,
+    redact,
+    redact_all,
+    redact_arguments,
+    redact_code,
+    refuse,
+    refuse_arguments,
+    variable_fault,
+)
+
+CONF = Path(llmrl.conf.__file__).parent
+OPTIONS = sorted(CONF.rglob("*.yaml"))
+REPOSITORY = Path(__file__).parents[2]
+PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
+PROMPTS = sorted(Path(llmrl.__file__).parent.rglob("*.j2"))
+
+ALNUM = string.ascii_letters + string.digits
+DRAWN = "Zq3vXw81LkTn0PfYb7RdUeA9cV5sH2mJ4gKx"
+SECRETS = [
+    f"sk-{DRAWN}",
+    f"sk-proj-{DRAWN[:12]}_{DRAWN[12:]}",
+    "sk-live-SECRETSECRET",
+    f"hf_{DRAWN}",
+    f"gho_{DRAWN}",
+    f"github_pat_{DRAWN}",
+    f"gsk_{DRAWN}",
+    f"AIza{DRAWN}",
+    "AKIAIOSFODNN7EXAMPLE",
+    f"glpat-{DRAWN}",
+    f"xoxb-1234567890-{DRAWN}",
+    f"eyJhbGciOiJIUzI1NiJ9.{DRAWN}.{DRAWN}",
+    f"Bearer {DRAWN}",
+    "Authorization: Basic dXNlcjpwYXNz",
+    "http://user:correcthorse@host/v1",
+    "https://justatoken@host/v1",
+    "https://user:p@ss:w@host:80/v1?x=1",
+    "http://host/v1?api_key=correcthorse",
+    "http://host/v1?a=b&X-Auth-Token=correcthorse",
+    "http://host/v1?sig=correcthorse&b=c",
+    "http://host/v1?api%5Fkey=correcthorse",
+    "http://host/v1?key=correcthorse",
+]
+HIDDEN = (DRAWN, DRAWN[12:], "correcthorse", "p@ss", "ss:w", "SECRETSECRET", "justatoken", "IOSFODNN7", "dXNlcjpwYXNz")
+
+
+def holds_secret(text):
+    return any(piece in text for piece in HIDDEN)
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("around", ["{}", "see {}, please", "'{}'", 'x="{}"', "a\n{}\nb", "a\\n{}\\nb", "({})"])
+def test_forms_of_secrets_are_redacted(secret, around):
+    text = around.format(secret)
+    assert holds_secret(text) and not holds_secret(redact(text)) and MARK in redact(text)
+    assert redact(redact(text)) == redact(text)
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_forms_of_secrets_are_refused_and_not_repeated(secret):
+    for place in ("llm.base_url", "name", "env.kwargs.anything"):
+        with pytest.raises(ConfigError, match=re.escape(place)) as error:
+            refuse_arguments([f"{place}={secret}"])
+        assert not holds_secret(str(error.value))
+    with pytest.raises(ConfigError, match=r"a\.b\[1\]\.c") as error:
+        refuse({"a": {"b": [0, {"c": secret}]}})
+    assert not holds_secret(str(error.value))
+    with pytest.raises(ConfigError) as error:
+        refuse({"a": {secret: 1}})
+    assert not holds_secret(str(error.value))
+
+
+@given(st.text(alphabet=ALNUM + "/+=_-", min_size=8, max_size=60), st.text(max_size=40), st.text(max_size=40))
+def test_values_of_secret_variables_are_redacted(secret, before, after):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOME_API_KEY", secret)
+        for text in (before + secret + after, json.dumps(before + secret)):
+            assert secret not in redact(text).replace(MARK, "")
+
+
+@pytest.mark.parametrize(
+    "name", ["A_KEY", "B_TOKEN", "C_SECRET", "D_PASSWORD", "lower_key", "Db_Passwd", "E_CREDENTIALS"]
+)
+def test_variables_named_like_secrets(name, monkeypatch):
+    monkeypatch.setenv(name, "correcthorse\n")
+    assert redact("is correcthorse it?") == f"is {MARK} it?"
+    with pytest.raises(ConfigError, match="x holds"):
+        refuse({"x": "correcthorse"})
+
+
+def test_a_variable_that_holds_a_key_under_another_name(monkeypatch):
+    monkeypatch.setenv("MY_OPENAI", "correcthorse")
+    assert redact("correcthorse") == "correcthorse"
+    protect("MY_OPENAI")
+    assert redact("correcthorse") == MARK
+
+
+def test_short_values_and_places_are_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("SOME_KEY", "none")
+    monkeypatch.setenv("OTHER_CREDENTIALS", str(tmp_path))
+    assert redact(f"none {tmp_path}") == f"none {tmp_path}"
+
+
+def test_all_of_nested_data(monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "correcthorse")
+    given_ = {"correcthorse": [1, None, True, ("correcthorse",), {"a": 0.5, "b": "correcthorse"}]}
+    assert redact_all(given_) == {MARK: [1, None, True, [MARK], {"a": 0.5, "b": MARK}]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "${oc.env:OPENAI_API_KEY}",
+        "${oc.env:OPENAI_API_KEY,none}",
+        "${oc.env: MY_TOKEN }",
+        "${oc.env:'A_SECRET'}",
+        '${oc.env:"DB_PASSWORD"}',
+        "http://h/v1?k=${oc.env:openai_api_key}",
+        "${oc.decode:${oc.env:OPENAI_API_KEY}}",
+        "${oc.env:${name}}",
+    ],
+)
+def test_reading_a_secret_variable_into_a_config_is_refused(value):
+    with pytest.raises(ConfigError, match=r"^llm\.model reads the environment variable"):
+        refuse({"llm": {"model": value}})
+    with pytest.raises(ConfigError, match=r"^llm\.model reads the environment variable"):
+        refuse_arguments([f"llm.model='{value}'"])
+
+
+def test_reading_other_variables_is_not():
+    refuse({"a": "${oc.env:HOME}/x", "b": "${oc.env:USER,nobody}", "c": "${output_root}/llm_cache"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(secret for secret in SECRETS if " " not in secret),
+        "abcd1234EFGH5678ijkl",
+        "0123456789abcdef0123456789abcdef",
+        "A1B2C3D4E5F6A7B8C9D0",
+        "hunter2",
+        "my-key",
+        "two words",
+        "",
+        "$OPENAI_API_KEY",
+    ],
+)
+def test_what_is_no_name_of_a_variable(name, monkeypatch):
+    wrong = variable_fault(name)
+    assert wrong is not None and "OPENAI_API_KEY" in wrong
+    assert not name or name == "$OPENAI_API_KEY" or name not in wrong
+    assert not name or fault("llm.api_key_env", name) == wrong
+
+
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "MY_KEY", "KEY2", "LAB_GPT4O_KEY", "A", "AZURE_OPENAI_KEY_2026"])
+def test_names_of_variables(name):
+    assert variable_fault(name) is None
+
+
+def test_an_unusual_name_is_one_if_it_is_set(monkeypatch):
+    assert variable_fault("myOpenAiKey") is not None
+    monkeypatch.setenv("myOpenAiKey", "correcthorse")
+    assert variable_fault("myOpenAiKey") is None
+    assert variable_fault("correcthorse") is not None
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "llm.base_url=u:pw@host/v1",
+        "llm.base_url='u:pw@host:8000'",
+        "+llm.api_key=abcdefgh",
+        "++env.kwargs.auth_token=abcdefgh",
+        "hydra.job.env_set.OPENAI_API_KEY=abcdefgh",
+        "llm={model: x, api_key: abcdefgh}",
+        "hardware.backend.setup=['export OPENAI_API_KEY=abcdefgh']",
+        "hardware.backend.setup='[\"export HF_TOKEN=abcdefgh\"]'",
+        f"seed=0,sk-{DRAWN}",
+        f"sk-{DRAWN}",
+        f"sk-{DRAWN}=1",
+    ],
+)
+def test_overrides_that_are_refused(argument):
+    with pytest.raises(ConfigError) as error:
+        refuse_arguments(["env=cleanup", argument])
+    assert "abcdefgh" not in str(error.value) and DRAWN not in str(error.value) and "pw@" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "name=sk-learn-baseline-v2",
+        "name=task-key-door-with-a-long-name-2026",
+        "llm.model=hf-internal-testing/tiny-random-gpt2",
+        "llm.model=meta-llama/Llama-3.1-8B-Instruct",
+        "llm.model=Qwen/Qwen2.5-0.5B-Instruct",
+        "agent.init_from=outputs/cleanup/principal_ucb-7983c0fb/s0",
+        "'llm.calls=outputs/cleanup/llm_gpt4o-principal_llm-0a1b2c3d/s0'",
+        "llm.base_url=http://user.example.org:8000/v1",
+        "llm.base_url=https://example.openai.azure.com/openai/v1?api-version=2024-10-21",
+        "llm.max_tokens=100000000",
+        "env.kwargs.pad_token=<|endoftext|>",
+        "llm.eos_token=abcdefghijk",
+        "+env.kwargs.key=red",
+        "env.text=texts/secret_door.yaml",
+        "hardware.backend.setup=[\"source $HOME/.llmrl_keys\",'export HF_HOME=/shared/hf']",
+        "hardware.backend.setup=['export OPENAI_API_KEY=$(cat $HOME/.key)']",
+        "learn.mechanism=[0.25,0.5,0.125]",
+        "env.map=da39a3ee5e6b4b0d3255bfef95601890afd80709",
+        "llm.api_key_env=null",
+        "llm.api_key_env=LAB_KEY",
+        "llm.api_key_query=key",
+        "llm.api_key_header=api-key",
+    ],
+)
+def test_overrides_that_pass(argument):
+    refuse_arguments([argument])
+    assert redact(argument) == argument and redact_arguments([argument]) == [argument]
+
+
+@pytest.mark.parametrize("path", OPTIONS, ids=lambda path: path.relative_to(CONF).as_posix())
+def test_every_option_passes(path):
+    text = path.read_text(encoding="utf-8")
+    assert redact_code(text) == text
+    refuse(yaml.safe_load(text) or {})
+    option = path.relative_to(CONF).with_suffix("").as_posix()
+    group, _, name = option.partition("/")
+    refuse_arguments([f"{group}={name}", f"name={name.replace('/', '_')}"])
+
+
+@pytest.mark.parametrize("path", [*PAGES, *PROMPTS], ids=lambda path: path.name)
+def test_every_page_and_prompt_stays_as_it_is(path):
+    text = path.read_text(encoding="utf-8")
+    assert redact(text) == text
+
+
+def test_every_command_of_the_documentation_passes():
+    commands = [line for page in PAGES for line in re.findall(r"llmrl-(?:train|finetune) [^`\n]*", page.read_text())]
+    assert len(commands) > 150
+    for command in commands:
+        try:
+            words = shlex.split(command, comments=True)
+        except ValueError:
+            continue  # the middle of a sentence
+        refuse_arguments(words[1:])
+
+
+NAMES = st.sampled_from(["env", "agent.ppo.learning_rate", "llm.model", "name", "principal.prompt", "env.kwargs.g"])
+WORDS = st.text(alphabet=string.ascii_lowercase + string.digits + "_./", min_size=1, max_size=40)
+VALUES = st.one_of(
+    st.integers().map(str),
+    st.floats(allow_nan=False).map(str),
+    st.booleans().map(str),
+    WORDS,
+    st.lists(st.integers()).map(str),
+    st.text(alphabet="0123456789abcdef", min_size=8, max_size=64),
+)
+
+
+@given(NAMES, VALUES)
+def test_ordinary_overrides_pass(name, value):
+    if (
+        "hf_" not in value
+        and "r8_" not in value
+        and "gsk_" not in value
+        and not re.search("(^|[^a-z0-9])[spr]k_|gh._", value)
+    ):
+        refuse_arguments([f"{name}={value}"])
+        assert redact(f"{name}={value}") == f"{name}={value}"
+
+
+@given(st.text())
+def test_any_text_can_be_redacted_and_checked(text):
+    once = redact_code(text)
+    assert redact_code(once) == once
+    fault("a.b", text)
+    variable_fault(text)
+    names_secret(text)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["a.-", "://", "?a", "a", "bearer ", "sk-", "&aaaa=&", "x://a", "-----BEGIN PRIVATE KEY-----", "eyJ.", "api_key"],
+)
+def test_long_texts_take_linear_time(piece):
+    """Seconds for half a million characters; what grows with their square takes hours."""
+    text = (piece * 500_000)[:500_000]
+    start = time.process_time()
+    redact_code(text)
+    fault("a", text)
+    assert time.process_time() - start < 20

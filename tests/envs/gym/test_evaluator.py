@@ -1,0 +1,223 @@
+"""Evaluation of controllers: equal to a plain loop, whatever plays it; and its worker processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+import commands
+from llmrl.agents.search_agent import LinearAgent, TabularAgent
+from llmrl.core.errors import ConfigError, EngineError
+from llmrl.core.seeding import Seeds
+from llmrl.envs.gym.episodes import Evaluator, Rules
+from llmrl.envs.gym.games import GameMaker
+from llmrl.envs.gym.success import Criterion
+from llmrl.envs.gym.vec_env import GymnasiumEnv
+from worker_policies import Careful, Deadly, Dizzy, Faulty, Weighted
+
+
+def linear(name: str, **kwargs):
+    return LinearAgent(GymnasiumEnv(Seeds(0), name, n_envs=1).spec, **kwargs).controller
+
+
+def plainly(maker: GameMaker, controller, vector: np.ndarray, seed: int) -> tuple[float, int]:
+    """One episode in a loop of Gymnasium alone."""
+    env = gymnasium.make(maker.id, max_episode_steps=maker.horizon, **maker.kwargs)
+    seen, _ = env.reset(seed=seed)
+    total, steps, over = 0.0, 0, False
+    while not over:
+        shown = np.int64([seen]) if controller.channel == "state" else np.float32(seen)[None].astype(np.float64)
+        action = controller.act(shown, vector[None])[0]
+        if isinstance(env.action_space, gymnasium.spaces.Box):
+            action = np.clip(action, env.action_space.low, env.action_space.high).astype(np.float32)
+        seen, reward, terminated, truncated, _ = env.step(action)
+        total, steps, over = total + float(reward), steps + 1, terminated or truncated
+    env.close()
+    return total, steps
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "workers"),
+    [
+        ("CartPole-v1", "batched", 1),
+        ("CartPole-v1", "stock", 1),
+        ("CartPole-v1", "stock", 3),
+        ("MountainCarContinuous-v0", "batched", 1),
+        ("MountainCarContinuous-v0", "stock", 2),
+        ("Acrobot-v1", "stock", 2),
+        ("FrozenLake-v1", "batched", 1),
+        ("FrozenLake-v1", "stock", 1),
+        ("llmrl/Nim-v0", "batched", 1),
+        ("llmrl/Pong-v0", "batched", 1),
+    ],
+)
+def test_equal_to_a_plain_loop(name, engine, workers):
+    maker = GameMaker(name, {}, 60, engine)
+    spec = GymnasiumEnv(Seeds(0), name, n_envs=1).spec
+    controller = (TabularAgent if "state" in spec.observation else LinearAgent)(spec).controller
+    space, rng = controller.space, np.random.default_rng(0)
+    vectors = space.rounded(rng.uniform(space.low, space.high, (3, space.dim)))
+    seeds = np.array([3, 1, 4, 1])
+    with Evaluator(Rules(maker), workers) as evaluator:
+        for _ in range(2):
+            done = evaluator.evaluate(controller, vectors, seeds)
+            assert done.successes is None
+            for i, vector in enumerate(vectors):
+                for j, seed in enumerate(seeds.tolist()):
+                    assert (done.returns[i, j], done.lengths[i, j]) == plainly(maker, controller, vector, seed)
+
+
+def test_a_policy_that_reads_one_hot_states_looks_up_like_one_that_is_stepped():
+    controller = linear("FrozenLake-v1")
+    vectors = np.random.default_rng(0).uniform(-6, 6, (4, controller.space.dim))
+    seeds = np.arange(6)
+    results = []
+    for engine in ("stock", "batched"):
+        with Evaluator(Rules(GameMaker("FrozenLake-v1", engine=engine)), workers=1) as evaluator:
+            results.append(evaluator.evaluate(controller, vectors, seeds))
+    assert np.array_equal(results[0].returns, results[1].returns)
+    assert np.array_equal(results[0].lengths, results[1].lengths)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "expected"),
+    [(Criterion("return", 1.0), True), (Criterion("reward", 1.0), True), (Criterion("terminated"), None)],
+)
+@pytest.mark.parametrize("engine", ["stock", "batched"])
+def test_successes(criterion, expected, engine):
+    """On the lake reaching the goal is a return of 1; falling into a hole terminates as well."""
+    maker = GameMaker("FrozenLake-v1", {}, 12, engine)
+    controller = TabularAgent(GymnasiumEnv(Seeds(0), "FrozenLake-v1", n_envs=1).spec).controller
+    vector = np.array([[0, 3, 3, 3, 0, 0, 0, 0, 3, 1, 0, 0, 0, 2, 1, 0]], dtype=np.float64)
+    with Evaluator(Rules(maker, success=criterion), workers=1) as evaluator:
+        done = evaluator.evaluate(controller, vector, np.arange(60))
+    assert done.successes is not None
+    if expected:
+        assert np.array_equal(done.successes, done.returns == 1.0)
+        assert 0 < done.successes.sum() < 60
+    else:
+        assert np.array_equal(done.successes, (done.lengths < 12) | (done.returns == 1.0) | done.successes)
+        assert done.successes.sum() > (done.returns == 1.0).sum()
+        assert not done.successes.all()
+
+
+def test_actions_are_clipped_unless_they_are_wanted_as_they_are():
+    """Mountain car costs 0.1 a^2 a step: 0.1 for what is clipped to 1, 2.5 for the 5 it is."""
+    costs = []
+    for clip in (True, False):
+        for engine in ("stock", "batched"):
+            maker = GameMaker("MountainCarContinuous-v0", {}, 10, engine)
+            controller = linear("MountainCarContinuous-v0", clip_actions=False)
+            with Evaluator(Rules(maker, clip_actions=clip), workers=1) as evaluator:
+                costs.append(evaluator.evaluate(controller, np.array([[0.0, 0.0, 5.0]]), np.arange(2)).returns)
+    assert np.allclose(costs[0], -1.0)
+    assert np.array_equal(costs[0], costs[1])
+    assert np.allclose(costs[2], -25.0)
+    assert np.array_equal(costs[2], costs[3])
+
+
+def test_an_episode_without_end_is_refused():
+    with pytest.raises(ConfigError, match=r"set env\.horizon"):
+        Evaluator(Rules(GameMaker("CliffWalking-v1")), workers=1)
+
+
+def test_a_policy_that_reads_what_is_not_shown_is_refused():
+    for workers in (1, 2):
+        evaluator = Evaluator(Rules(GameMaker("CartPole-v1")), workers)
+        with evaluator, pytest.raises(ConfigError, match="reads pixels, and CartPole-v1 shows vector"):
+            evaluator.evaluate(Dizzy(1), np.zeros((1, 1)), np.arange(4))
+
+
+# Worker processes
+
+PENDULUM = Rules(GameMaker("Pendulum-v1"))
+
+
+def children() -> set[int]:
+    """Worker processes of this one."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            own = entry.name.isdigit() and f"PPid:\t{os.getpid()}\n" in (entry / "status").read_text()
+            if own and b"llmrl.envs.gym.workers" in (entry / "cmdline").read_bytes():
+                found.add(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_workers_do_not_import_torch():
+    with Evaluator(PENDULUM, workers=2) as evaluator:
+        done = evaluator.evaluate(Careful(1), np.array([[0.1]]), np.arange(4))
+        assert len(children()) == 2
+    assert (done.lengths == 200).all()
+    assert not children()
+
+
+def test_workers_go_on_after_a_refusal_in_the_same_evaluation():
+    with Evaluator(PENDULUM, workers=2) as evaluator:
+        first = evaluator.evaluate(Weighted(1), np.array([[0.1]]), np.arange(4)).returns
+        with pytest.raises(EngineError, match="no such number"):
+            evaluator.evaluate(Faulty(1), np.array([[0.1]]), np.arange(4))
+        assert not children()
+        assert np.array_equal(evaluator.evaluate(Weighted(1), np.array([[0.1]]), np.arange(4)).returns, first)
+
+
+def test_a_worker_that_dies_is_reported_and_takes_the_others_with_it():
+    with Evaluator(PENDULUM, workers=2) as evaluator:
+        with pytest.raises(EngineError, match=r"worker process of Pendulum-v1 died \(exit code 7\)"):
+            evaluator.evaluate(Deadly(1), np.array([[0.1]]), np.arange(4))
+        assert not children()
+
+
+def test_a_policy_of_the_script_itself_cannot_go_to_workers():
+    local = type("Local", (Weighted,), {"__module__": "__main__"})
+    with Evaluator(PENDULUM, workers=2) as evaluator, pytest.raises(ConfigError, match="workers=1"):
+        evaluator.evaluate(local(1), np.array([[0.1]]), np.arange(4))
+
+
+SCRIPT = """
+import sys
+import numpy as np
+sys.path.insert(0, {tests!r})
+from worker_policies import Slow, Weighted
+from llmrl.envs.gym.episodes import Evaluator, Rules
+from llmrl.envs.gym.games import GameMaker
+evaluator = Evaluator(Rules(GameMaker("Pendulum-v1")), workers=2)
+evaluator.evaluate(Weighted(1), np.zeros((1, 1)), np.arange(2))
+print("ready", *[worker.process.pid for worker in evaluator._pool._workers], flush=True)
+evaluator.evaluate(Slow(1), np.zeros((1, 1)), np.arange(20))
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_an_evaluation_that_is_killed(number):
+    script = SCRIPT.format(tests=str(Path(__file__).parents[2] / "support"))
+    with commands.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        word, *pids = process.stdout.readline().split()
+        assert word == "ready"
+        assert len(pids) == 2
+        time.sleep(0.3)
+        assert all(alive(int(pid)) for pid in pids)
+        process.send_signal(number)
+        process.wait(60)
+    deadline = time.monotonic() + 20
+    while any(alive(int(pid)) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(alive(int(pid)) for pid in pids)

@@ -1,0 +1,29 @@
+"""What docs/gymnasium.md shows works as it is written there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[3] / "docs" / "gymnasium.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_a_block_runs(block, capsys):
+    exec(compile(block, "docs/gymnasium.md", "exec"), {})
+    assert capsys.readouterr().out
+
+
+def test_the_optimum_of_the_lake_is_the_one_shown(capsys):
+    exec(compile(BLOCKS[0], "docs/gymnasium.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("0.740")
+
+
+def test_every_batched_engine_and_option_is_listed():
+    from llmrl.envs.gym.batched import BATCHED
+
+    assert all(name.removeprefix("llmrl/").removesuffix("-v0") in PAGE for name in BATCHED)
+    folder = Path(__file__).parents[3] / "conf" / "env"
+    options = [path.stem for path in folder.glob("*.yaml") if "gym.vec_env" in path.read_text()]
+    assert [name for name in options if f"`{name}`" not in PAGE and name != "gymnasium"] == []

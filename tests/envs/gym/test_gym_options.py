@@ -1,0 +1,94 @@
+"""The options of conf/env that are environments of Gymnasium."""
+
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+from llmrl.config.option_docs import header
+from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
+from llmrl.core.seeding import Seeds
+from llmrl.envs.gym.batched import BATCHED
+from llmrl.envs.gym.vec_env import GymnasiumEnv
+
+FOLDER = Path(__file__).parents[3] / "conf" / "env"
+TARGET = "llmrl.envs.gym.vec_env.GymnasiumEnv"
+OPTIONS = {name: option for name, option in options("env").items() if option.get("_target_") == TARGET}
+PUBLISHED = [
+    "mountain_car_continuous",
+    "inverted_pendulum",
+    "inverted_double_pendulum",
+    "reacher",
+    "swimmer",
+    "hopper",
+    "walker2d",
+    "frozen_lake",
+    "cliff_walking",
+    "maze",
+    "nim",
+    "mountain_car",
+    "navigation",
+    "pong",
+    "cartpole",
+]
+
+
+def build(name: str, **fields) -> GymnasiumEnv:
+    option = {key: value for key, value in OPTIONS[name].items() if key != "_target_"}
+    return GymnasiumEnv(Seeds(0), **{**option, "n_envs": 2, **fields})
+
+
+def test_all_fifteen_published_tasks_are_there():
+    assert set(PUBLISHED) <= set(OPTIONS)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "gymnasium"])
+def test_an_option_plays(name):
+    env = build(name)
+    # Levels of MiniGrid count their steps themselves, and a hand of cards ends soon.
+    assert env.spec.horizon is not None or name in ("blackjack", "minigrid", "babyai")
+    env.reset(seed=0)
+    shape = (2, 1) if env.spec.numbers is None else (2, 1, env.spec.numbers.dim)
+    step = env.step(np.zeros(shape, dtype=np.int64 if env.spec.numbers is None else np.float64))
+    assert step.reward.shape == (2, 1)
+    assert env.spec.metrics == {"success": "last"}
+    env.close()
+
+
+def test_options_are_fast_where_they_can_be():
+    """The engine is batched wherever there is one, but for the options that are made for players of words."""
+    stock = {name for name, option in OPTIONS.items() if option["engine"] == "stock" and option["id"] in BATCHED}
+    assert stock <= {"taxi"}
+
+
+def test_any_environment_has_an_option():
+    env = build("gymnasium", id="Pendulum-v1", kwargs={"g": 9.81})
+    assert env.spec.name == "Pendulum-v1"
+    assert env.spec.horizon == 200
+    env.close()
+
+
+@pytest.mark.parametrize(("name", "package"), [("hopper", "mujoco"), ("lunar_lander", "box2d")])
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch, name, package):
+    for module in [*sys.modules]:
+        if module.split(".")[0] in ("mujoco", "Box2D") or module.startswith(
+            ("gymnasium.envs.mujoco", "gymnasium.envs.box2d")
+        ):
+            monkeypatch.delitem(sys.modules, module)
+    for module in ("mujoco", "Box2D"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=rf"pip install 'llmrl\[{package}\]'"):
+        build(name)
+
+
+def test_limits_told_in_comments_are_those_of_gymnasium():
+    import llmrl.envs.gym.tasks  # noqa: F401  (registers)
+
+    for name, option in OPTIONS.items():
+        if name in ("gymnasium", "minigrid", "babyai"):
+            continue
+        limit, told = gymnasium.spec(option["id"]).max_episode_steps, header(FOLDER / f"{name}.yaml")
+        assert (" steps" not in told) if limit is None else (f"{limit} steps" in told)

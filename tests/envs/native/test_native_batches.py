@@ -1,0 +1,254 @@
+"""Native games in a batch: draws, ways of computing a step, games that wait, pictures that stay, memory, maps."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llmrl.config.input_digests import with_digests
+from llmrl.core.errors import ConfigError, EngineError
+from llmrl.core.records import on_host
+from llmrl.core.seeding import Seeds
+from llmrl.envs.mechanisms import BracketedTax, Incentives
+from llmrl.envs.melting_pot.describe import SubstrateSettings
+from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
+from llmrl.envs.native import kernel, maps
+from llmrl.envs.native.draws import Draws, game_keys
+from llmrl.envs.native.engine import Engine, Setup
+from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
+from llmrl.networks.society import SocietyPolicy
+from llmrl.rollout.collector import Collector
+from native_games import SUBSTRATES, flat, native, random_actions, same
+
+pytestmark = pytest.mark.slow
+
+
+def test_numbers_of_a_game_are_spread_evenly_and_repeat() -> None:
+    keys = torch.from_numpy(game_keys(np.full(64, 7), np.arange(64), np.zeros(64, np.int64)))
+    t = torch.zeros(64, dtype=torch.int32)
+    draws = Draws(keys)
+    u = torch.cat([draws.uniform("grow", t + step, 500) for step in range(40)])
+    assert ((u >= 0) & (u < 1)).all() and abs(u.mean() - 0.5) < 4 * (1 / 12) ** 0.5 / u.numel() ** 0.5
+    counts = torch.histc(u, 64, 0, 1)
+    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 63 + 4 * (2 * 63) ** 0.5
+    assert torch.equal(u[:64], Draws(keys).uniform("grow", t, 500))
+    assert not torch.equal(u[:64], draws.uniform("order", t, 500))
+    pairs = torch.stack([u[:, :-1].flatten(), u[:, 1:].flatten()])
+    assert abs(torch.corrcoef(pairs)[0, 1]) < 0.01
+
+
+@pytest.mark.parametrize("substrate", SUBSTRATES)
+def test_looking_first_changes_nothing(substrate: Any) -> None:
+    """The way of processors, which look who fires, and that of GPUs, which do not wait to know, are the same rules."""
+    setup = Setup(maps.find(substrate, "own"), 7)
+    looks, never = Engine(setup, branches=True), Engine(setup, branches=False)
+    draws = Draws(torch.from_numpy(game_keys(np.full(16, 1), np.arange(16), np.zeros(16, np.int64))))
+    start = looks.start(draws)
+    few = start.where(torch.arange(16) < 4, start)
+    few.dirt[:5] = False  # in these alone apples grow
+    a = b = few
+    removed = 0
+    for action in np.random.default_rng(0).integers(len(looks.actions), size=(80, 16, 7)):
+        chosen = torch.from_numpy(action)
+        (a, events), (b, other) = looks.step(a, chosen, draws), never.step(b, chosen, draws)
+        for field in fields(a):
+            same(field.name, getattr(a, field.name), getattr(b, field.name))
+        for name in ("reward", "cleaned", "zaps", "zapped", "washed"):
+            if getattr(events, name) is not None:
+                same(name, getattr(events, name), getattr(other, name))
+        removed += int(events.zaps.sum())
+    assert removed > 5
+
+
+@pytest.mark.slow
+def test_rollouts_that_would_not_fit_are_refused() -> None:
+    env = native("harvest", 64, observe=["pixels"])
+    network = ActorCritic(env.spec, torch.Generator(), NetworkSettings(None, [], []))
+    collector = Collector(env, SocietyPolicy(env.spec, [network], core_frozen=False), "cpu")
+    collector.reset(1)
+    with pytest.raises(ConfigError, match=r"GiB.*env\.n_envs"):
+        collector.collect(10**6, torch.Generator())
+
+
+@pytest.mark.parametrize("rules", ["upstream", "legislative"])
+@pytest.mark.parametrize("substrate", SUBSTRATES)
+def test_nothing_in_a_step_waits_for_a_device(substrate: Any, rules: Any) -> None:
+    """On the device `meta` there are no numbers, so whatever would ask for one raises."""
+    mechanism = Incentives() if substrate == "cleanup" else BracketedTax()
+    env = native(substrate, 4, device="meta", observe=["grid", "vector", "pixels"], mechanism=mechanism, rules=rules)
+    nothing = torch.zeros((4, 7), dtype=torch.int64, device="meta")
+    env.reset(seed=1)
+    env.step(nothing)
+    env.reset(mask=np.array([True, False, True, False]))
+    step = env.step(nothing)
+    tensors = [step.reward, step.base_reward, step.exposure, *step.observation.values(), *step.info.values()]
+    assert {x.device.type for x in tensors} == {"meta"}
+
+
+@pytest.mark.parametrize("substrate", SUBSTRATES)
+def test_a_step_is_one_graph(substrate: Any) -> None:
+    """`torch.compile` can take it whole, and nothing changes."""
+    engine = Engine(Setup(maps.find(substrate, "own"), 3), branches=False)
+    compiled = torch.compile(engine.step, fullgraph=True, dynamic=False, backend="aot_eager")
+    draws = Draws(torch.from_numpy(game_keys(np.full(4, 1), np.arange(4), np.zeros(4, np.int64))))
+    a = b = engine.start(draws)
+    for action in np.random.default_rng(0).integers(len(engine.actions), size=(6, 4, 3)):
+        (a, _), (b, _) = engine.step(a, torch.from_numpy(action), draws), compiled(b, torch.from_numpy(action), draws)
+        for field in fields(a):
+            same(field.name, getattr(a, field.name), getattr(b, field.name))
+
+
+def test_chance_decides_who_comes_back_where_there_is_room_for_one() -> None:
+    engine = Engine(Setup(maps.parse("harvest", "WWWWWW\nWQQPAW\nWWWWWW"), 3))
+    draws = Draws(torch.from_numpy(game_keys(np.full(4000, 1), np.arange(4000), np.zeros(4000, np.int64))))
+    t = torch.zeros(4000, dtype=torch.int32)
+    returning = torch.tensor([True, False, True]).expand(4000, 3)
+    free = torch.zeros((4000, engine._n_floor), dtype=torch.uint8)
+    _, _, back = engine._found(returning, free, draws, t)
+    assert (back.sum(1) == 1).all() and not back[:, 1].any()
+    assert abs(back[:, 0].float().mean() - 0.5) < 4 * 0.5 / 4000**0.5
+
+
+def test_without_melting_pot_our_own_map_and_tiles_serve(monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setattr(maps.install, "missing", lambda: ["dmlab2d"])
+    env = native("harvest", 1, observe=["pixels"])
+    assert "map of our own" in caplog.text
+    assert env.engine.setup.game_map.text == maps.find("harvest", "own").text
+    picture = env.reset(seed=1)["pixels"]
+    assert picture.shape == (1, 7, 88, 88, 3) and len(picture.unique()) > 5
+    maps._melting_pot.cache_clear()
+    with pytest.raises(EngineError, match="not installed"):
+        native("harvest", 1, map="melting_pot")
+
+
+@pytest.mark.parametrize("substrate", SUBSTRATES)
+def test_a_game_does_not_depend_on_games_that_wait(substrate: str) -> None:
+    alone, beside = native(substrate, 1), native(substrate, 2, horizon=120)
+    alone.reset(seed=3), beside.reset(seed=3)
+    for _ in range(60):  # the second game is over while the first, begun anew, is half way
+        beside.step(np.zeros((2, 7), np.int64))
+    alone.reset(), beside.reset(mask=np.array([True, False]))
+    for t, action in enumerate(random_actions(beside, 110)):
+        a, b = flat(alone.step(action[:1])), flat(beside.step(action))
+        for name, x in a.items():
+            if name != "truncated":
+                assert np.array_equal(x, b[name][:1]), (t, name)
+    assert b["truncated"].tolist() == [False, True]
+
+
+def test_games_saved_while_others_wait_go_on_exactly() -> None:
+    env, other = (native("cleanup", 3, seed=seed, horizon=40, observe=["grid", "vector"]) for seed in (0, 1))
+    env.reset(seed=1)
+    actions = random_actions(env, 60)
+    for t, action in enumerate(actions):
+        if t == 25:
+            env.reset(mask=np.array([True, False, False]))
+        ended = env.step(action).truncated
+        if ended.any():
+            break
+    other.load_state_dict(env.state_dict())
+    a, b = env.reset(mask=ended), other.reset(mask=ended)
+    assert a["grid"][..., 3].any() or a["vector"][..., 1].any()  # beams, and who cleaned
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+    assert np.array_equal(env.render(0), other.render(0))
+
+
+def test_players_are_told_how_an_episode_ended() -> None:
+    env = native("harvest", 1, observe=["text", "grid"], horizon=2)
+    env.reset(seed=1)
+    env.step(np.zeros((1, 7), np.int64))
+    last = env.step(np.zeros((1, 7), np.int64))
+    assert last.truncated.all() and all(last.observation["text"][0])
+    assert not any(env.step(np.zeros((1, 7), np.int64)).observation["text"][0])
+
+
+def test_pictures_stay_for_two_more_steps_and_are_what_players_see() -> None:
+    env = native("cleanup", 2, observe=["pixels"])
+    first = env.reset(seed=1)["pixels"]
+    kept = first.clone()
+    second = env.step(np.full((2, 7), 6)).observation["pixels"]
+    env.reset(mask=np.array([True, False]))
+    assert torch.equal(first, kept) and not torch.equal(second, first)
+    assert np.array_equal(env.render_players(1), on_host(second)[1])
+
+
+@pytest.mark.meltingpot
+def test_what_auto_stands_for_belongs_to_a_run(monkeypatch: Any, tmp_path: Any) -> None:
+    """A run does not change its map because something is installed, or because a file is edited."""
+
+    def config(**env: Any) -> dict[str, Any]:
+        usual = {"engine": "native", "map": "auto", "tiles": "auto", "observe": ["grid"]}
+        target = {"_target_": "llmrl.envs.substrates.substrate_env"}
+        return {"prompts": None, "llm": {}, "env": {**target, **usual, **env}}
+
+    assert with_digests(config())["map_digest"] == "melting_pot"
+    assert "map_digest" not in with_digests(config(map="own"))
+    assert "map_digest" not in with_digests(config(engine="meltingpot"))
+    assert with_digests(config(map="own", observe=["pixels"]))["map_digest"] == "melting_pot"
+    file = tmp_path / "room.txt"
+    file.write_text("WWWW\nWPAW\nWWWW")
+    drawn = with_digests(config(map=str(file)))
+    file.write_text("WWWW\nWAPW\nWWWW")
+    with pytest.raises(ConfigError, match="changed"):
+        with_digests(drawn)
+    installed = with_digests(config())
+    monkeypatch.setattr(maps.install, "missing", lambda: ["dmlab2d"])
+    assert with_digests(config())["map_digest"] == "own"
+    with pytest.raises(ConfigError, match="changed"):
+        with_digests(installed)
+
+
+@pytest.mark.meltingpot
+@pytest.mark.parametrize("room", ["WWWWWW\nWPPPAW\nWWWWWW", "WWWWWW\nWQQPAW\nWWWWWW"])
+def test_both_engines_play_a_drawn_map(room: str) -> None:
+    real = MeltingPotEnv(SubstrateSettings("harvest", 1, n_agents=3, observe=["grid"], map=room), Seeds(0))
+    ours = native("harvest", 1, n_agents=3, observe=["grid"], map=room)
+    try:
+        found = [np.unique(on_host(env.reset(seed=1)["grid"])[..., 0], return_counts=True) for env in (real, ours)]
+        assert real.spec.observation == ours.spec.observation
+        assert set(found[0][0]) == set(found[1][0])
+        assert real.step(np.zeros((1, 3), np.int64)).reward.shape == (1, 3)
+    finally:
+        real.close()
+
+
+def test_a_damaged_library_is_made_anew(monkeypatch: Any, tmp_path: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernel.load.cache_clear()
+    try:
+        if kernel.load() is None:
+            pytest.skip("there is no C++ compiler")
+        [library] = (tmp_path / "llmrl").iterdir()
+        library.unlink()
+        library.write_text("nothing to run")
+        kernel.load.cache_clear()
+        assert kernel.load() is not None
+    finally:
+        kernel.load.cache_clear()
+
+
+def test_steps_inside_and_outside_of_inference_mode() -> None:
+    env = native("harvest", 2, observe=["grid", "pixels"])
+    with torch.inference_mode():
+        env.reset(seed=1)
+        env.step(np.zeros((2, 7), np.int64))
+    for _ in range(4):
+        step = env.step(np.zeros((2, 7), np.int64))
+    assert not step.reward.is_inference()
+
+
+def test_a_compiled_environment_plays_the_same(monkeypatch: Any) -> None:
+    """Through `env.compile`; the graph is run as it is, because to generate code for it takes a minute."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    plain, compiled = (native("harvest", 2, n_agents=3, map="own", compile=each) for each in (False, True))
+    plain.reset(seed=1), compiled.reset(seed=1)
+    for action in random_actions(plain, 4):
+        a, b = flat(plain.step(action)), flat(compiled.step(action))
+        for name, x in a.items():
+            assert np.array_equal(x, b[name]), name

@@ -1,0 +1,139 @@
+"""Whole episodes of the real engine, played again on the native one: everything has to agree after every step."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import scripted
+from engine_games import Rig, play
+from llmrl.envs.native.draws import Draws, game_keys
+from llmrl.envs.native.engine import Engine
+from llmrl.envs.native.maps import OWN_MAPS, parse
+from replays import engine_of, replay
+from some import some
+from statistics_of_games import on_engine
+
+pytestmark = pytest.mark.meltingpot
+EPISODES = {
+    "cleanup": (Rig("cleanup"), "uniform"),
+    "cleanup, clean start": (Rig("cleanup", clean=True), "uniform"),
+    "cleanup, foragers and cleaners": (Rig("cleanup"), "mixed"),
+    "cleanup, legislative": (Rig("cleanup", rules="legislative"), "uniform"),
+    "harvest": (Rig("harvest"), "uniform"),
+    "harvest, foragers": (Rig("harvest"), "mixed"),
+    "harvest, legislative": (Rig("harvest", rules="legislative"), "uniform"),
+    "harvest, two players": (Rig("harvest", n_agents=2), "uniform"),
+    "cleanup, fifteen players": (Rig("cleanup", n_agents=15), "uniform"),
+    "cleanup, our map": (Rig("cleanup", OWN_MAPS["cleanup"]), "mixed"),
+    "harvest, our map": (Rig("harvest", OWN_MAPS["harvest"]), "uniform"),
+    "harvest, our map, legislative": (Rig("harvest", OWN_MAPS["harvest"], rules="legislative"), "mixed"),
+}
+ALWAYS = ("moves", "moves into a wall or a player")
+HAPPENS = {
+    "cleanup": (*ALWAYS, "zap hits", "returns", "cells cleaned", "dirt spawned"),
+    "harvest": (*ALWAYS, "zap hits", "returns", "apples eaten", "apples grown"),
+}
+"""What a few hundred steps must not go without."""
+
+
+def episodes(name, games, steps, seed=0):
+    rig, policy = EPISODES[name]
+    script = scripted.SCRIPTS[policy](parse(rig.substrate, rig.map), rig.actions)
+    return [play(rig, on_engine(script), steps, seed + i) for i in range(games)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", some(["cleanup, clean start", "harvest"], ["cleanup, clean start", "harvest", "cleanup, legislative"])
+)
+def test_an_episode_agrees_step_by_step(name):
+    verdict = replay(episodes(name, 1, 200))
+    assert verdict.steps == 200 and not verdict.mismatches, verdict.mismatches[:5]
+    assert verdict.counts["moves"] > 100 and verdict.counts["apples eaten"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", some(["cleanup, our map", "harvest, our map, legislative"], EPISODES))
+def test_episodes_agree_step_by_step(name):
+    rig = EPISODES[name][0]
+    recordings = episodes(name, 2, 300, seed=100)
+    for branches in (True, False):
+        verdict = replay(recordings, Engine(engine_of(recordings[0]).setup, branches=branches))
+        assert verdict.steps == 600 and not verdict.mismatches, verdict.mismatches[:5]
+    if rig.n_agents == 7 and rig.rules == "upstream":
+        assert all(verdict.counts[each] > 0 for each in HAPPENS[rig.substrate])
+
+
+@pytest.mark.parametrize(
+    ("substrate", "changes"),
+    [
+        ("harvest", ("x", "alive", "heading", "reward", "zapped", "zap_wait", "apple", "waits", "dry")),
+        ("cleanup", ("x", "alive", "heading", "reward", "cleaned", "others_cleaned", "clean_wait", "dirt", "water")),
+    ],
+)
+def test_a_replay_notices_any_difference(substrate, changes):
+    """One thing of one step of the recording is changed at a time."""
+    rig = Rig(substrate)
+    recording = play(rig, lambda seen, rng: rng.integers(0, len(rig.actions), rig.n_agents), 40, 5)
+    assert not replay([recording]).mismatches
+    # Where somebody is who is out of the game says nothing, and who is out differs from one recording to the next.
+    player = int(recording.seen.alive[28:33].all(0).argmax())
+    assert recording.seen.alive[28:33, player].all()
+    for name in changes:
+        value = getattr(recording.seen, name).copy()
+        at = (30, player if value.shape[1] == rig.n_agents else 3)
+        if name == "waits":  # counts from 3 on are the same
+            value[at] = 0 if value[at] < 0 else -1
+        else:
+            value[at] = ~value[at] if value.dtype == bool else value[at] ^ 1
+        changed = dataclasses.replace(recording, seen=dataclasses.replace(recording.seen, **{name: value}))
+        mismatches = replay([recording, changed]).mismatches
+        assert mismatches and all(game == 1 for game, *_ in mismatches), name
+        assert min(t for _, t, *_ in mismatches) in (30, 31), name
+
+
+@pytest.mark.parametrize(
+    ("substrate", "change"),
+    [
+        ("harvest", {"zap_cooldown": 3}),
+        ("harvest", {"away": 5}),
+        ("cleanup", {"clean_cooldown": 1}),
+        ("cleanup", {"zap_cooldown": 9}),
+    ],
+)
+def test_a_replay_notices_other_rules(substrate, change):
+    rig = Rig(substrate)
+    recording = play(rig, lambda seen, rng: rng.choice([1, 4, 5, 7, len(rig.actions) - 1], rig.n_agents), 120, 6)
+    engine = engine_of(recording)
+    engine.facts = dataclasses.replace(engine.facts, **change)
+    assert replay([recording], engine).mismatches
+
+
+@pytest.mark.long
+def test_the_table_of_the_documentation_can_be_printed():
+    script = Path(__file__).parents[3] / "benchmarks" / "parity.py"
+    command = [sys.executable, str(script), "replay", "--games", "1", "--steps", "20", "--processes", "1"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert "| harvest | legislative | uniform | 20 | 0 |" in result.stdout
+
+
+def test_the_engine_starts_where_the_native_one_may():
+    """Places and headings at the start are among those the native engine draws from, apples and dirt are equal."""
+    for name in ("cleanup", "harvest", "cleanup, legislative", "harvest, legislative"):
+        recording = episodes(name, 1, 1)[0]
+        game_map, seen, engine = engine_of(recording).setup.game_map, recording.seen, engine_of(recording)
+        keys = game_keys(np.zeros(2000, np.int64), np.arange(2000), np.zeros(2000, np.int64))
+        start = engine.start(Draws(torch.from_numpy(keys)))
+        cells = (seen.y[0] + 9) * game_map.stride + seen.x[0] + 9
+        for player, cell in enumerate(cells):
+            assert cell in start.pos[:, player] and seen.heading[0, player] in start.heading[:, player]
+        np.testing.assert_array_equal(start.apple[0], seen.apple[0])
+        np.testing.assert_array_equal(start.dirt[0], seen.dirt[0])
+        if recording.rig.rules == "legislative":
+            assert (start.pos == start.pos[:1]).all() and (start.heading == 0).all()

@@ -1,0 +1,72 @@
+"""Which loop an agent is made for is declared by its class."""
+
+import pytest
+
+from experiments import compose
+from llmrl.config.builder import Builder
+from llmrl.config.loop_sections import agent_loop
+from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
+from llmrl.experiment.parts import loop_kind
+
+LOOPS = {
+    "learn": ("ppo", "llm_ppo", "drrn"),
+    "clone": ("bc",),
+    "baseline": ("sb3",),
+    "search": ("linear", "mlp_policy", "tabular", "projection"),
+    "play": ("random", "teacher", "heuristic", "llm_player", "bot"),
+}
+NEEDS = {"clone": "imitate", "baseline": "fit", "search": "adopt"}
+"""What a loop asks of an agent that others need not have."""
+
+
+class Undeclared:
+    """An agent that does not say what it is made for."""
+
+
+class Misdeclared:
+    loop = "dream"
+
+
+def test_every_agent_declares_the_loop_whose_methods_it_has():
+    found = {name: agent_loop(option, Builder()) for name, option in options("agent").items()}
+    assert all(found[name] == loop for loop, names in LOOPS.items() for name in names)
+    for name, option in options("agent").items():
+        target = Builder().locate(option["_target_"], "agent")
+        has = {method for method in NEEDS.values() if hasattr(target, method)}
+        assert has == {NEEDS[found[name]]} if found[name] in NEEDS else not has
+
+
+@pytest.mark.parametrize(
+    ("agent", "principal", "kind"),
+    [
+        ("ppo", "none", "learn"),
+        ("ppo", "ucb", "design"),
+        ("random", "none", "play"),
+        ("random", "ucb", "design"),
+        ("linear", "none", "play"),
+        ("linear", "cmaes", "search"),
+        ("sb3", "none", "baseline"),
+        ("bc", "none", "clone"),
+    ],
+)
+def test_the_loop_follows_from_agent_and_principal(agent, principal, kind):
+    assert loop_kind(compose(f"agent={agent}", f"principal={principal}")) == kind
+
+
+@pytest.mark.parametrize("agent", ["sb3", "bc"])
+def test_who_learns_alone_has_no_principal(agent):
+    with pytest.raises(ConfigError, match=rf"agent={agent} .*principal=none"):
+        loop_kind(compose(f"agent={agent}", "principal=ucb"))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("Undeclared", "it declares no loop"), ("Misdeclared", "its loop is 'dream'")]
+)
+def test_a_class_that_does_not_say_is_refused(name, said):
+    config = {**compose("agent=random"), "trusted_modules": [__name__], "agent": {"_target_": f"{__name__}.{name}"}}
+    with pytest.raises(ConfigError) as error:
+        loop_kind(config)
+    message = str(error.value)
+    assert said in message and "attribute `loop`, one of learn, clone, baseline, search, play" in message
+    assert name in message

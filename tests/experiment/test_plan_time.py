@@ -1,0 +1,41 @@
+"""A plan says how long a design run takes here."""
+
+import re
+
+from experiments import compose, run
+from llmrl.core.seeding import Seeds
+from llmrl.experiment.parts import build_loop, build_parts
+from llmrl.loops.societies import STEPS, steps_per_second
+
+SMALL = ("env=escape_room", "principal=ucb", "env.n_envs=8", "design.candidates=2", "design.adapt_rounds=3")
+
+
+def test_the_plan_of_a_principals_run_tells_its_time(capsys, tmp_path):
+    run(*SMALL, "dry_run=true", f"output_root={tmp_path}")
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert re.search(r"time about \d+:\d\d(:\d\d)? \(h:min:s\) on this machine, at [\d,]+ environment steps/s", said)
+    assert not list(tmp_path.iterdir())
+
+
+def test_agents_alone_have_no_such_row(capsys, tmp_path):
+    run("env=escape_room", "principal=none", "dry_run=true", f"output_root={tmp_path}")
+    assert "environment steps/s" not in capsys.readouterr().out
+
+
+def test_it_is_the_rate_of_steps_and_updates():
+    config = compose(*SMALL)
+    parts = build_parts(config, None)
+    loop = build_loop(config, parts)
+    played = []
+    step = parts.env.step
+
+    def counted(actions):
+        played.append(len(actions))
+        return step(actions)
+
+    parts.env.step = counted
+    before = {name: x.clone() for name, x in parts.agents[0].policy.state_dict().items()}
+    assert steps_per_second(parts.env, loop.collector, loop.societies, Seeds(0)) > 0
+    assert len(played) >= STEPS and set(played) == {8}
+    after = parts.agents[0].policy.state_dict()
+    assert any((after[name] != x).any() for name, x in before.items()), "updates count, too"

@@ -1,0 +1,112 @@
+"""What is refused before a run folder is made, and what is said of it."""
+
+import sys
+
+import pytest
+
+import commands
+from experiments import compose
+from llmrl.cli.llm import main
+from llmrl.config.suggestions import missing_option
+from llmrl.core.errors import ConfigError, LlmrlError
+from llmrl.experiment.experiment import Experiment
+from llmrl.experiment.parts import build_parts
+
+ROOM = ("env=escape_room", "principal=llm")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("seed=-1",), "seed=-1: a whole number >= 0"),
+        (("seed=abc",), "seed='abc': a whole number >= 0"),
+        (("env=taxi", "agent=llm_player", "play.episodes=0"), "play.episodes=0: input should be greater than 0"),
+        (("env=escape_room", "env.n_envs=many"), "env.n_envs='many': input should be a valid integer"),
+        ((*ROOM, "llm=gpt4o"), "OPENAI_API_KEY"),
+        ((*ROOM, "llm=local_chat", "llm.model=/nope"), "/nope"),
+        ((*ROOM, "llm=openai_compatible", "llm.base_url=http://127.0.0.1:9/v1"), "no answer from the chat server"),
+    ],
+)
+def test_checked_before(tmp_path, monkeypatch, overrides, message):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    overrides = (*overrides, f"output_root={tmp_path / 'outputs'}")
+    with pytest.raises(LlmrlError) as caught:
+        Experiment(compose(*overrides), overrides).check()
+    assert message in str(caught.value) and not list(tmp_path.rglob("s[0-9]*"))
+
+
+def test_a_plan_needs_no_key(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    overrides = (*ROOM, "llm=gpt4o", f"output_root={tmp_path}", "dry_run=true")
+    Experiment(compose(*overrides), overrides).check()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [(("seed=-1", "llm.model=/nope"), "seed=-1: a whole"), (("llm.model=/nope",), "/nope")],
+)
+def test_checked_before_training(tmp_path, overrides, message):
+    pytest.importorskip("trl")
+    overrides = (*overrides, f"output_root={tmp_path}")
+    with pytest.raises(LlmrlError, match=message):
+        Experiment(compose(*overrides, primary="finetune"), overrides).check()
+
+
+def test_the_command_leaves_no_folder(tmp_path):
+    done = commands.run(
+        [sys.executable, "-m", "llmrl.cli.train", "env=escape_room", "seed=abc"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1 and "llmrl-train: seed='abc'" in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["local_chat", "local_scorer_seq2seq", "local_scorer_causal"])
+def test_a_model_that_is_not_there_is_checked_without_an_environment(capsys, option):
+    with pytest.raises(SystemExit):
+        main(["check", f"llm={option}", "llm.model=/nope"])
+    assert "/nope" in capsys.readouterr().err
+
+
+def test_a_principal_without_a_mechanism_is_told_what_it_can_search():
+    with pytest.raises(ConfigError, match=r"agent=linear, mlp_policy, projection, tabular; or env=cleanup"):
+        build_parts(compose("env=cartpole", "env.n_envs=1", "principal=cmaes"), None)
+    with pytest.raises(ConfigError, match=r"use env=cleanup") as caught:
+        build_parts(compose("env=cartpole", "env.n_envs=1", "principal=dual_rl"), None)
+    assert "agent=" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [
+        ("env=taxii", "env has no option 'taxii'. Did you mean taxi"),
+        ("agent=foo", "agent has no option 'foo'; it has: bc, bot, cleanup_society, drrn"),
+        ("agent=ppo,linea", "agent has no option 'linea'. Did you mean linear?"),
+        ("transfer=[nim,mze]", "transfer has no option 'mze'. Did you mean maze?"),
+        ("experiment=zero_shot/taxxi", "Did you mean zero_shot/taxi"),
+        ("experiment=zero_shot/foo", "it has: zero_shot/"),
+        ("experiment=goto_red_bal", "Did you mean grounding/goto_red_ball"),
+        ("treatment=prop", "Did you mean props"),
+        ("experiment=xyz", "it has: grounding/..., legislative/..., regimes/..., search/..., teacher/..., zero_shot/"),
+    ],
+)
+def test_a_mistyped_option_is_guessed(argument, hint):
+    said = missing_option(["seed=1", argument])
+    assert said is not None and hint in said and "parts" not in said and "numbers" not in said
+
+
+def test_options_that_are_there_are_not_complained_of(tmp_path):
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "mine.yaml").write_text("")
+    there = [
+        "env=mine,taxi",
+        "experiment=zero_shot/taxi",
+        "experiment=null",
+        "transfer=[]",
+        "principal=choice(ucb,llm)",
+    ]
+    assert missing_option([*there, "--config-dir", str(tmp_path)]) is None
+    assert missing_option(["env=mine"]) is not None

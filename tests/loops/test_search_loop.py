@@ -1,0 +1,365 @@
+"""Runs of policy search: what is played, what is told, what is written down, and that a run goes on exactly."""
+
+import json
+import multiprocessing
+import random
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from experiments import comparable_metrics, compose, only_run_folder, run, search_in, silent_run
+from llmrl.agents.search_agent import LinearAgent
+from llmrl.cli.evaluate import evaluate, parser
+from llmrl.core.errors import BudgetExhausted, ConfigError
+from llmrl.core.seeding import Seeds
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts
+from llmrl.experiment.plan import plan
+from llmrl.llms.ledger import FILE_NAME as LEDGER
+from llmrl.llms.ledger import read_calls
+from llmrl.loops.loop_parts import LoopParts
+from llmrl.loops.play import PlayLoop
+from llmrl.loops.search import SearchLoop
+from llmrl.loops.search_settings import SearchSettings, warmup_vectors
+from llmrl.principals.random_ import RandomPrincipal
+from llmrl.run.content import saved_state
+from llmrl.run.proposals import FILE_NAME, read_proposals
+from policies import LAKE, POLE
+from societies import toy
+
+SMALL = ("env=cartpole", "agent=linear", "env.horizon=60", "search.episodes=4", "search.evaluate_episodes=10")
+
+
+def searched(tmp_path, *overrides):
+    """A small search; its result, folder, rows of metrics and proposals."""
+    result = run(*SMALL, f"output_root={tmp_path}", *overrides)
+    folder = only_run_folder(tmp_path)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return result, folder, rows, read_proposals(folder)
+
+
+def pooled(proposals):
+    """Mean return of all episodes of each vector; those of equal proposals of an iteration are the same episodes."""
+    episodes = {}
+    for p in proposals:
+        episodes.setdefault(tuple(p["vector"]), {})[p["iteration"]] = p["returns"]
+    return {vector: np.mean([x for own in each.values() for x in own]) for vector, each in episodes.items()}
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+class TestRun:
+    @pytest.fixture(scope="class")
+    def small(self, tmp_path_factory):
+        root = tmp_path_factory.mktemp("search")
+        overrides = ("principal=cem", "search.iterations=9", "search.candidates=3", "search.evaluate_every=4")
+        return searched(root, *overrides)
+
+    def test_every_proposal_is_written_down(self, small):
+        _, _, _, proposals = small
+        assert [(p["iteration"], p["candidate"]) for p in proposals] == [(i, k) for i in range(1, 10) for k in range(3)]
+        space = LinearAgent(replace(POLE, observation=compose_spec().observation)).controller.space
+        for p in proposals:
+            vector = space.check(p["vector"])
+            assert np.array_equal(vector, space.rounded(vector))
+            assert p["return"] == pytest.approx(np.mean(p["returns"])) and len(p["returns"]) == 4
+
+    def test_what_is_logged_is_what_was_played(self, small):
+        _, folder, rows, proposals = small
+        told = [row for row in rows if row["kind"] == "proposal"]
+        assert [row["iterations"] for row in told] == list(range(1, 10)) and told[0]["x"] == "proposals"
+        for i, row in enumerate(told):
+            own = [p["return"] for p in proposals if p["iteration"] == i + 1]
+            best = max(pooled([p for p in proposals if p["iteration"] <= i + 1]).values())
+            assert row["search/return"] == pytest.approx(np.mean(own))
+            assert row["search/best_of_iteration"] == max(own) and row["search/best_return"] == pytest.approx(best)
+            assert row["episodes"] == 12 * (i + 1) and row["proposals"] == 3 * (i + 1)
+        # CartPole pays 1 a step.
+        assert told[-1]["env_steps"] == sum(sum(p["returns"]) for p in proposals)
+        # And so are the episodes of the race, which come after the last iteration.
+        races = [row for row in rows if row["kind"] == "race"]
+        assert 1 <= len(races) <= 3 and all(row["x"] == "episodes" and row["iterations"] == 9 for row in races)
+        assert [row["episodes"] for row in races] == sorted({row["episodes"] for row in races})
+        assert summary(folder)["env_steps"] == rows[-1]["env_steps"] > told[-1]["env_steps"]
+
+    def test_the_best_is_played_again_on_other_seeds(self, small):
+        result, folder, rows, proposals = small
+        measured = [row for row in rows if row["kind"] == "evaluation"]
+        assert [(row["iterations"], row["proposals"]) for row in measured] == [(4, 12), (8, 24), (9, 27)]
+        found = summary(folder)
+        assert result == found["incumbent_return"] == measured[-1]["search/incumbent_return"]
+        assert found["highest_return"] == max(p["return"] for p in proposals)
+        assert found["best_return"] == pytest.approx(max(pooled(proposals).values()))
+        best = tuple(found["best"]["vector"])
+        assert found["best"]["return"] == pytest.approx(pooled(proposals)[best])
+        assert found["best"]["iteration"] == next(p["iteration"] for p in proposals if tuple(p["vector"]) == best)
+        assert found["incumbent_standard_error"] >= 0 and 0 <= found["incumbent_success"] <= 1
+
+    def test_summaries(self, small):
+        _, folder, rows, _ = small
+        means = [row["search/return"] for row in rows if "search/return" in row]
+        bests = [row["search/best_return"] for row in rows if "search/best_return" in row]
+        found = summary(folder)
+        assert found["area"] == pytest.approx(np.mean(means)) and found["area_of_best"] == pytest.approx(np.mean(bests))
+        assert found["final_return"] == means[-1] and found["episodes"] == 108 + found["race_episodes"]
+
+    def test_the_run_s_policy_can_be_evaluated(self, small):
+        _, folder, _, _ = small
+        results = evaluate(parser().parse_args([str(folder), "--episodes", "40", "--seed", "5"]))
+        played = np.mean(results["per_episode"]["return per agent"])
+        found = summary(folder)
+        assert played == pytest.approx(found["incumbent_return"], abs=6 * found["incumbent_standard_error"] + 1)
+        assert saved_state(folder)[1]["agents"][0]["parameters"].tolist() == found["best"]["vector"]
+
+
+def compose_spec():
+    parts = built("principal=random")
+    try:
+        return parts.env.spec
+    finally:
+        parts.close()
+
+
+def built(*overrides):
+    config = compose(*SMALL, *overrides)
+    return build_parts(config, build_llm(config, None, check=False))
+
+
+class TestSeeds:
+    FIXED = ("principal=fixed", f"principal.values={[0.1] * 10}", "search.iterations=3", "search.candidates=2")
+
+    def test_proposals_of_an_iteration_meet_the_same_games(self, tmp_path):
+        *_, proposals = searched(tmp_path, *self.FIXED)
+        returns = [p["returns"] for p in proposals]
+        assert returns[0] == returns[1] and returns[2] == returns[3] and returns[0] != returns[2]
+
+    def test_or_those_of_all_iterations(self, tmp_path):
+        *_, proposals = searched(tmp_path, *self.FIXED, "search.episode_seeds=common")
+        assert len({tuple(p["returns"]) for p in proposals}) == 1
+
+    def test_another_run_seed_is_another_draw(self, tmp_path):
+        a = searched(tmp_path / "a", *self.FIXED)[3]
+        b = searched(tmp_path / "b", *self.FIXED, "seed=1")[3]
+        assert a[0]["returns"] != b[0]["returns"]
+
+
+class TestWarmup:
+    def test_is_told_first_and_counted(self, tmp_path):
+        overrides = (
+            "principal=llm",
+            "llm=scripted",
+            "search.iterations=4",
+            "search.warmup=5",
+            "search.warmup_episodes=1",
+            "search.race=0",
+        )
+        _, folder, rows, proposals = searched(tmp_path, *overrides, "search.warmup_draw=normal3_round1")
+        first = [p for p in proposals if p["iteration"] == 0]
+        assert len(first) == 5 and all(len(p["returns"]) == 1 and p["standard_error"] is None for p in first)
+        assert rows[0]["iterations"] == 0 and rows[0]["episodes"] == rows[0]["proposals"] == 5
+        assert summary(folder)["episodes"] == 5 + 4 * 4
+        prompt = next(read_calls(folder / LEDGER))["messages"][0]["content"]
+        assert prompt.count(" -> ") == 5 and "This is iteration 1 of 4." in prompt
+        # A single lucky episode is not taken for the best mean.
+        assert summary(folder)["highest_return"] == max(p["return"] for p in proposals if p["iteration"])
+        assert summary(folder)["best_return"] == max(p["return"] for p in proposals if p["iteration"])
+
+    def test_the_published_counts_of_episodes(self):
+        """20 random policies of one episode: 8,020; 21 judged like all others, and one wasted an iteration: 8,820."""
+        for treatment, episodes in (("props", 8020), ("props_main", 8820)):
+            config = compose(*search_in("cartpole", treatment), "llm=scripted")
+            parts = build_parts(config, build_llm(config, None, check=False))
+            try:
+                assert build_loop(config, parts).total_episodes == episodes
+            finally:
+                parts.close()
+
+    def test_the_wasted_episode_is_played_and_counted(self, tmp_path):
+        overrides = ("principal=random", "search.iterations=2", "search.extra_rollout=true", "search.race=0")
+        _, folder, rows, proposals = searched(tmp_path, *overrides)
+        assert summary(folder)["episodes"] == 2 * 5
+        assert rows[-1]["env_steps"] > sum(sum(p["returns"]) for p in proposals)
+
+    def test_draws(self):
+        space, rng = LinearAgent(POLE).controller.space, np.random.default_rng(0)
+        normal = warmup_vectors(space, "normal3_round1", 4000, rng)
+        assert np.array_equal(normal, normal.round(1)) and normal.std() == pytest.approx(3, abs=0.05)
+        assert np.abs(normal).max() > 6, "the published draw heeds no bounds"
+        uniform = warmup_vectors(space, "uniform3.5_round4", 4000, rng)
+        assert np.array_equal(uniform, uniform.round(4)) and 3.49 < np.abs(uniform).max() <= 3.5
+        table = warmup_vectors(toy_table(), "uniform", 6000, rng)
+        assert [np.mean(table == a) for a in (0, 1, 2)] == pytest.approx([1 / 3] * 3, abs=0.02)
+        with pytest.raises(ConfigError, match=r"search.warmup_draw=normal3_round1.*whole; use uniform"):
+            warmup_vectors(toy_table(), "normal3_round1", 1, rng)
+
+    @pytest.mark.parametrize("principal", ["cem", "ucb"])
+    def test_is_refused_where_it_could_not_be_learnt_from(self, principal):
+        parts = built(f"principal={principal}")
+        try:
+            with pytest.raises(ConfigError, match=r"search.warmup=3.*its own proposals; set search.warmup=0"):
+                build_loop(compose(*SMALL, f"principal={principal}", "search.warmup=3"), parts)
+        finally:
+            parts.close()
+
+
+def toy_table():
+    from llmrl.agents.search_agent import TabularAgent
+
+    return TabularAgent(LAKE).controller.space
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("principal=random",),
+        ("principal=fixed",),
+        ("principal=egreedy",),
+        ("principal=ucb",),
+        ("principal=thompson",),
+        ("principal=gp", "principal.initial=2"),
+        ("principal=cem", "principal.population=4"),
+        ("principal=cmaes", "principal.population=4"),
+        ("principal=llm", "principal.together=true"),
+        ("principal=random", "agent=mlp_policy"),
+        ("principal=random", "agent=projection"),
+    ],
+    ids=lambda overrides: ", ".join(overrides),
+)
+def test_every_principal_and_policy(tmp_path, overrides):
+    _, _, _, proposals = searched(tmp_path, *overrides, "search.iterations=3", "search.candidates=2")
+    assert len(proposals) == 6
+    principal = overrides[0].removeprefix("principal=")
+    if principal != "fixed":
+        assert len({tuple(p["vector"]) for p in proposals}) > 1
+
+
+@pytest.mark.parametrize("principal", ["random", "cem", "llm", "egreedy"])
+def test_tables_are_searched_in_whole_numbers(tmp_path, principal):
+    small = ("env=maze", "agent=tabular", "env.horizon=30", "search.episodes=1", "search.evaluate_episodes=1")
+    run(*small, f"principal={principal}", "search.iterations=6", "search.candidates=4", f"output_root={tmp_path}")
+    vectors = np.array([p["vector"] for p in read_proposals(only_run_folder(tmp_path))])
+    assert vectors.shape == (24, 9) and {*vectors.ravel()} == {0.0, 1.0, 2.0, 3.0}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("principal=dual_rl",), "DualRLPrincipal looks at .* cannot search .* use principal=cem, cmaes"),
+        (("principal=metagrad",), "MetaGradPrincipal looks at"),
+        (("principal=ucb", "agent=mlp_policy"), "numbers of multilayer perceptron.*choose a principal without a grid"),
+        (("principal=fixed", f"principal.values={[0.05] * 10}"), r"params\[0\]=0.05 has more decimals than 1"),
+        (("principal=egreedy", "principal.points=122", "agent=projection", "agent.rank=1"), "has only 121 values"),
+        (("principal=random", "env=escape_room", "~env.horizon"), "policy search plays whole episodes .*escape_room"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_played(overrides, message):
+    config = compose(*[x for x in SMALL if not x.startswith("env.") or "~env.horizon" not in overrides], *overrides)
+    with pytest.raises(ConfigError, match=message):
+        parts = build_parts(config, build_llm(config, None, check=False))
+        try:
+            build_loop(config, parts)
+        finally:
+            parts.close()
+
+
+def test_one_proposal_at_a_time():
+    class OneByOne(RandomPrincipal):
+        parallel = False
+
+    parts = built("principal=random")
+    principal = OneByOne(parts.agents[0].controller.space, Seeds(0))
+    try:
+        with pytest.raises(ConfigError, match=r"search.candidates=2: OneByOne proposes one vector at a time"):
+            SearchLoop(LoopParts(parts.env, parts.agents, Seeds(0), principal=principal), SearchSettings(1, 2, 1))
+    finally:
+        parts.close()
+
+
+@pytest.mark.parametrize("agent", ["linear", "tabular", "mlp_policy", "projection"])
+def test_a_policy_without_numbers_is_not_played(agent):
+    config = compose("env=frozen_lake" if agent == "tabular" else "env=cartpole", f"agent={agent}")
+    parts = build_parts(config, None)
+    try:
+        with pytest.raises(ConfigError, match=r"principal=none proposes none: choose principal=cmaes.*principal=fixed"):
+            build_loop(config, parts)
+        parts.agents[0].adopt(np.zeros(parts.agents[0].controller.space.dim))
+        assert isinstance(build_loop(config, parts), PlayLoop)
+    finally:
+        parts.close()
+
+
+def test_the_plan_tells_episodes_and_tokens():
+    config = compose(*search_in("cartpole", "props"), "llm=scripted")
+    parts = build_parts(config, build_llm(config, None, check=False))
+    try:
+        rows = dict(plan(config, parts, build_loop(config, parts)))
+    finally:
+        parts.close()
+    assert rows["episodes"] == "8,020, of at most 500 steps each" and rows["  parameters"] == "10 of a linear policy"
+    assert rows["LLM calls"] == "400, at most 2,400 with repairs"
+    assert 6e6 < int(rows["  prompt tokens"].removeprefix("about ").replace(",", "")) < 12e6
+
+
+class TestResume:
+    def test_a_run_out_of_budget_goes_on_where_it_stopped(self, tmp_path):
+        llm = ("principal=llm", "llm=scripted", "search.iterations=12", "search.warmup=3", "search.evaluate_every=5")
+        _, whole, _, proposals = searched(tmp_path / "whole", *llm)
+        overrides = (*SMALL, *llm, f"output_root={tmp_path / 'parts'}")
+        for calls in (4, 9):
+            with pytest.raises(BudgetExhausted):
+                run(*overrides, f"llm.budget.calls={calls}")
+        run(*overrides)
+        resumed = only_run_folder(tmp_path / "parts")
+        assert [p | {} for p in read_proposals(resumed)] == proposals
+        assert _comparable(resumed) == _comparable(whole)
+
+    @pytest.mark.slow
+    def test_killed_and_resumed_it_ends_with_the_same_numbers(self, tmp_path):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "llmrl.experiment.parts", "llmrl.loops.search", "experiments"])
+        overrides = (
+            *SMALL,
+            "principal=cem",
+            "principal.population=4",
+            "search.iterations=150",
+            "checkpoint_seconds=0",
+        )
+        rng, attempts = random.Random(0), 0
+
+        def child(root):
+            process = context.Process(target=silent_run, args=(*overrides, f"output_root={root}"))
+            process.start()
+            return process
+
+        started = time.monotonic()
+        child(tmp_path / "whole").join()
+        duration = time.monotonic() - started
+        for _ in range(2):
+            process = child(tmp_path / "killed")
+            process.join(timeout=duration * (0.2 + 0.3 * rng.random()))
+            attempts += process.is_alive()
+            process.kill()
+            process.join()
+        assert attempts >= 1, "most kills came after the end: the run is too short to test anything"
+        child(tmp_path / "killed").join()
+        whole, killed = (only_run_folder(tmp_path / name) for name in ("whole", "killed"))
+        assert comparable_metrics(whole) == comparable_metrics(killed)
+        assert (whole / FILE_NAME).read_bytes() == (killed / FILE_NAME).read_bytes()
+        assert summary(whole) == summary(killed)
+
+
+def _comparable(folder):
+    """Rows without what was paid, which a resumed run finds in its cache."""
+    return [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in comparable_metrics(folder)]
+
+
+def test_a_mechanism_s_principal_is_as_before():
+    """A space without decimals is not rounded."""
+    space = toy().proposals
+    vectors = RandomPrincipal(space, Seeds(3)).ask(n=4)
+    drawn = Seeds(3).numpy("principal").uniform(space.low, space.high, (4, 2))
+    assert np.array_equal(vectors, drawn)

@@ -1,0 +1,167 @@
+"""CMA-ES and the cross-entropy method solve what linear policies can solve; all treatments build and run."""
+
+from pathlib import Path
+
+import gymnasium
+import llmrl.conf
+import numpy as np
+import pytest
+
+from experiments import compose, only_run_folder, run, search_in
+from llmrl.envs.gym import tasks
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts, check_values
+from llmrl.loops.search import SearchLoop
+from llmrl.run.proposals import read_proposals
+
+pytestmark = pytest.mark.slow
+
+TASKS = {
+    "mountain_car_continuous": ("MountainCarContinuous-v0", 3, 100, 1.0, {"warmup": 0}),
+    "inverted_pendulum": ("InvertedPendulum-v5", 5, 1000, 1.0, {}),
+    "inverted_double_pendulum": ("InvertedDoublePendulum-v5", 10, 10000, 0.1, {}),
+    "reacher": ("Reacher-v5", 22, -5, 0.1, {"warmup": 100}),
+    "swimmer": ("Swimmer-v5", 18, 250, 0.1, {"iterations": 395, "warmup": 100}),
+    "hopper": ("Hopper-v5", 36, 1000, 0.1, {"iterations": 395, "warmup": 100}),
+    "walker2d": ("Walker2d-v5", 108, 7000, 0.1, {}),
+    "frozen_lake": ("FrozenLake-v1", 16, 1, None, {"iterations": 100, "warmup": 0}),
+    "cliff_walking": ("CliffWalking-v1", 48, -15, None, {"iterations": 100, "warmup": 0, "optimum": -50}),
+    "maze": ("llmrl/Maze-v0", 9, 1, None, {"warmup": 0, "episodes": 1, "optimum": 0.9, "horizon": 20}),
+    "nim": ("llmrl/Nim-v0", 11, 1, None, {"warmup": 0, "takes": [1, 2, 3]}),
+    "mountain_car": ("MountainCar-v0", 9, -120, 1.0, {"iterations": 100, "warmup": 0}),
+    "navigation": ("llmrl/Navigation-v0", 18, 2500, 1.0, {"iterations": 100, "optimum": 4000}),
+    "pong": ("llmrl/Pong-v0", 18, 3, 1.0, {}),
+    "cartpole": ("CartPole-v1", 10, 500, 1.0, {}),
+}
+"""The fifteen published tasks: id, parameters of the policy, the optimum that is told, the step size that is told, and
+what is otherwise in ProPS+."""
+CAPS = {"frozen_lake": 100, "cliff_walking": 100, "maze": 100, "mountain_car": 200}
+"""Steps of an episode, where they are published."""
+TABLES = ("frozen_lake", "cliff_walking", "maze", "nim")
+NUMBERS = {name: published[1] for name, published in TASKS.items()}
+MUJOCO = ("inverted_pendulum", "inverted_double_pendulum", "reacher", "swimmer", "hopper", "walker2d")
+
+
+def task(name):
+    if name in MUJOCO:
+        pytest.importorskip("mujoco")
+    return name
+
+
+FREE = ("agent.bias=false", "agent.bound=30")
+
+
+@pytest.mark.parametrize(
+    ("env", "principal", "settings", "least"),
+    [
+        ("cartpole", "cmaes", (25, 24, 3), 475.0),
+        # In seed 1 it ends on a lesser hill, of about 400.
+        ("cartpole", "cem", (15, 64, 4), 425.0),
+        # With a bias and weights in ±6, as published, few places are near the top; the rest of the way takes longer.
+        ("mountain_car_continuous", "cmaes", (15, 32, 2), 75.0),
+        # Without a bias and with larger weights the hill to the flag is found at once.
+        ("mountain_car_continuous", "cmaes", (12, 16, 3, *FREE), 90.0),
+        ("mountain_car_continuous", "cem", (12, 16, 3, *FREE), 90.0),
+    ],
+)
+def test_solved(tmp_path, env, principal, settings, least):
+    """On unseen seeds, mean over the first two seeds of runs: what Gymnasium calls solved (475 and 90), or near it."""
+    iterations, candidates, episodes, *others = settings
+    budget = (f"search.iterations={iterations}", f"search.candidates={candidates}", f"search.episodes={episodes}")
+    overrides = (*search_in(env), f"principal={principal}", *budget, *others)
+    measured = ("search.evaluate_every=0", "search.evaluate_episodes=40", f"output_root={tmp_path}")
+    assert np.mean([run(*overrides, *measured, f"seed={seed}") for seed in range(2)]) >= least
+
+
+def test_every_task_has_its_published_settings():
+    folder = Path(llmrl.conf.__file__).parent / "treatment" / "numbers"
+    for treatment in ("props", "props_plus"):
+        assert {path.stem for path in (folder / treatment).glob("*.yaml")} == set(TASKS)
+
+
+def kind_of(name):
+    """Which of the two published ways the scripted searcher goes in `test_the_scripted_searcher_runs_every_task`."""
+    return "props" if list(NUMBERS).index(name) % 2 else "props_plus"
+
+
+OTHERS = [(name, "props_plus" if kind_of(name) == "props" else "props") for name in NUMBERS]
+
+
+@pytest.mark.parametrize(("name", "treatment"), [*OTHERS, ("cartpole", "short_history"), ("cartpole", "props_main")])
+def test_treatments_build(name, treatment):
+    """Those that are not run below."""
+    task(name)
+    config = compose(*search_in(name, treatment), "llm=scripted", "env.n_envs=1")
+    check_values(config)
+    parts = build_parts(config, build_llm(config, None, check=False))
+    try:
+        loop = build_loop(config, parts)
+        assert isinstance(loop, SearchLoop) and loop.space.dim == NUMBERS[name]
+        assert loop.plan()
+    finally:
+        parts.close()
+
+
+@pytest.mark.parametrize("kind", ["props", "props_plus"])
+@pytest.mark.parametrize("name", TASKS)
+def test_published_settings(name, kind):
+    config = compose(*search_in(name, kind))
+    env, search, principal, agent = (config[group] for group in ("env", "search", "principal", "agent"))
+    id_, _, optimum, step_size, otherwise = TASKS[name]
+    told = {"iterations": 400, "episodes": 20, "warmup": 20, "optimum": optimum, "takes": [0, 1, 2]}
+    told |= otherwise if kind == "props_plus" else {}
+    assert {key: search[key] for key in ("iterations", "episodes", "warmup")} == {
+        key: told[key] for key in ("iterations", "episodes", "warmup")
+    }
+    assert search["warmup_episodes"] == search["candidates"] == 1 and search["extra_rollout"] is False
+    assert search["warmup_draw"] == ("uniform" if name in TABLES else "normal3_round1")
+    tasks.register()
+    assert env["id"] == id_
+    assert (env["horizon"] or gymnasium.spec(id_).max_episode_steps) == told.get(
+        "horizon", CAPS.get(name, gymnasium.spec(id_).max_episode_steps)
+    )
+    if name == "nim":
+        assert env["kwargs"]["takes"] == told["takes"]
+    if name in ("frozen_lake", "cliff_walking"):
+        assert {**gymnasium.spec(id_).kwargs, "is_slippery": True, **env["kwargs"]}["is_slippery"] is True
+    assert (principal["optimum"], principal["step_size"]) == (told["optimum"], step_size)
+    assert principal["prompt"] == ("numeric" if kind == "props" else "described")
+    assert (principal["count_from"], principal["told_iterations"]) == (0, 400)
+    assert (principal["history"], principal["rows"], principal["reply"]) == ("all", "named", "lines")
+    assert (principal["out_of_range"], principal["duplicates"]) == ("accept", "accept")
+    assert (principal["repair_turns"], principal["fallback"]) == (5, "stop")
+    if name in TABLES:
+        assert (agent["entries"], agent["actions"]) == ("actions", None)
+    else:
+        assert (agent["bias"], agent["bound"], agent["decimals"], agent["output"]) == (True, 6.0, 1, "raw")
+        assert agent["clip_actions"] is (name not in (*MUJOCO, "mountain_car_continuous"))
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_scripted_searcher_runs_every_task(tmp_path, name):
+    """End to end, as published, in little: numbers only in odd tasks and with the game in words in even ones."""
+    task(name)
+    small = ("search.iterations=3", "search.episodes=2", "search.evaluate_episodes=2", "env.horizon=30", "env.n_envs=1")
+    overrides = (
+        *search_in(name, kind_of(name)),
+        "llm=scripted",
+        *small,
+        "search.warmup=2",
+        "hardware.cores=1",
+    )
+    run(*overrides, f"output_root={tmp_path}")
+    folder = only_run_folder(tmp_path)
+    proposals = [p for p in read_proposals(folder) if p["iteration"]]
+    assert len(proposals) == 3 and {len(p["vector"]) for p in proposals} == {NUMBERS[name]}
+    assert all("By rule" in p["reasoning"] for p in proposals)
+    assert '"llm": "scripted (not a language model)"' in (folder / "status.json").read_text()
+
+
+@pytest.mark.parametrize(("name", "optimum", "budget"), [("maze", 1 - 3 * 0.1 / 9, (80, 1)), ("nim", 1.0, (40, 20))])
+def test_the_scripted_searcher_finds_the_best_table(tmp_path, name, optimum, budget):
+    """A hill climber that reads nothing but prompts with numbers only. (The maze is no hill: all tables but one in 256
+    return the same.)"""
+    searched = [f"search.{key}={n}" for key, n in zip(("iterations", "episodes"), budget, strict=True)]
+    asked = ("principal=llm", "llm=scripted", "principal.prompt=numeric", "principal.together=true")
+    overrides = (*search_in(name), *asked, *searched, "search.candidates=8", "search.evaluate_every=0")
+    assert run(*overrides, f"output_root={tmp_path}") == pytest.approx(optimum)

@@ -1,0 +1,388 @@
+"""principal=llm with the parameters of a policy: what it asks, what it accepts, what it costs."""
+
+import os
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import compose, search_in
+from fake_openai_server import FakeOpenAIServer
+from llmrl.agents.search_agent import LinearAgent, MLPAgent, TabularAgent
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.spaces import Channel
+from llmrl.llms.client import ChatClient
+from llmrl.llms.provider import estimate_tokens
+from llmrl.llms.structured import InvalidReply
+from llmrl.principals.llm import llm_principal
+from llmrl.principals.llm_search import LLMSearch
+from models import Echo, connected, scripted
+from policies import ARM, LAKE, POLE, returned, searcher
+from societies import toy
+
+TEN = replace(POLE, observation={"vector": Channel((4,), "float32")})
+"""A game like CartPole: a linear policy has ten numbers."""
+GOLDEN = Path(__file__).parent / "golden"
+PUBLISHED = {"rows": "named", "reply": "lines", "count_from": 0, "told_iterations": 400}
+
+
+def told(principal, n=3, per_iteration=1):
+    """After `n` iterations of `per_iteration` proposals, with returns 10, 20, ..."""
+    rng = np.random.default_rng(len(principal.history.records))
+    for i in range(n):
+        drawn = rng.normal(0, 3, (per_iteration, principal.space.dim))
+        vectors = principal.space.rounded(drawn)
+        principal.tell([returned(v, 10.0 * (i + 1) + k, length=7.0) for k, v in enumerate(vectors)])
+        principal.iteration += 1
+    return principal
+
+
+def reviewed(name, text):
+    """Compare with a golden file. LLMRL_UPDATE_GOLDEN=1 rewrites it after a deliberate change; then read the diff."""
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("LLMRL_UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+class TestPrompt:
+    @pytest.mark.parametrize(
+        ("name", "make"),
+        [
+            ("described", lambda: searcher(step_size=1.0, optimum=200.0)),
+            ("described_numbers", lambda: searcher(ARM, MLPAgent(ARM, hidden=(3,)), observations=True)),
+            ("described_table", lambda: searcher(LAKE, optimum=0.74)),
+            ("numeric", lambda: searcher(prompt="numeric", step_size=0.5, duplicates="accept")),
+            ("numeric_published", lambda: searcher(prompt="numeric", optimum=500.0, step_size=1.0, **PUBLISHED)),
+            ("numeric_table", lambda: searcher(LAKE, prompt="numeric", **PUBLISHED)),
+        ],
+    )
+    def test_is_as_reviewed(self, name, make):
+        principal = make()
+        principal.expect(100, 20)
+        reviewed(name, told(principal).question(None).text)
+
+    def test_of_several_in_a_reply_and_in_several_questions(self):
+        together, apart = searcher(together=True), searcher(prompt="numeric", reply="lines")
+        reviewed("together", told(together, 1, 3).question(None, 1, 3).text)
+        reviewed("second_of_three", told(apart, 1, 3).question(None, 2, 3).text)
+
+    def test_numbers_only_means_that(self):
+        text = searcher(prompt="numeric").question(None).text
+        for word in ("pole", "left", "cart", "policy", "reward", "episode", "angle", "weight"):
+            assert word not in text.lower()
+
+    def test_hints_are_shown_where_they_are_given_only(self):
+        bare = searcher().question(None).text
+        assert "highest value" not in bare and "change numbers by" not in bare
+        assert "highest value there can be is about -5." in searcher(optimum=-5.0).question(None).text
+        assert "change numbers by about 0.1 at a time" in searcher(step_size=0.1).question(None).text
+
+    def test_whole_numbers_have_no_step_and_no_signs(self):
+        text = searcher(LAKE, step_size=1.0).question(None).text
+        assert "Each is a whole number from 0 to 2." in text
+        assert "change numbers by" not in text and "negative" not in text
+
+    @pytest.mark.parametrize("prompt", ["numeric", "described"])
+    @pytest.mark.parametrize("rows", ["compact", "named"])
+    def test_its_beginning_stays_the_same_byte_for_byte(self, prompt, rows):
+        """With the whole history a prompt is the one before up to its last row, one more row, and the last lines."""
+        principal = searcher(prompt=prompt, rows=rows, step_size=1.0, optimum=9.0)
+        principal.expect(50, 20)
+        texts = [told(principal, 1).question(None).text for _ in range(12)]
+        for before, after in pairwise(texts):
+            fixed = before[: before.index("\n## Now\n")]
+            assert after.startswith(fixed) and len(after) - len(fixed) < 400
+
+    def test_only_the_last_lines_and_the_table_change_with_any_history(self):
+        principal = searcher(history="best_and_last", window=2, newest=2)
+        texts = [told(principal, 1).question(None).text for _ in range(9)]
+        assert len({text[: text.index("\n[")] for text in texts}) == 1
+
+    def test_iterations_are_counted_as_asked(self):
+        principal = searcher(count_from=0)
+        principal.expect(30, 5)
+        assert "This is iteration 0 of 30." in principal.question(None).text
+        assert "as the mean of 5 runs" in principal.question(None).text
+        principal.ask()
+        assert "This is iteration 1 of 30." in principal.question(None).text
+        assert "of 400." in searcher(told_iterations=400).question(None).text
+        assert "This is iteration 1." in searcher().question(None).text
+
+    def test_warm_up_vectors_are_no_iterations(self):
+        principal = searcher()
+        principal.tell([returned(np.full(8, 0.5 * i), i) for i in range(4)])
+        text = principal.question(None).text
+        assert "Tried so far: 4. This is iteration 1" in text and text.count(" -> ") == 4
+
+    def test_best_and_last(self):
+        principal = searcher(history="best_and_last", window=2, newest=3)
+        for value in (5, 90, 3, 80, 4, 70, 1, 2, 6):
+            principal.tell([returned(np.full(8, value / 100), value)])
+        text = principal.question(None).text
+        assert [float(line.split("-> ")[1]) for line in text.splitlines() if " -> " in line] == [90, 80, 1, 2, 6]
+        assert "Shown are the 3 newest proposals and the 2 best of the others." in text
+
+    def test_what_was_measured_is_shown_if_wanted(self):
+        line = "-> 10.00 (standard error 1.32, length 7)"
+        assert line in told(searcher(observations=True), 1).question(None).text
+        assert "length" not in told(searcher(prompt="numeric"), 1).question(None).text
+
+    def test_the_schema_holds_the_numbers(self):
+        assert searcher().asker.schema["required"] == ["reasoning", "params"]
+        assert searcher(reply="lines").asker.schema is None
+
+    def test_a_policy_without_words_is_told_number_by_number(self):
+        class Plain:
+            channel, space = "vector", LinearAgent(POLE).controller.space
+
+            def act(self, observation, parameters):
+                raise NotImplementedError
+
+        text = llm_principal(POLE, scripted(), controller=Plain()).question(None).text
+        assert "- params[1]: weight of position on 1 (right)" in text
+
+    def test_a_user_s_prompt(self, tmp_path):
+        (tmp_path / "search").mkdir()
+        (tmp_path / "search" / "mine.j2").write_text(
+            '{% extends "ours/numeric.j2" %}{% block task %}Guess!{% endblock %}'
+        )
+        text = searcher(prompt_folder=tmp_path, prompt="mine").question(None).text
+        assert text.startswith("Guess!") and "8 numbers, called params[0]" in text
+
+
+class TestReplies:
+    GOOD = '{"reasoning": "up", "params": [1, 2, 3, 4, 5, 6, -1, 0.5]}'
+
+    def ask(self, reply, n=1, **settings):
+        with FakeOpenAIServer(reply if callable(reply) else lambda messages: reply) as server:
+            principal = searcher(llm=connected(server), **settings)
+            vectors = principal.ask(None, n)
+        return principal, vectors, [request["messages"] for request in server.requests]
+
+    def test_valid_at_once(self):
+        principal, vectors, _ = self.ask(self.GOOD)
+        assert vectors.tolist() == [[1, 2, 3, 4, 5, 6, -1, 0.5]] and principal.reasons == ["up"]
+
+    def test_a_repair_turn_shows_the_failed_answer_and_the_fault(self):
+        bad = "params[0]: 1; params[1]: 2"
+        principal, _, (first, second) = self.ask(lambda m: bad if len(m) == 1 else self.GOOD)
+        assert second[0] == first[0] and second[1] == {"role": "assistant", "content": bad}
+        assert "params[2], params[3]" in second[2]["content"] and "from -6 to 6" in second[2]["content"]
+        assert principal.asker.counters["invalid_replies"] == principal.asker.counters["repairs"] == 1
+
+    def test_decimals_are_rounded(self):
+        _, vectors, _ = self.ask("[1.04, 2.06, 0, 0, 0, 0, -0.04, 0]")
+        assert vectors.tolist() == [[1.0, 2.1, 0, 0, 0, 0, 0, 0]] and not np.signbit(vectors).any()
+
+    @pytest.mark.parametrize(
+        ("how", "first", "invalid", "moved"), [("reask", 0.0, 2, 0), ("clamp", 6.0, 0, 2), ("accept", 9.3, 0, 0)]
+    )
+    def test_numbers_out_of_bounds(self, how, first, invalid, moved):
+        reply = "[9.26, -7, 0, 0, 0, 0, 0, 0]"
+        principal, vectors, _ = self.ask(reply, out_of_range=how)
+        metrics = principal.tell([returned(vectors[0], 1.0)])
+        assert vectors[0, 0] == first and metrics["llm/invalid_replies"] == invalid
+        assert metrics["llm/moved_numbers"] == moved
+
+    def test_what_was_tried_is_not_accepted_again(self):
+        principal, vectors, _ = self.ask(self.GOOD)
+        principal.tell([returned(vectors[0], 1.0)])
+        with pytest.raises(InvalidReply, match="these numbers were proposed already"):
+            principal.parse(self.GOOD)
+        lenient = searcher(duplicates="accept")
+        lenient.tell([returned(vectors[0], 1.0)])
+        assert lenient.parse(self.GOOD).tolist() == vectors[0].tolist()
+
+    def test_not_even_if_rounding_makes_it_the_same(self):
+        principal = searcher()
+        principal.tell([returned([1, 2, 3, 4, 5, 6, -1, 0.5], 1.0)])
+        with pytest.raises(InvalidReply, match="already"):
+            principal.parse("[1.01, 2.01, 3, 4, 5, 6, -1, 0.5]")
+
+    def test_repetitions_are_counted(self):
+        principal, vectors, _ = self.ask("no")
+        assert principal.tell([returned(vectors[0], 1.0)])["llm/repeated_proposals"] == 0
+        with FakeOpenAIServer(lambda messages: "no") as server:
+            principal.llm = principal.asker.llm = connected(server)
+            vectors = principal.ask()
+        metrics = principal.tell([returned(vectors[0], 1.0)])
+        assert metrics["llm/repeated_proposals"] == 1 and metrics["llm/fallbacks"] == 2
+
+    def test_so_are_equal_proposals_of_one_step(self):
+        with FakeOpenAIServer(lambda messages: '{"params": [1, 2, 3, 4, 5, 6, 1, 2]}') as server:
+            principal = searcher(llm=connected(server), duplicates="accept")
+            principal.ask(n=3)
+        assert principal.counters["repeated_proposals"] == 2
+
+    def test_luck_in_one_episode_is_not_proposed_again(self):
+        with FakeOpenAIServer(lambda messages: "no") as server:
+            principal = searcher(llm=connected(server))
+            for x, value, n in ((0.1, 9.0, 1), (0.2, 3.0, 20), (0.3, 2.0, 20)):
+                principal.tell([returned(np.full(8, x), value, n)])
+            assert principal.ask().tolist() == [[0.2] * 8]
+
+    @pytest.mark.parametrize(("fallback", "value"), [("best", 0.2), ("last", 0.3)])
+    def test_what_is_proposed_without_a_valid_reply(self, fallback, value):
+        with FakeOpenAIServer(lambda messages: "no") as server:
+            principal = searcher(llm=connected(server), fallback=fallback)
+            assert principal.ask().tolist() == [[0.0] * 8]
+            for x, y in ((0.1, 1.0), (0.2, 3.0), (0.3, 2.0)):
+                principal.tell([returned(np.full(8, x), y)])
+            assert principal.ask().tolist() == [[value] * 8]
+
+    def test_the_run_can_be_stopped_instead(self):
+        with pytest.raises(LLMError, match=r"no valid reply for step 1.*principal.fallback=best"):
+            self.ask("no", fallback="stop")
+
+    def test_several_in_one_reply(self):
+        reply = '{"reasoning": "two", "proposals": [[1, 0, 0, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 0, 0, 0]]}'
+        principal, vectors, requests = self.ask(reply, 2, together=True)
+        assert vectors[:, 0].tolist() == [1, 2] and len(requests) == 1 and principal.reasons == ["two", "two"]
+        assert principal.asker.schema["required"] == ["reasoning", "proposals"]
+        alike = reply.replace("[2,", "[1,")
+        principal, vectors, requests = self.ask(alike, 2, together=True)
+        assert len(requests) == 2 and "list 2 was proposed already" in requests[1][2]["content"]
+        assert '"proposals"' in requests[1][2]["content"] and principal.asker.counters["fallbacks"] == 1
+
+    def test_several_questions(self):
+        def reply(messages):
+            k = int(messages[0]["content"].split("this is number ")[1][0])
+            return str([k, 0, 0, 0, 0, 0, 0, 0])
+
+        _, vectors, requests = self.ask(reply, 3)
+        assert vectors[:, 0].tolist() == [1, 2, 3] and len(requests) == 3
+
+    def test_integers(self):
+        with FakeOpenAIServer(lambda messages: "params[0]: 2, params[1]: 0, params[2]: 1, params[3]: 1") as server:
+            principal = searcher(LAKE, llm=connected(server), reply="lines")
+            assert principal.ask().tolist() == [[2, 0, 1, 1]]
+        with pytest.raises(InvalidReply, match=r"params\[1\]=3 is outside \[0, 2\]"):
+            principal.parse("[0, 3, 0, 0]")
+
+
+def test_a_part_of_the_history_takes_a_fifth_of_the_tokens():
+    """400 iterations after 20 random vectors: the best 20 and the last 10 as a treatment shows them, described, and all
+    under names as published. Prompts are rendered at every fortieth iteration, and grow evenly in between."""
+    moments, total = range(0, 401, 40), []
+    for treatment in ("short_history", "props"):
+        settings = {**compose(*search_in("cartpole", treatment))["principal"]}
+        assert settings.pop("_target_").endswith("llm_principal")
+        principal, tokens = searcher(TEN, LinearAgent(TEN), **settings), []
+        principal.expect(400, 20)
+        told(principal, 20)
+        for moment in moments:
+            tokens.append(estimate_tokens(principal.question(None).text))
+            told(principal, 40)
+            principal.iteration = moment + 40
+        total.append(np.interp(np.arange(400), moments, tokens).sum())
+    assert total[0] < total[1] / 5 and total[1] > 5e6
+
+
+@pytest.mark.parametrize("settings", [{}, {"together": True}, {"history": "best_and_last", "window": 3, "newest": 2}])
+def test_the_estimate_is_near_what_is_asked(settings):
+    """Calls are counted exactly, prompt tokens to a fifth; vectors of a warm-up stand in the prompts."""
+    principal = searcher(**settings)
+    principal.expect(12, 20)
+    estimate = principal.estimate(12, 2, known=5)
+    rng = np.random.default_rng(0)
+    principal.tell([returned(v, 1.0) for v in principal.space.rounded(rng.normal(0, 3, (5, 8)))])
+    for i in range(12):
+        principal.tell([returned(vector, 100.0 + i) for vector in principal.ask(None, 2)])
+    used = principal.llm.metrics()
+    assert estimate.calls == used["llm/calls"] == (12 if "together" in settings else 24)
+    assert estimate.prompt_tokens == pytest.approx(used["llm/prompt_tokens"], rel=0.2)
+    assert principal.estimate(12, 2, known=5) == estimate, "an estimate changes nothing"
+
+
+class TestSeveralMeasurements:
+    """The same vector thrice, 122, 152.2 and 148.6, and another one in between."""
+
+    def rows(self, **settings):
+        principal = searcher(**settings)
+        for x, value in ((0.1, 122.0), (0.2, 145.0), (0.1, 152.2), (0.1, 148.6)):
+            principal.tell([returned(np.full(8, x), value, 20)])
+        return [
+            line.split("-> ")[-1].split("f(params): ")[-1]
+            for line in principal.question(None).text.splitlines()
+            if line.startswith(("[0.", "params[0]: 0."))
+        ]
+
+    def test_are_one_row(self):
+        assert self.rows() == ["145.00", "140.93 (mean of 3 measurements)"]
+        assert self.rows(history="best", window=1) == ["145.00"]
+        assert self.rows(history="best_and_last", window=1, newest=1) == ["145.00", "140.93 (mean of 3 measurements)"]
+        [_, row] = self.rows(observations=True)
+        assert row.startswith("140.93 (mean of 3 measurements, standard error ")
+
+    def test_but_three_as_published(self):
+        settings = {**compose(*search_in("cartpole", "props"))["principal"]}
+        del settings["_target_"]
+        assert self.rows(**settings) == ["122.00", "145.00", "152.20", "148.60"]
+
+    @pytest.mark.parametrize("chosen", [("cartpole", "props"), ("cartpole", "props_main"), ("maze", "props_plus")])
+    def test_treatments_of_the_published_prompts_and_budget(self, chosen):
+        config = compose(*search_in(*chosen))
+        assert config["principal"]["measurements"] == "separate" and config["search"]["race"] == 0
+
+
+def test_a_restored_searcher_asks_the_same():
+    principal = told(searcher(), 4)
+    other = searcher()
+    other.load_state_dict(principal.state_dict())
+    assert other.question(None).text == principal.question(None).text and other.tried == principal.tried
+    assert np.array_equal(other.ask(), principal.ask())
+
+
+def test_too_long_a_history_is_cut_and_said():
+    model = Echo(max_tokens=50)
+    principal = told(searcher(llm=ChatClient(model)), 8)
+    model.context_window = model.count_tokens([{"content": principal.question(None).text}]) + 10
+    text = principal.question(None).text
+    assert text.count(" -> ") < 8 and "There is room for" in text.split("## Now")[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rows": "named"}, "principal.rows=named is for the parameters of a policy"),
+        ({"reply": "lines"}, "principal.reply=lines"),
+        ({"count_from": 0}, "principal.count_from=0"),
+        ({"told_iterations": 400}, "principal.told_iterations=400"),
+        ({"together": True}, "principal.together=True"),
+        ({"out_of_range": "accept"}, "principal.out_of_range=accept"),
+        ({"prompt": "numeric"}, "principal.prompt=numeric does not exist"),
+    ],
+)
+def test_what_is_of_policies_is_refused_for_mechanisms(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        llm_principal(toy(), scripted(), **settings)
+
+
+def test_what_is_of_both_works_for_mechanisms():
+    hinted = llm_principal(toy(), scripted(), step_size=0.5, optimum=10.0).question(None).text
+    assert "The highest payoff there can be is about 10;" in hinted and "change numbers by about 0.5." in hinted
+    with FakeOpenAIServer(lambda messages: '{"x0": 9, "x1": 2}') as server:
+        principal = llm_principal(toy(), connected(server), out_of_range="clamp", duplicates="reask")
+        assert principal.ask().tolist() == [[3.0, 2.0]] and principal.counters["moved_numbers"] == 1
+
+
+def test_prompts_of_mechanisms_are_none_of_policies():
+    with pytest.raises(ConfigError, match="prompt=cleanup is none for policy search; there are described, numeric"):
+        searcher(prompt="cleanup")
+    with pytest.raises(ConfigError, match="no mechanism"):
+        llm_principal(POLE, scripted())
+    assert isinstance(searcher(LAKE, TabularAgent(LAKE, entries="values")), LLMSearch)
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "warned"),
+    [(LAKE, {}, True), (LAKE, {"prompt": "numeric"}, False), (POLE, {}, False)],
+    ids=["described, no text", "numeric", "described, a text"],
+)
+def test_a_description_of_nothing_is_warned_of(spec, settings, warned, caplog):
+    searcher(spec, **settings)
+    assert ("nothing but its name is known: set env.text" in caplog.text) == warned

@@ -1,0 +1,128 @@
+"""The scripted searcher reads all it knows from the prompt, answers in its form, and gets somewhere."""
+
+import json
+
+import numpy as np
+import pytest
+
+from llmrl.agents.search_agent import LinearAgent
+from llmrl.core.spaces import Parameter, ParameterSpace
+from llmrl.llms.scripted import UnreadPromptError
+from llmrl.principals import scripted_search
+from llmrl.principals.reading import read_numbers
+from models import ask, scripted
+from policies import ARM, LAKE, POLE, returned, searcher
+
+FORMS = {
+    "json": {},
+    "lines": {"reply": "lines"},
+    "published": {"prompt": "numeric", "rows": "named", "reply": "lines", "count_from": 0, "duplicates": "accept"},
+    "together": {"together": True},
+    "lines together": {"together": True, "reply": "lines"},
+    "a part of the history": {"history": "best_and_last", "window": 4, "newest": 2},
+    "with a hint": {"step_size": 0.3},
+}
+
+
+def climb(principal, value, iterations, n=1):
+    """Values found, [iterations, n]."""
+    found = []
+    for _ in range(iterations):
+        vectors = principal.ask(None, n)
+        outcomes = [returned(vector, value(vector)) for vector in vectors]
+        principal.tell(outcomes)
+        found.append([outcome.value for outcome in outcomes])
+    assert (
+        principal.asker.counters == dict.fromkeys(("invalid_replies", "repairs", "fallbacks", "trimmed_prompts"), 0)
+        or principal.settings.history == "best_and_last"
+    )
+    return np.array(found)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_climbs_in_every_form(form):
+    """A hill at (2, 2, ...), 100 high, of which a uniform draw sees -10 on average."""
+    principal = searcher(**FORMS[form])
+    found = climb(principal, lambda v: 100 - float(((v - 2) ** 2).sum()), 20, 3)
+    assert found[-6:].mean() > 20 and found.max() > 60
+    assert all("By rule, not by thought" in reason for reason in principal.reasons)
+
+
+def test_tables():
+    best = np.array([2.0, 0.0, 1.0, 2.0])
+    found = climb(searcher(LAKE), lambda v: float((v == best).sum()), 25)
+    assert found.max() == 4
+
+
+def test_proposals_of_an_iteration_differ_and_are_the_same_for_the_same_past():
+    runs = []
+    for _ in range(2):
+        principal = searcher()
+        climb(principal, lambda v: float(v.sum()), 6, 5)
+        runs.append([tuple(record["vector"]) for record in principal.history.records])
+    assert runs[0] == runs[1] and len(set(runs[0])) == 30
+
+
+def test_it_knows_its_prompts_from_others():
+    for other in ("You are the principal of a society", "This is a connection test.", "3 numbers, called params[0]"):
+        with pytest.raises(UnreadPromptError):
+            scripted_search.reply([{"role": "user", "content": other}])
+
+
+def test_it_reads_ranges_that_differ():
+    class Mixed:
+        channel = "vector"
+        space = ParameterSpace(
+            "mixed", (Parameter("params[0]", 0.0, 3.0, "u", "a", 0), Parameter("params[1]", -0.5, 0.25, "u", "b", 2))
+        )
+
+    agent = LinearAgent(POLE)
+    agent.controller = Mixed()
+    principal = searcher(agent=agent)
+    assert "- params[1]: from -0.5 to 0.25, 2 digits after the point" in principal.question(None).text
+    for vector in np.concatenate([principal.ask() for _ in range(5)]):
+        assert np.array_equal(vector, Mixed.space.check(Mixed.space.rounded(vector)))
+
+
+def test_a_repair_turn_gets_another_answer():
+    question = {"role": "user", "content": searcher().question(None).text}
+    first = scripted_search.reply([question])
+    again = scripted_search.reply(
+        [question, {"role": "assistant", "content": first}, {"role": "user", "content": "no"}]
+    )
+    assert json.loads(first)["params"] != json.loads(again)["params"]
+    assert scripted_search.reply([question]) == first
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_spoilt_numbers_are_far_outside_in_every_form(form):
+    """All of them, of either sign, and nothing else: indices stay what they are."""
+    settings = FORMS[form]
+    n = 2 if settings.get("together") else 1
+    [reply] = scripted(out_of_range=1.0).chat([ask(searcher(**settings).question(None, 1, n).text, purpose="search")])
+    vectors = read_numbers(reply.text, n, 8, lines_first=True).vectors
+    assert vectors.shape == (n, 8) and (np.abs(vectors) >= 1e5).all()
+    assert (vectors > 0).any() and (vectors < 0).any()
+
+
+WAVES = {
+    "ackley": lambda x: (
+        -float(-20 * np.exp(-0.2 * np.sqrt(np.mean(x**2))) - np.exp(np.mean(np.cos(2 * np.pi * x))) + 20 + np.e)
+    ),
+    "rastrigin": lambda x: -float(np.sum(x**2 - 10 * np.cos(2 * np.pi * x) + 10)),
+    "parabola with a sine": lambda x: -float(np.mean(x**2 + 5 * np.sin(2 * x))),
+}
+"""Toy functions, upside down."""
+
+
+@pytest.mark.parametrize("name", WAVES)
+def test_known_functions_through_the_prompts(name):
+    """Two numbers from -6 to 6, numbers only: 30 questions for 4 bring it nearer the top than 99 of 100 places are."""
+    agent = LinearAgent(ARM, bias=False)
+    space = agent.controller.space
+    agent.controller.space = ParameterSpace(space.name, space.parameters[:2])
+    shift = np.array([0.7, -0.4])
+    principal = searcher(ARM, agent, prompt="numeric", together=True, step_size=1.0)
+    found = climb(principal, lambda v: WAVES[name](v - shift), 30, 4)
+    box = np.random.default_rng(0).uniform(-6, 6, (4000, 2))
+    assert found.max() > np.quantile([WAVES[name](v - shift) for v in box], 0.99)

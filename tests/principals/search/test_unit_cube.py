@@ -1,0 +1,149 @@
+"""Searches move in the unit cube; what is tried has the decimals that its space asks for."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from known_functions import PRINCIPALS
+from llmrl.core.errors import ConfigError
+from llmrl.core.records import Outcome
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Parameter, ParameterSpace
+from llmrl.core.unit_cube import counts, from_unit, to_unit
+from llmrl.principals.cem import CEMPrincipal
+from llmrl.principals.cmaes import CMAESPrincipal
+from llmrl.principals.egreedy import EpsilonGreedyPrincipal
+from llmrl.principals.fixed import FixedPrincipal
+from llmrl.principals.gp import GaussianProcessPrincipal
+from llmrl.principals.grid import ActionGrid, default_points
+from llmrl.principals.random_ import RandomPrincipal
+from societies import toy
+
+
+def space(*parameters):
+    """Numbers of (low, high, decimals)."""
+    return ParameterSpace(
+        "numbers", tuple(Parameter(f"x{i}", *p[:2], "u", "d", p[2]) for i, p in enumerate(parameters))
+    )
+
+
+MIXED = space((0.0, 3.0, 0), (-6.0, 6.0, 1), (-1.0, 1.0, None), (2.0, 2.0, 0))
+TABLE = space(*[(0.0, 3.0, 0)] * 6)
+
+
+@given(st.lists(st.floats(0, 1), min_size=4, max_size=4))
+def test_every_point_is_a_vector_and_every_vector_stands_for_its_point(point):
+    vector = from_unit(MIXED, np.array(point))
+    MIXED.check(vector)
+    assert np.array_equal(vector, MIXED.rounded(vector))
+    again = to_unit(MIXED, vector)
+    assert ((again >= 0) & (again <= 1)).all()
+    np.testing.assert_allclose(from_unit(MIXED, again), vector, atol=1e-12)
+    # What is rounded moves by half a step at most.
+    assert (np.abs(again - point)[:3] <= 0.5 / np.array([4, 121, np.inf]) + 1e-9).all()
+
+
+def test_values_are_equally_likely():
+    assert counts(MIXED).tolist() == [4, 121, np.inf, 1]
+    drawn = from_unit(MIXED, np.random.default_rng(0).random((40000, 4)))
+    assert np.bincount(drawn[:, 0].astype(int)) / 40000 == pytest.approx([0.25] * 4, abs=0.01)
+    edges = np.mean(np.abs(drawn[:, 1]) == 6.0)
+    assert edges == pytest.approx(2 / 121, abs=0.002)
+
+
+def test_spaces_without_decimals_are_as_before():
+    plain, points = toy(d=3).proposals, np.random.default_rng(0).random((50, 3))
+    expected = np.clip(plain.low + points * (plain.high - plain.low), plain.low, plain.high)
+    assert np.array_equal(from_unit(plain, points), expected)
+
+
+SEARCHES = {
+    "random": RandomPrincipal,
+    "cem": lambda s, seeds: CEMPrincipal(s, seeds, population=12),
+    "cmaes": lambda s, seeds: CMAESPrincipal(s, seeds, population=12),
+}
+
+
+def hamming(vector):
+    """How many of the numbers are right."""
+    return float(np.sum(vector == np.array([3, 0, 2, 1, 3, 0])))
+
+
+def search(principal, steps, n=4):
+    found = []
+    for _ in range(steps):
+        vectors = principal.ask(None, n)
+        assert np.array_equal(vectors, TABLE.check(TABLE.rounded(vectors)))
+        principal.tell([Outcome(v, hamming(v), np.array([hamming(v)])) for v in vectors])
+        found += [hamming(v) for v in vectors]
+    return found
+
+
+@pytest.mark.parametrize("name", ["cem", "cmaes"])
+def test_whole_numbers_are_found(name):
+    """By a search that learns where its candidates were drawn, beyond what as many random draws find."""
+    found = [search(SEARCHES[name](TABLE, Seeds(seed)), 60) for seed in range(4)]
+    chance = [search(RandomPrincipal(TABLE, Seeds(seed)), 60) for seed in range(4)]
+    assert np.mean([np.mean(f[-40:]) for f in found]) > 4.5 > 2 > np.mean([np.mean(c[-40:]) for c in chance])
+
+
+def test_gp_proposes_whole_numbers():
+    assert max(search(GaussianProcessPrincipal(TABLE, Seeds(0), initial=8), 5, 2)) >= 2
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@settings(max_examples=5)
+@given(at=st.integers(0, 4))
+def test_a_search_of_whole_numbers_goes_on_after_a_resume(name, at):
+    """Asked and not yet told, it remembers where the candidates were drawn."""
+    trails = []
+    for resumed in (False, True):
+        principal, trail = SEARCHES[name](TABLE, Seeds(5)), []
+        for step in range(5):
+            vectors = principal.ask(None, 4)
+            if resumed and step == at:
+                principal, state = SEARCHES[name](TABLE, Seeds(5)), principal.state_dict()
+                principal.load_state_dict(state)
+            principal.tell([Outcome(v, hamming(v), np.array([hamming(v)])) for v in vectors])
+            trail.append(vectors.tolist())
+        trails.append(trail)
+    assert trails[0] == trails[1]
+
+
+class TestGrids:
+    def test_points_have_the_decimals_of_the_space(self):
+        grid = ActionGrid(space((-1.0, 1.0, 1), (0.0, 3.0, 0)), 4)
+        assert {grid.vector(arm)[0] for arm in range(16)} == {-1.0, -0.3, 0.3, 1.0}
+        assert [grid.arm(grid.vector(arm)) for arm in range(16)] == list(range(16))
+        with pytest.raises(ValueError, match="is not on the grid"):
+            grid.arm(np.array([-0.4, 1.0]))
+
+    def test_whole_numbers_are_all_on_it_by_default(self):
+        assert default_points(TABLE, {3: 21, 5: 6}) == 4
+        bandit = EpsilonGreedyPrincipal(TABLE, Seeds(0), proposals=40)
+        assert bandit.grid.n_arms == 4**6
+        vectors = bandit.ask(None, 3)
+        bandit.tell([Outcome(v, hamming(v), np.array([1.0])) for v in vectors])
+
+    def test_more_points_than_values(self):
+        with pytest.raises(ConfigError, match=r"principal.points=5: a number of numbers has only 4 values"):
+            ActionGrid(TABLE, 5)
+
+    def test_where_no_grid_is_small_enough(self):
+        wide = space(*[(-6.0, 6.0, 1)] * 30)
+        with pytest.raises(ConfigError, match="table: choose a principal without a grid"):
+            EpsilonGreedyPrincipal(wide, Seeds(0))
+
+
+def test_fixed_numbers_are_not_rounded_away():
+    assert FixedPrincipal(TABLE, [3, 0, 2, 1, 3, 0]).ask().tolist() == [[3, 0, 2, 1, 3, 0]]
+    with pytest.raises(ConfigError, match=r"x1=0.5 has more decimals than 0; round it"):
+        FixedPrincipal(TABLE, [3, 0.5, 2, 1, 3, 0])
+
+
+def test_who_learns_from_others():
+    """Those a search may begin with random vectors for."""
+    spec = toy()
+    learns = {name for name, build in PRINCIPALS.items() if getattr(build(spec, Seeds(0)), "learns_from_others", False)}
+    assert learns == {"random", "gp"}

@@ -1,0 +1,304 @@
+"""No secret reaches what a run writes or prints, and its files are its owner alone to read. Real files, processes."""
+
+import contextlib
+import json
+import logging
+import os
+import stat
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+import yaml
+
+import commands
+from experiments import compose, only_run_folder, run
+from fake_openai_server import FakeOpenAIServer
+from llmrl.core.errors import ConfigError
+from llmrl.core.privacy import kept_private, make_folder
+from llmrl.core.secrets import MARK
+from llmrl.core.terminal import GuardedStream
+from llmrl.llms.cache import Cache
+from llmrl.llms.client import ChatClient
+from llmrl.llms.ledger import FILE_NAME, Ledger
+from llmrl.llms.litellm_chat import LiteLLMChat
+from llmrl.llms.openai_compatible import OpenAICompatibleChat
+from llmrl.run.files import write_atomic, write_json
+from llmrl.run.folder import config_hash, run_label
+from llmrl.run.lines import LineFile
+from llmrl.run.log_file import LogFile
+from llmrl.run.run import Run
+from llmrl.run.tensorboard import EventFile, hyperparameters_of
+from models import Echo, ask
+
+SECRET = "correcthorsebattery"
+GAME = (
+    "env=escape_room",
+    "env.n_envs=4",
+    "principal=llm",
+    "design.steps=1",
+    "design.references=0",
+    "design.adapt_rounds=0",
+    "design.validate_episodes=4",
+    "design.race=0",
+)
+
+
+@pytest.fixture
+def secret(monkeypatch):
+    """A secret in the environment, under the name that keys have."""
+    monkeypatch.setenv("SOME_API_KEY", SECRET)
+    return SECRET
+
+
+def leaks(folder):
+    """The files below a folder, and their names, that hold the secret."""
+    found = [path for path in folder.rglob("*") if SECRET in path.name]
+    return found + [path for path in folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+
+
+def main(module, *arguments, cwd, **environment):
+    """One of our commands, as installed."""
+    return commands.run(
+        [sys.executable, "-c", f"from {module} import main; main()", *arguments],
+        cwd=cwd,
+        env={**os.environ, "HYDRA_FULL_ERROR": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+class TestSinks:
+    def test_files(self, tmp_path, secret):
+        write_atomic(tmp_path / "a.txt", f"x{secret}y")
+        write_json(tmp_path / "b.json", {secret: [secret, 1, None]})
+        assert json.loads((tmp_path / "b.json").read_text()) == {MARK: [MARK, 1, None]}
+        lines = LineFile(tmp_path / "c.jsonl")
+        lines.write([json.dumps({"a": secret}), "2"])
+        lines.close()
+        assert lines.position() == 2 and (tmp_path / "c.jsonl").read_text() == f'{{"a": "{MARK}"}}\n2\n'
+        assert leaks(tmp_path) == []
+
+    def test_log_and_its_tracebacks(self, tmp_path, secret):
+        log = LogFile(tmp_path)
+        try:
+            raise ValueError(f"no {secret} here")
+        except ValueError:
+            logging.getLogger("llmrl.test").exception("failed with %s", secret)
+        finally:
+            log.close()
+        assert "ValueError" in (tmp_path / "run.log").read_text() and leaks(tmp_path) == []
+
+    def test_call_log_and_cache(self, tmp_path, secret):
+        client = ChatClient(Echo(), Cache(tmp_path / "cache"), Ledger(tmp_path / FILE_NAME))
+        [reply] = client.chat([ask(f"say {secret}", purpose=secret, schema={"title": secret})])
+        assert reply.text == f"say {MARK}", "what is written down is what was used"
+        assert len(list((tmp_path / "cache").rglob("*.json"))) == 1 and leaks(tmp_path) == []
+
+    def test_tensorboard(self, tmp_path, secret):
+        events = EventFile(tmp_path, 0.0)
+        events.hyperparameters(hyperparameters_of([f"env.x={secret}"], 0))
+        events.text(0, 0.0, "a", f"**{secret}**")
+        events.close()
+        assert leaks(tmp_path) == []
+
+    def test_names_of_folders(self, secret):
+        assert secret not in run_label([f"env.x={secret}"]) and "redacted" in run_label([f"env.x={secret}"])
+
+    def test_terminal(self, capsys, secret):
+        out = GuardedStream(sys.stdout, plain=False)
+        print(f"a {secret} b", file=out)
+        out.writelines([secret, "\n"])
+        assert capsys.readouterr().out == f"a {MARK} b\n{MARK}\n" and out.encoding
+
+    def test_a_run_that_is_opened_with_one_leaves_nothing(self, tmp_path, secret):
+        for config, overrides in (({"llm": {"x": secret}}, []), ({}, [f"llm.x={secret}"])):
+            with pytest.raises(ConfigError, match=r"llm\.x holds") as error:
+                Run.open(tmp_path, "name", config, overrides)
+            assert secret not in str(error.value)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_failure_that_quotes_one(self, tmp_path, secret):
+        with pytest.raises(ValueError, match=secret), Run.open(tmp_path, "name", {}):
+            raise ValueError(f"no {secret} here")
+        assert "ValueError" in (only_run_folder(tmp_path) / "traceback.txt").read_text()
+        assert leaks(tmp_path) == []
+
+
+HOSTILE = (
+    f"llm.base_url=http://127.0.0.1:1/v1?api_key={SECRET}",
+    f"llm.base_url=http://u:{SECRET}@127.0.0.1:1/v1",
+    f"llm.api_key_env={SECRET}",
+    "llm.model=${oc.env:SOME_API_KEY}",
+    "llm=${oc.env:SOME_API_KEY}",
+    f"name={SECRET}",
+    f"nosuch.field={SECRET}",
+)
+
+
+@pytest.mark.parametrize("override", HOSTILE)
+def test_a_secret_that_is_typed_goes_nowhere(tmp_path, override):
+    known = {} if override == HOSTILE[2] else {"SOME_API_KEY": SECRET}
+    done = main("llmrl.cli.train", *GAME, "llm=openai_compatible", override, cwd=tmp_path, **known)
+    assert done.returncode == 1 and override.partition("=")[0] in done.stderr
+    assert SECRET not in done.stdout + done.stderr and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("module", ["llmrl.cli.finetune", "llmrl.cli.train"])
+def test_a_secret_that_a_file_reads_is_refused(tmp_path, module):
+    """Before it is read: the message is about the place."""
+    (tmp_path / "conf" / "llm").mkdir(parents=True)
+    option = {"_target_": "llmrl.llms.scripted.ScriptedChat", "nested": [{"key": "${oc.env:SOME_API_KEY}"}]}
+    (tmp_path / "conf" / "llm" / "mine.yaml").write_text(yaml.safe_dump(option))
+    game = GAME if module.endswith("train") else ()
+    config = f"--config-dir={tmp_path / 'conf'}"
+    done = main(module, config, *game, "llm=mine", "output_root=out", cwd=tmp_path, SOME_API_KEY=SECRET)
+    assert done.returncode == 1 and "llm.nested[0].key reads the environment variable SOME_API_KEY" in done.stderr
+    assert SECRET not in done.stdout + done.stderr and not (tmp_path / "out").exists()
+    # Hydra prints what it composed, and what for.
+    done = main(module, config, *game, "llm=mine", "--cfg=job", "--resolve", cwd=tmp_path, SOME_API_KEY=SECRET)
+    assert MARK in done.stdout and SECRET not in done.stdout + done.stderr
+
+
+def test_check_refuses_as_well(tmp_path):
+    done = main("llmrl.cli.llm", "check", "llm=ollama", f"llm.base_url=http://u:{SECRET}@127.0.0.1:1/v1", cwd=tmp_path)
+    assert done.returncode == 1 and "llm.base_url holds a user name or password" in done.stderr
+    assert SECRET not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: OpenAICompatibleChat(f"http://h/v1?key={SECRET}", "m"),
+        lambda: OpenAICompatibleChat(f"u:{SECRET}@h/v1", "m"),
+        lambda: OpenAICompatibleChat("http://h/v1", "m", api_key_env=SECRET),
+        lambda: LiteLLMChat("m", "OPENAI_API_KEY", api_base=f"https://u:{SECRET}@h"),
+        lambda: LiteLLMChat("m", "OPENAI_API_KEY", api_base=f"https://h/?sig={SECRET}"),
+        lambda: LiteLLMChat("m", f"sk-{SECRET}0123456789"),
+    ],
+)
+def test_models_refuse_what_a_config_would(make):
+    with pytest.raises(ConfigError, match=r"^llm\.(base_url|api_base|api_key_env) ") as error:
+        make()
+    assert SECRET not in str(error.value)
+
+
+@contextlib.contextmanager
+def recording_server():
+    """A chat server that notes the paths and headers of its requests."""
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            seen.append((self.path, dict(self.headers)))
+            data = json.dumps({"choices": [{"message": {"content": "hello"}}], "usage": {}}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", seen
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_servers_that_want_the_key_elsewhere(tmp_path, secret, caplog):
+    caplog.set_level(logging.DEBUG)
+    with recording_server() as (url, seen):
+        for way in ({}, {"api_key_header": "api-key"}, {"api_key_query": "key"}):
+            provider = OpenAICompatibleChat(url, "m", api_key_env="SOME_API_KEY", **way)
+            client = ChatClient(provider, Cache(tmp_path / "cache"), Ledger(tmp_path / FILE_NAME))
+            client.chat([ask(str(way))])
+            client.close()
+            assert secret not in provider.label and secret not in str(provider.identity)
+    (path, headers), (other, more), (address, rest) = seen
+    assert path == other == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {secret}"
+    assert more["api-key"] == secret and "Authorization" not in more
+    assert address == f"/v1/chat/completions?key={secret}" and secret not in str(rest)
+    assert leaks(tmp_path) == []
+    with pytest.raises(ConfigError, match="name its variable in"):
+        OpenAICompatibleChat(url, "m", api_key_query="key")
+    with pytest.raises(ConfigError, match="choose one"):
+        OpenAICompatibleChat(url, "m", api_key_env="SOME_API_KEY", api_key_query="key", api_key_header="key")
+
+
+def modes(folder):
+    """The permissions of a folder and all that is in it: of folders, and of files."""
+    found = [folder, *folder.rglob("*")]
+    return tuple(
+        {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_dir() == kind} for kind in (True, False)
+    )
+
+
+@contextlib.contextmanager
+def umask(mask):
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_files_of_a_run(tmp_path, private, monkeypatch):
+    """The run folder, all above it up to the output root, and the cache of replies."""
+    monkeypatch.delenv("LLMRL_UMASK", raising=False)
+    root = tmp_path / "deep" / "outputs"
+    with FakeOpenAIServer() as server, umask(0o022):
+        url = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model")
+        run(*GAME, *url, f"output_root={root}", f"private={str(private).lower()}")
+        assert os.umask(0o022) == 0o022, "whoever calls keeps his own"
+    assert only_run_folder(root).parent.parent == root / "escape_room"
+    assert any((root / "llm_cache").rglob("*.json"))
+    assert modes(root) == (({0o700}, {0o600}) if private else ({0o755}, {0o644}))
+
+
+def test_a_run_folder_that_is_open_is_closed(tmp_path):
+    with umask(0o022):
+        make_folder(tmp_path / "a" / "b", private=False)
+        assert modes(tmp_path / "a") == ({0o755}, set())
+        make_folder(tmp_path / "a" / "b", private=True)
+        make_folder(tmp_path / "a" / "c" / "d", private=True)
+    assert [stat.S_IMODE((tmp_path / p).stat().st_mode) for p in ("a", "a/b", "a/c", "a/c/d")] == [
+        *(0o755, 0o700),
+        *(0o700, 0o700),
+    ]
+
+
+def test_who_may_read_is_no_other_experiment():
+    assert config_hash(compose(*GAME)) == config_hash(compose(*GAME, "private=false"))
+
+
+def test_nested_blocks_give_back_what_was_there(monkeypatch):
+    monkeypatch.delenv("LLMRL_UMASK", raising=False)
+    with umask(0o027):
+        with kept_private(True):
+            assert os.umask(0o077) == 0o077
+            with kept_private(False):
+                assert os.umask(0o027) == 0o027
+            assert os.umask(0o077) == 0o077
+        assert os.umask(0o027) == 0o027
+    assert "LLMRL_UMASK" not in os.environ
+
+
+@pytest.mark.slow
+def test_a_sweep_of_processes(tmp_path):
+    """The launcher's folder, the logs of its runs, and what their processes write."""
+    arguments = ["--multirun", *GAME, "llm=scripted", "seed=0,1", "output_root=outputs"]
+    with umask(0o022):
+        done = main("llmrl.cli.train", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "outputs" / ".sweeps").rglob("*.log"))) == 2
+    assert modes(tmp_path / "outputs") == ({0o700}, {0o600})

@@ -1,0 +1,189 @@
+"""Killed with SIGKILL at random moments and resumed, a run ends with the numbers of one that was not, bit for bit."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+from experiments import comparable_metrics, only_run_folder, silent_run
+from llmrl.run.content import saved_state
+from some import some
+from sweeping import until
+
+KILLS = 10
+DESIGN = (
+    "env=escape_room",
+    "env.n_envs=8",
+    "design.steps=12",
+    "design.adapt_rounds=12",
+    "design.validate_episodes=8",
+    "checkpoint_seconds=0",
+)
+PRINCIPALS = {
+    "fixed": ("principal=fixed", "principal.values=[5,0,0,0,0]"),
+    "random": ("principal=random",),
+    "egreedy": ("principal=egreedy",),
+    "ucb": ("principal=ucb",),
+    "thompson": ("principal=thompson",),
+    "llm": ("principal=llm", "llm=scripted"),
+    "dual_rl, two at once": ("principal=dual_rl", "design.candidates=2"),
+    "metagrad": ("principal=metagrad", "agent=pg", "principal.learning_rate=5e-3"),
+    "gp": ("principal=gp", "principal.initial=4"),
+    "cem": ("principal=cem", "principal.population=4"),
+    "cmaes": ("principal=cmaes", "principal.population=4"),
+    "thompson, four at once": ("principal=thompson", "design.candidates=4"),
+    "random, two at once, two societies each": ("principal=random", "design.candidates=2", "design.societies=2"),
+}
+
+
+@pytest.fixture(scope="module")
+def context():
+    """Children are forked from a server that has imported torch already: starting one takes milliseconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch", "llmrl.experiment.parts", "llmrl.loops.design", "llmrl.run.run", "experiments"]
+    )
+    return context
+
+
+def same(a, b) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if hasattr(a, "shape"):
+        return a.shape == b.shape and bool((a == b).all())
+    return a == b
+
+
+def unpaid_metrics(folder) -> list[dict]:
+    """Without what was spent: an answer that a kill took before it was recorded was paid for all the same."""
+    return [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in comparable_metrics(folder)]
+
+
+def check(context, tmp_path, overrides, duration):
+    """`duration` is about how long the run takes at most, seconds: kills fall evenly over a fifth of it."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    process = context.Process(target=silent_run, args=(*overrides, f"output_root={whole}"))
+    process.start()
+    start = time.monotonic()
+    process.join()
+    assert process.exitcode == 0
+    # On a fast machine it is over sooner, and there is to be something left to kill.
+    duration = min(duration, 0.6 * (time.monotonic() - start))
+    rng = random.Random(0)
+    attempts = 0
+    for _ in range(KILLS):
+        process = context.Process(target=silent_run, args=(*overrides, f"output_root={killed}"))
+        process.start()
+        process.join(timeout=0.3 + rng.random() * duration / 5)
+        attempts += process.is_alive()
+        process.kill()
+        process.join()
+    assert attempts > KILLS / 2, "most kills came after the end: the run is too short to test anything"
+    process = context.Process(target=silent_run, args=(*overrides, f"output_root={killed}"))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    first, second = only_run_folder(whole), only_run_folder(killed)
+    assert unpaid_metrics(first) == unpaid_metrics(second)
+    assert same(saved_state(first)[1], saved_state(second)[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("principal", some(("llm", "dual_rl, two at once"), PRINCIPALS))
+def test_design_run_survives_kills(context, tmp_path, principal):
+    check(context, tmp_path, (*DESIGN, *PRINCIPALS[principal]), duration=3.0)
+
+
+@pytest.mark.long
+def test_learn_run_survives_kills(context, tmp_path):
+    overrides = (
+        "env=escape_room",
+        "env.n_envs=8",
+        "env.horizon=7",
+        "learn.rollout_steps=5",
+        "learn.env_steps=8000",
+        "learn.evaluate_every=20",
+        "checkpoint_seconds=0",
+    )
+    check(context, tmp_path, overrides, duration=3.0)
+
+
+@pytest.mark.slow
+def test_a_run_on_the_native_engine_survives_kills(context, tmp_path):
+    """Rollouts end in the middle of episodes, whose states, income of the last steps included, are in checkpoints."""
+    overrides = (
+        *("env=harvest", "agent=ppo", "env.observe=[grid,vector]", "env.n_envs=3", "env.horizon=50"),
+        *("env.map=own", "learn.rollout_steps=20", "learn.env_steps=2400", "learn.evaluate_every=15"),
+        *("learn.evaluate_episodes=3", "checkpoint_seconds=0", "agent.map_channels=[4]", "agent.features=8"),
+    )
+    check(context, tmp_path, overrides, duration=6.0)
+
+
+TAUGHT = {
+    "a memory, a scripted planner that errs": (
+        *("env=simple_doorkey", "agent=student_lstm", "agent.memory=16", "agent.features=16", "teacher=llm"),
+        *("teacher.samples=3", "llm=scripted", "llm.malformed=0.3"),
+    ),
+    "parity, with a memory of its own": (
+        *("env=colored_doorkey", "agent=student_mlp", "teacher=offline", "teacher.parity=true", "teacher.mode=hard"),
+    ),
+    "a team": ("env=simple_spread", "agent=mappo", "teacher=oracle"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", some(("a memory, a scripted planner that errs",), TAUGHT))
+def test_taught_run_survives_kills(context, tmp_path, parts):
+    overrides = (
+        *TAUGHT[parts],
+        *("env.n_envs=4", "env.horizon=12", "learn.rollout_steps=5", "learn.env_steps=1600", "learn.evaluate_every=20"),
+        *("learn.evaluate_episodes=4", "checkpoint_seconds=0"),
+    )
+    check(context, tmp_path, overrides, duration=6.0)
+
+
+def impatient_run(*overrides: str) -> None:
+    """`silent_run` with hardly any patience once it is told to stop."""
+    import llmrl.run.run
+
+    llmrl.run.run.GRACE_S = 0.1
+    silent_run(*overrides)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_far_from_its_next_safe_point_gives_up_the_way_there(context, tmp_path):
+    """Validation takes seconds; told to stop in the middle, the run is gone at once, and loses nothing but that way."""
+    overrides = (
+        *("env=escape_room", "principal=random", "env.n_envs=8", "design.steps=2", "design.adapt_rounds=3"),
+        *("design.validate_episodes=8000", "design.references=0", "design.race=0", "checkpoint_seconds=1000"),
+    )
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    process = context.Process(target=silent_run, args=(*overrides, f"output_root={whole}"))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    process = context.Process(target=impatient_run, args=(*overrides, f"output_root={stopped}"))
+    process.start()
+    # The rounds of adaptation are over: it validates.
+    until(lambda: [m for m in stopped.rglob("metrics.jsonl") if len(m.read_text().splitlines()) == 3])
+    time.sleep(0.3)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join()
+    status = json.loads((only_run_folder(stopped) / "status.json").read_text())
+    assert status["state"] == "preempted"
+    assert "giving up the work since the last one" in (only_run_folder(stopped) / "run.log").read_text()
+    assert len(comparable_metrics(only_run_folder(stopped))) == 3, "it got through the validation"
+    process = context.Process(target=silent_run, args=(*overrides, f"output_root={stopped}"))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert comparable_metrics(only_run_folder(whole)) == comparable_metrics(only_run_folder(stopped))

@@ -1,0 +1,45 @@
+"""Societies in the escape room: the optimum is reached, and the published conditions give the published responses."""
+
+import json
+
+import pytest
+
+from experiments import comparable_metrics, only_run_folder, run
+
+pytestmark = pytest.mark.slow
+
+
+def govern(tmp_path, values, *overrides):
+    run("env=escape_room", "principal=fixed", f"principal.values={values}", "env.fixed_context=0", "design.steps=1",
+        *overrides, f"output_root={tmp_path}")  # fmt: skip
+    folder = only_run_folder(tmp_path)
+    return json.loads((folder / "summary.json").read_text())["final_objective"], folder
+
+
+def test_good_incentives_reach_the_optimum(tmp_path):
+    """Paid to work the lever, two agents do and three leave in every step: 5 * (3 * 10 - 2) = 140.
+
+    With a network each, as the paper's agents have; one shared network falls short of it.
+    """
+    objective, folder = govern(
+        tmp_path, "[5,0,0,0,0]", "agent.share_parameters=false", "env.n_envs=64", "design.adapt_rounds=150"
+    )
+    assert 138 < objective <= 140  # actions are sampled, so a rare step is missed
+    assert min(row["train/base_return"] for row in comparable_metrics(folder, "adaptation")) < 5
+
+
+PUBLISHED = ("env.n_envs=1", "agent.keep_optimizer=true", "agent.ppo.bootstrap_truncation=false",
+             "agent.ppo.minibatch_size=128", "design.adapt_rounds=2000", "design.validate_episodes=20")  # fmt: skip
+
+
+# Most seeds give these values (docs/mechanism_design.md has five), and this one does.
+@pytest.mark.parametrize(
+    ("freeze", "divisor", "expected"),
+    [("core", 255, -5.0), pytest.param("none", 1, 0.0, marks=pytest.mark.long)],
+    ids=["published: everyone walks once", "seeing agents stay where they are"],
+)
+def test_reference_response_without_incentives(tmp_path, freeze, divisor, expected):
+    objective, _ = govern(
+        tmp_path, "[0,0,0,0,0]", "seed=1", *PUBLISHED, f"agent.freeze={freeze}", f"env.observation_divisor={divisor}"
+    )
+    assert objective == pytest.approx(expected, abs=0.5)

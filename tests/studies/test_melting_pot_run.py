@@ -1,0 +1,90 @@
+"""The main job on the real engine, small: design run, evaluation table, videos, pre-training into governing."""
+
+import json
+
+import imageio.v3 as iio
+import pytest
+import torch
+
+from experiments import compose, only_run_folder, run
+from llmrl.cli.evaluate import main as evaluate
+from llmrl.config.treatments import studies
+from llmrl.experiment.parts import build_parts
+from llmrl.llms.ledger import read_calls
+from llmrl.run.content import saved_state
+from some import some
+
+GOVERNED = ("cleanup", "harvest", "escape_room", "_independent", "_paper", "escape_room_small", "_native_small")
+"""Endings of presets that wait for a principal; test_principals_in_games runs those that have one."""
+pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]
+SMALL = ("env.n_envs=2", "env.horizon=20", "design.steps=2", "design.adapt_rounds=1", "design.validate_episodes=2")
+
+
+@pytest.mark.parametrize("env", some(["cleanup"], ["cleanup", "harvest"]))
+def test_llm_principal_governs_and_is_evaluated(tmp_path, env, capsys):
+    result = run(f"env={env}_pixels", "principal=llm", "llm=scripted", *SMALL, f"output_root={tmp_path}")
+    folder = only_run_folder(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert result == summary["final_objective"] and len(summary["history"]) == 2
+    calls = list(read_calls(folder / "llm_calls.jsonl"))
+    assert len(calls) == 2 and "Generation 1" in json.dumps(calls[1])
+    evaluate([str(folder), "--episodes", "3", "--video", "--video-steps", "10"])
+    assert "objective (mean)" in capsys.readouterr().out
+    results = json.loads((folder / "evaluation" / "results.json").read_text())
+    assert results["episodes"] == 4 and len(results["videos"]) == 16
+    world = iio.imread(folder / "evaluation" / "videos" / "world.mp4")
+    assert world.shape[0] == 11 and world.shape[3] == 3 and world.std() > 10
+    view = iio.imread(folder / "evaluation" / "videos" / "agent_6.gif")
+    assert 1 < view.shape[0] <= 11 and view.std() > 10  # GIFs merge frames that do not differ
+
+
+def weights(folder):
+    return saved_state(folder)[1]["agents"][0]["policy"]
+
+
+def same(a, b, part=""):
+    """Whether all weights whose name has `part` in it are equal."""
+    return all(torch.equal(a[name], b[name]) for name in a if part in name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("game", ["harvest", "cleanup"])
+def test_pretrained_agents_are_governed(tmp_path, game):
+    run(
+        *(f"experiment=legislative/{game}_pretrain", "env.n_envs=1", "env.horizon=15", "learn.env_steps=30"),
+        *("learn.evaluate_episodes=1", "name=pretrain", f"output_root={tmp_path}"),
+    )
+    first = only_run_folder(tmp_path / "pretrain")
+    trained = weights(first)
+    fresh = untrained(game)
+    assert not any(torch.equal(x, fresh[name]) for name, x in trained.items() if ".core." in name)
+    for parts in ("core", "all"):
+        command = (
+            *(f"experiment=legislative/{game}_small", "principal=ucb", "principal.points=3"),
+            *(*SMALL, "env.horizon=15", f"agent.init_from='{first}'"),
+            *(f"agent.init_parts={parts}", f"name={parts}", f"output_root={tmp_path}"),
+        )
+        run(*command)
+        governed = weights(only_run_folder(tmp_path / parts))
+        assert same(trained, governed, ".core.") and not same(trained, governed, ".actor.")
+        built = build_parts(compose(*command), None)
+        [agent] = built.agents
+        loaded = {name: x.clone() for name, x in agent.policy.state_dict().items()}
+        assert same(trained, loaded, ".core.") and same(trained, loaded) == (parts == "all")
+        agent.load_state_dict(saved_state(only_run_folder(tmp_path / parts))[1]["agents"][0])
+        assert same(agent.policy.state_dict(), governed)
+        agent.reset()
+        assert same(agent.policy.state_dict(), loaded)
+        built.close()
+
+
+def untrained(game):
+    built = build_parts(compose(f"experiment=legislative/{game}_pretrain"), None)
+    built.close()
+    return built.agents[0].policy.state_dict()
+
+
+@pytest.mark.parametrize("study", [s for s in studies() if s.startswith("legislative/") and s.endswith(GOVERNED)])
+def test_studies_run(tmp_path, study):
+    small = ("env.horizon=5", "design.steps=1", "design.adapt_rounds=1", f"output_root={tmp_path}")
+    assert run(f"experiment={study}", "principal=random", *small) is not None

@@ -1,0 +1,113 @@
+"""Every principal governs both games on the real engine, is stopped half way, and goes on where it was."""
+
+import json
+import os
+import signal
+import warnings
+
+import numpy as np
+import pytest
+
+from experiments import only_run_folder, run
+from llmrl.core.option_files import options
+from llmrl.run.content import saved_state
+from llmrl.run.metrics import MetricLog, read_metrics
+from llmrl.run.signals import Stopped
+from some import some
+
+pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]
+# `listed` proposes what it is given: it is no method that is compared.
+PRINCIPALS = sorted(set(options("principal")) - {"none", "listed"})
+STEPS, STOP = 4, 2
+TINY = (
+    *("env.n_envs=1", "env.horizon=12", "checkpoint_seconds=0"),  # starting a game is what an episode costs here
+    *(f"design.steps={STEPS}", "design.adapt_rounds=1", "design.validate_episodes=1", "design.race=0"),
+)
+HIGH = {"harvest": 1.0, "cleanup": 3.0}
+FEW = {
+    "gp": ("principal.initial=1",),  # all proposals but the first come from a model
+    "cem": ("principal.population=4",),  # the stop is in the middle of a generation
+    "cmaes": ("principal.population=4",),
+}
+
+
+@pytest.fixture(autouse=True)
+def _few_warnings():
+    """Libraries that fit four noisy points have much to say about it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def proposals(folder):
+    """The rows of metrics.jsonl that hold a proposal, by principal step."""
+    return read_metrics(folder / "metrics.jsonl", "proposal")
+
+
+def numbers(row, names):
+    return [row[f"principal/{name}"] for name in names]
+
+
+@pytest.mark.parametrize("env", some(["harvest"], ["harvest", "cleanup"]))
+@pytest.mark.parametrize("principal", some(["ucb", "llm", "dual_rl", "metagrad"], PRINCIPALS))
+def test_it_governs_is_stopped_and_goes_on(tmp_path, monkeypatch, principal, env):
+    command = (
+        f"experiment=legislative/{env}_small",
+        f"principal={principal}",
+        *TINY,
+        *FEW.get(principal, ()),
+        f"output_root={tmp_path}",
+    )
+    log = MetricLog.log
+
+    def log_and_stop(self, kind, x, metrics, **counters):
+        log(self, kind, x, metrics, **counters)
+        if kind == "proposal" and counters["principal_steps"] == STOP:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricLog, "log", log_and_stop)
+        with pytest.raises(Stopped):
+            run(*command)
+    folder = only_run_folder(tmp_path)
+    before = saved_state(folder)[1]
+    assert json.loads((folder / "status.json").read_text())["state"] == "preempted"
+    assert before["step"] == STOP and len(before["history"]) == STOP
+
+    result = run(*command)
+    assert only_run_folder(tmp_path) == folder
+    status = json.loads((folder / "status.json").read_text())
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (status["state"], status["attempt"]) == ("finished", 2)
+    assert summary["proposals"] == STEPS and summary["history"][:STOP] == before["history"]
+    assert np.isfinite(result) and result == summary["history"][-1]["objective"]
+    rows = proposals(folder)
+    names = list(before["history"][0]["mechanism"])
+    assert [row["principal_steps"] for row in rows] == list(range(1, STEPS + 1))
+    proposed = np.array([numbers(row, names) for row in rows])
+    assert proposed.shape == (STEPS, 3) and (proposed >= 0).all() and (proposed <= HIGH[env]).all()
+    assert proposed.tolist() == [list(row["mechanism"].values()) for row in summary["history"]]
+    assert [row["proposals"] for row in rows] == list(range(1, STEPS + 1))
+    remembers(principal, before["principal"], saved_state(folder)[1]["principal"], proposed, HIGH[env])
+
+
+def remembers(principal, before, after, proposed, high):
+    """What a resumed principal knows of the proposals before the stop: nothing is told twice, nothing forgotten."""
+    different = len(np.unique(proposed, axis=0))
+    if principal == "fixed":
+        assert different == 1
+    elif principal in ("egreedy", "ucb", "thompson"):
+        assert (before["counts"].sum(), after["counts"].sum()) == (STOP, STEPS)
+        assert (after["counts"] >= before["counts"]).all() and (after["counts"] > 0).sum() == different
+        assert principal != "ucb" or different == STEPS, "an arm was tried twice before all were tried once"
+    elif principal == "llm":
+        assert [len(state["history"]["records"]) for state in (before, after)] == [STOP, STEPS]
+    elif principal == "gp":
+        assert after["vectors"].shape == proposed.shape and (after["vectors"][:STOP] == before["vectors"]).all()
+        np.testing.assert_allclose(after["vectors"] * high, proposed, atol=1e-12)
+    elif principal in ("cem", "cmaes"):
+        [first], [last] = before["contexts"], after["contexts"]
+        assert (len(first["values"]), len(last["values"])) == (STOP, STEPS)
+        assert different == STEPS
+    else:
+        assert different == STEPS

@@ -1,0 +1,206 @@
+"""The studies of teachers: every treatment builds in every world, and is what its name and the pages say."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import llmrl.conf
+import pytest
+import yaml
+
+from experiments import compose, only_run_folder, run
+from llmrl.agents.ppo_agent import PPOAgent
+from llmrl.agents.teacher_agent import TeacherAgent
+from llmrl.config.treatments import treatments
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts, check_values
+from llmrl.loops.learn import LearnLoop
+from llmrl.loops.play import PlayLoop
+from llmrl.teachers.debate import Debate
+from llmrl.teachers.llm_planner import LLMPlanner
+from llmrl.teachers.offline import OfflinePlanner
+from llmrl.teachers.planners import OraclePlanner
+from llmrl.teachers.schedules import Constant, Exponential, LinearFloorCutoff
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+SCHEDULE = Path(llmrl.conf.__file__).parent / "treatment" / "parts" / "schedule.yaml"
+ROOMS = ("simple_doorkey", "lava_doorkey", "colored_doorkey", "two_door")
+PARTICLES = ("simple_spread", "simple_reference", "simple_speaker_listener", "simple_tag")
+OURS = LinearFloorCutoff(**yaml.safe_load(SCHEDULE.read_text())["teacher"]["schedule"])
+SCHEDULES = {
+    "llm4teach": LinearFloorCutoff(),
+    "taught_constant": Constant(0.26),
+    "taught_exponential": Exponential(1.0, 0.98, 0.1, 150),
+    "taught_flawed": LinearFloorCutoff(1.0, 0.1, 120, 180),
+}
+STUDENTS = ("alone", "taught", *SCHEDULES)
+TAUGHT, TEAM_TAUGHT = ("taught",), ("team_taught", "env=simple_spread")
+RUNS = [
+    *((name, f"env={room}") for name in (*STUDENTS, "teacher_plays") for room in ROOMS),
+    *((name, f"env={world}") for name in ("team", "team_taught", "rules_play") for world in PARTICLES),
+    *((name, "agent=student_lstm", "env=two_door") for name in STUDENTS),
+    (*TAUGHT, "teacher=oracle"),
+    (*TAUGHT, "teacher=llm"),
+    (*TAUGHT, "teacher=llm", "teacher.samples=1"),
+    (*TAUGHT, "teacher.mode=hard"),
+    ("team", "agent=ippo", "env=simple_spread"),
+    (*TEAM_TAUGHT, "teacher=llm"),
+    (*TEAM_TAUGHT, "teacher=llm", "teacher.sharing=mixture"),
+    (*TEAM_TAUGHT, "teacher=llm", "teacher.debate_rounds=1"),
+]
+"""A treatment, and what is typed beside it."""
+
+
+def words(treatment, *typed):
+    """`("team", "env=simple_tag")` -> overrides of a run."""
+    study = "rooms" if "teacher/rooms" in treatments()[treatment] else "teams"
+    return (f"experiment=teacher/{study}", f"treatment={treatment}", *typed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", RUNS, ids=" ".join)
+def test_it_builds(chosen):
+    treatment, *typed = chosen
+    config = compose(*words(*chosen))
+    check_values(config)
+    parts = build_parts(config, build_llm(config, None, check=False))
+    try:
+        loop = build_loop(config, parts)
+        assert config["name"] == parts.env.spec.name
+        agent, teacher = parts.agents[0], parts.teacher
+        if treatment in ("teacher_plays", "rules_play"):
+            assert isinstance(agent, TeacherAgent) and isinstance(loop, PlayLoop) and loop.episodes == 1000
+            return
+        assert isinstance(loop, LearnLoop)
+        assert isinstance(agent, PPOAgent)
+        assert agent.policy.recurrent == ("agent=student_lstm" in typed)
+        assert agent.policy.groups()[0][0].central == (treatment.startswith("team") and "agent=ippo" not in typed)
+        if treatment in ("alone", "team"):
+            assert teacher is None
+            return
+        ruled = "teacher=oracle" in typed or treatment == "team_taught"
+        planner = LLMPlanner if "teacher=llm" in typed else OraclePlanner if ruled else OfflinePlanner
+        assert isinstance(teacher.guide.planner, Debate if "teacher.debate_rounds=1" in typed else planner)
+        assert teacher.schedule == SCHEDULES.get(treatment, OURS)
+        assert teacher.guide.mode == ("hard" if "teacher.mode=hard" in typed or treatment == "llm4teach" else "soft")
+        assert teacher.guide.sharing == ("mixture" if "teacher.sharing=mixture" in typed else "own")
+        assert teacher.guide.domain.parity == (treatment in ("taught_flawed", "llm4teach"))
+        assert loop.updates > getattr(teacher.schedule, "cutoff", 0), "the student is never alone"
+    finally:
+        parts.close()
+
+
+def test_what_a_treatment_adds_is_all_it_adds():
+    """Two runs of a room differ where their names do."""
+    taught = compose(*words("taught"))
+    for each, group in (
+        (("alone",), {"teacher"}),
+        (("taught", "agent=student_lstm"), {"agent"}),
+        (("taught", "teacher.mode=hard"), {"teacher"}),
+        (("taught", "teacher=llm"), {"teacher"}),
+        (("taught_constant",), {"teacher"}),
+        (("taught_exponential",), {"teacher"}),
+    ):
+        other = compose(*words(*each))
+        assert {name for name in taught if taught[name] != other[name]} == group
+
+
+@pytest.mark.parametrize("treatment", ["alone", "taught", "taught_flawed", "taught_constant", "taught_exponential"])
+def test_noise_does_not_drown_the_teacher_where_rewards_are_rare(treatment):
+    normalised = {room: compose(*words(treatment, f"env={room}")) for room in ROOMS}
+    normalised = {room: config["agent"]["ppo"]["normalize_advantage"] for room, config in normalised.items()}
+    assert normalised == dict.fromkeys(ROOMS, True) | {"colored_doorkey": False}
+
+
+def test_schedules_that_are_compared_weigh_alike():
+    updates = range(196)
+    ours = sum(map(OURS, updates))
+    for what in ("taught_constant", "taught_exponential"):
+        assert sum(map(SCHEDULES[what], updates)) == pytest.approx(ours, rel=0.1)
+
+
+@pytest.mark.slow
+def test_published_students_learn_as_published():
+    config = compose(*words("llm4teach"))
+    ppo, learn = config["agent"]["ppo"], config["learn"]
+    assert (ppo["learning_rate"], ppo["final_learning_rate"], ppo["gae_lambda"]) == (1e-3, None, 1.0)
+    assert all(compose(*words("llm4teach", f"env={room}"))["agent"] == config["agent"] for room in ROOMS)
+    assert learn["env_steps"] // (learn["rollout_steps"] * config["env"]["n_envs"]) == 4000
+
+
+def test_the_model_behind_plans_can_be_chosen():
+    config = compose(*words("taught", "teacher=llm", "llm=gpt4o_mini"))
+    assert config["llm"]["_target_"].endswith("LiteLLMChat") and config["teacher"]["_target_"].endswith("llm_teacher")
+
+
+def test_a_schedule_of_another_kind_on_the_command_line():
+    """The first of two overrides makes room for the second."""
+    node = "{_target_:llmrl.teachers.schedules.Constant,weight:0.5}"
+    config = compose("env=simple_doorkey", "teacher=oracle", "teacher.schedule=null", f"teacher.schedule={node}")
+    check_values(config)
+    assert config["teacher"]["schedule"] == {"_target_": "llmrl.teachers.schedules.Constant", "weight": 0.5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["policy_teacher", "rooms", "particle_worlds", "agents", "extending"])
+def test_commands_in_the_documentation_compose(page):
+    """Those of training runs that need neither another run nor somebody's own package."""
+    found = 0
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    for block in re.findall(r"^```\w*$(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        for line in block.replace("\\\n", " ").splitlines():
+            theirs = any(word in line for word in ("--config-dir", "<run", "env=coins", "my_package"))
+            if not line.startswith("llmrl-train ") or theirs:
+                continue
+            typed = [
+                word
+                for word in shlex.split(line, comments=True)[1:]
+                if not word.startswith(("--", "hardware=", "seed="))
+            ]
+            # Of what is swept, the first of each.
+            check_values(compose(*[re.sub(r"^((?:experiment|treatment|env)=[^,]+),.*", r"\1", w) for w in typed]))
+            found += 1
+    assert found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("run_", "logged"),
+    [
+        (("taught",), {"teacher/weight", "teacher/cross_entropy", "teacher/fallbacks"}),
+        (("llm4teach", "env=lava_doorkey", "agent.ppo.minibatch_size=32"), {"teacher/weight", "teacher/agreement"}),
+        (("taught", "env=two_door", "agent=student_lstm"), {"teacher/weight", "teacher/queries"}),
+        (("alone", "env=colored_doorkey"), set()),
+        (("taught", "teacher=llm", "teacher.samples=1"), {"teacher/asked", "llm/calls"}),
+        (("taught_exponential",), {"teacher/weight"}),
+        (("teacher_plays", "env=lava_doorkey"), set()),
+        (TEAM_TAUGHT, {"teacher/weight", "teacher/states"}),
+        (
+            (*TEAM_TAUGHT, "teacher=llm", "teacher.debate_rounds=1"),
+            {"teacher/weight", "teacher/asked", "teacher/debate_changes"},
+        ),
+        (("team", "env=simple_tag"), set()),
+    ],
+    ids=lambda each: each[0] if isinstance(each, tuple) else "",
+)
+def test_it_runs(run_, logged, tmp_path):
+    """Two updates, an evaluation, and the numbers that the documentation promises."""
+    small = (
+        "env.n_envs=4",
+        "learn.rollout_steps=10",
+        "learn.env_steps=80",
+        "learn.evaluate_episodes=4",
+        "play.episodes=6",
+    )
+    run(*words(*run_), *small, f"output_root={tmp_path}")
+    folder = only_run_folder(tmp_path)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["episodes"] == 6 if "teacher_plays" in run_ else summary["updates"] == 2
+    names = set().union(*rows)
+    assert logged <= names and ("teacher/weight" in names) == bool(logged)
+    page = (ROOT / "docs" / "policy_teacher.md").read_text()
+    assert not [name for name in names if name.startswith("teacher/") and f"`{name}`" not in page]

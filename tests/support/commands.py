@@ -1,0 +1,361 @@
+"""Commands that tests start, forked from a server that has imported what they need.
+
+`Popen` and `run` take what those of `subprocess` take, and give what they give. A command shares nothing with the test:
+the server is a program of its own, which imports and waits. What is forked from it gets the arguments, environment,
+working folder, streams and umask that it was called with, a session of its own, Python's own handlers of signals and a
+fresh `__main__`, and it ends as an interpreter ends.
+
+Start a real process, with `subprocess`, where that is the point: what is imported, how an installed package behaves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import gc
+import importlib
+import io
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+PRELOADED = (
+    "gymnasium",
+    "hydra._internal.hydra",
+    "hydra.main",
+    "llmrl.agents.ppo_agent",
+    "llmrl.cli.command",
+    "llmrl.config.suggestions",
+    "llmrl.display.runs",
+    "llmrl.experiment.again",
+    "llmrl.experiment.composition",
+    "llmrl.experiment.job",
+    "llmrl.experiment.training",
+    "llmrl.llms.transcript",
+    "llmrl.loops.design",
+    "llmrl.loops.learn",
+    "llmrl.run.joint",
+    "llmrl.run.run",
+    "llmrl.run.sinks.tensorboard",
+    "llmrl.sweeps.launch",
+    "llmrl.sweeps.process",
+    "llmrl.sweeps.records",
+    "numpy.random",
+    "pydantic.types",
+    "rich._emoji_codes",
+    "tensorboard.plugins.hparams.summary_v2",
+    "tensorboard.plugins.text.summary_v2",
+    "tensorboard.summary.writer.record_writer",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.onnx",
+    "torch.utils.serialization",
+)
+"""What commands import in the course of their lives. Nothing that starts a thread, opens a device or draws numbers."""
+
+AT_START = ("LANG", "LC_ALL", "LC_CTYPE", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+"""Variables that a starting interpreter or a library reads, beside those that begin with PYTHON."""
+
+_ENVIRONMENT = dict(os.environ)  # the server's: before a test changes anything
+_LONGEST = 1 << 18  # bytes of a request
+_LOCK = threading.Lock()
+
+
+class Popen(subprocess.Popen):
+    """`subprocess.Popen` of a program of Python's, forked from the server.
+
+    `args` is `[python, "-m", module, ...]`, `[python, "-c", code, ...]`, `[python, file, ...]` or a console script.
+
+    Raises:
+        ValueError: it needs an interpreter of its own.
+    """
+
+    _reply: socket.socket | None = None
+
+    def _execute_child(
+        self,
+        args,
+        executable,
+        preexec_fn,
+        close_fds,
+        pass_fds,
+        cwd,
+        env,
+        startupinfo,
+        creationflags,
+        shell,
+        p2cread,
+        p2cwrite,
+        c2pread,
+        c2pwrite,
+        errread,
+        errwrite,
+        restore_signals,
+        gid,
+        gids,
+        uid,
+        umask,
+        start_new_session,
+        process_group,
+    ):
+        """In place of what forks this process and executes a program."""
+        environment = dict(os.environ if env is None else env)
+        differ = {name for name, _ in environment.items() ^ _ENVIRONMENT.items()}
+        if own := [name for name in differ if name in AT_START or name.startswith("PYTHON")]:
+            raise ValueError(f"{', '.join(own)}: read when a process starts; use subprocess")
+        if isinstance(args, str) or shell or executable or preexec_fn or pass_fds or gid or gids or uid:
+            raise ValueError("this is not handed on; use subprocess")
+        cwd = Path.cwd() if cwd is None else Path(os.fsdecode(cwd)).absolute()
+        cwd.stat()  # raises what subprocess would
+        if umask < 0:
+            os.umask(umask := os.umask(0))
+        request = {"args": [os.fsdecode(word) for word in args], "cwd": str(cwd), "env": environment, "umask": umask}
+        streams = [number if fd == -1 else fd for number, fd in enumerate((p2cread, c2pwrite, errwrite))]
+        self._reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs, _LOCK:
+                socket.send_fds(_server(), [json.dumps(request).encode()], [*streams, theirs.fileno()])
+            self.pid = self._told()
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+    def _told(self) -> int:
+        """What the server says next of this process: its id, then how it ended."""
+        assert self._reply is not None
+        if not (word := self._reply.recv(32)):
+            raise RuntimeError("the server of commands has ended")
+        return int(word)
+
+    def _try_wait(self, wait_flags):
+        """In place of `os.waitpid`."""
+        if wait_flags & os.WNOHANG and not select.select([self._reply], [], [], 0)[0]:
+            return 0, 0
+        status = self._told()
+        self._reply.close()
+        return self.pid, status
+
+    def _internal_poll(self, _deadstate=None, **_):
+        if self.returncode is None and self._waitpid_lock.acquire(False):
+            try:
+                pid, status = self._try_wait(os.WNOHANG)
+                if pid:
+                    self._handle_exitstatus(status)
+            except RuntimeError:
+                if _deadstate is None:
+                    raise
+                self.returncode = _deadstate
+            finally:
+                self._waitpid_lock.release()
+        return self.returncode
+
+
+def run(
+    args: Sequence[str | os.PathLike[str]],
+    input: Any = None,
+    capture_output: bool = False,
+    timeout: float | None = None,
+    check: bool = False,
+    **options: Any,
+) -> subprocess.CompletedProcess[Any]:
+    """`subprocess.run` with this module's `Popen`."""
+    if capture_output:
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if input is not None:
+        options["stdin"] = subprocess.PIPE
+    with Popen(args, **options) as process:
+        try:
+            out, err = process.communicate(input, timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """Where to ask; the server ends when this is closed, and with it what it has forked."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
+    with theirs:
+        command = [sys.executable, "-c", f"from {__name__} import serve; serve({PRELOADED!r})"]
+        subprocess.Popen(command, stdin=theirs, env=_ENVIRONMENT, cwd="/", start_new_session=True)
+    return ours
+
+
+def serve(preloaded: Sequence[str]) -> None:
+    """Be the server, whose standard input is the socket."""
+    for name in preloaded:
+        importlib.import_module(name)
+    from llmrl.run import provenance
+
+    provenance.code_digest()
+    provenance.packages()
+    threads = list(Path("/proc/self/task").iterdir())
+    assert len(threads) == 1, f"what is preloaded has started {len(threads) - 1} threads"
+    gc.freeze()  # or the collector of what is forked would write to all of this, which copies it
+    control = socket.socket(fileno=0)
+    heard, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    replies: dict[int, socket.socket] = {}
+    while True:
+        ready = select.select([control, heard], [], [])[0]
+        if heard in ready:
+            os.read(heard, 4096)
+            while replies:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    break
+                with replies.pop(pid) as reply, contextlib.suppress(BrokenPipeError):
+                    reply.send(str(status).encode())
+        if control not in ready:
+            continue
+        message, fds, *_ = socket.recv_fds(control, _LONGEST, 4)
+        if not message:
+            for pid in replies:
+                os.kill(pid, signal.SIGKILL)
+            raise SystemExit
+        pid = os.fork()
+        reply = socket.socket(fileno=fds.pop())
+        if not pid:
+            signal.set_wakeup_fd(-1)
+            control.detach()
+            for other in (reply, *replies.values()):
+                other.close()
+            os.close(heard)
+            os.close(wake)
+            _live(functools.partial(_become, fds, **json.loads(message)))
+        for fd in fds:
+            os.close(fd)
+        with contextlib.suppress(BrokenPipeError):
+            reply.send(str(pid).encode())
+        replies[pid] = reply
+
+
+def _live(work: Callable[[], None]) -> NoReturn:
+    """Call `work` and end as an interpreter ends, but that nobody takes to pieces what was imported."""
+    code: object = 0
+    try:
+        work()
+    except SystemExit as end:
+        code = end.code
+    except BaseException as error:  # noqa: BLE001 (whatever it is, it ends this process)
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    if not isinstance(code, int | None):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = code or 120
+    if code == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit((code or 0) & 0xFF)
+
+
+def _become(streams: Sequence[int], args: list[str], cwd: str, env: dict[str, str], umask: int) -> None:
+    """In a forked process: be what `exec` would have made of it."""
+    os.setsid()
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if number < signal.SIGRTMIN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+    for number, fd in enumerate(streams):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.umask(umask)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    encoding, at_once = sys.stdout.encoding, sys.stdout.write_through
+    sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # noqa: SIM115
+    for number, name, errors in ((1, "stdout", sys.stdout.errors), (2, "stderr", "backslashreplace")):
+        file = open(number, "wb", 0 if at_once else -1, closefd=False)  # noqa: SIM115
+        stream = io.TextIOWrapper(file, encoding, errors, "\n", number == 2 or os.isatty(number), at_once)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    import numpy
+
+    numpy.random.seed()
+    sys.orig_argv = args
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    words = args[1:] if Path(args[0]).name.startswith("python") else args
+    if {"-m", "--multirun", "retry"}.intersection(words[2:]) and _is_fork_server(args[0]):
+        return
+    if words[0] == "-m":
+        sys.argv, sys.path[0] = words[1:], cwd
+        runpy._run_module_as_main(words[1])
+    elif words[0] == "-c":
+        sys.argv, sys.path[0] = ["-c", *words[2:]], ""
+        exec(compile(words[1], "<string>", "exec"), vars(main))
+    else:
+        sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
+        main.__file__ = words[0]
+        exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), vars(main))
+
+
+def _is_fork_server(python: str) -> bool:
+    """Fork this process, which is about to launch a sweep: the child waits, and becomes the server of
+    `multiprocessing` that the runs are forked from when the launcher starts one. True in that child, at its end.
+
+    That server would import all that is imported here already.
+    """
+    from multiprocessing import util
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        spawn = util.spawnv_passfds
+
+        def tell(path: bytes, args: Sequence[Any], fds: Sequence[int]) -> int:
+            code = os.fsdecode(args[-1])
+            if not code.startswith("from multiprocessing.forkserver import main"):
+                return spawn(path, args, fds)
+            util.spawnv_passfds = spawn
+            request = {"code": code, "fds": list(fds), "env": dict(os.environ), "cwd": str(Path.cwd())}
+            with ours:
+                socket.send_fds(ours, [json.dumps(request).encode()], list(fds))
+            return pid
+
+        util.spawnv_passfds = tell
+        return False
+    ours.close()
+    os.setpgid(0, 0)
+    with theirs:
+        message, fds, *_ = socket.recv_fds(theirs, _LONGEST, 8)
+    if not message:
+        os._exit(0)  # it started none
+    request = json.loads(message)
+    fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, 512) for fd in fds]
+    for fd, number in zip(fds, request["fds"], strict=True):
+        os.dup2(fd, number)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    exec(request["code"], {"__name__": "__main__"})
+    return True

@@ -1,0 +1,281 @@
+"""Games on the real engine, on any map, that tell everything the rules depend on: what native games are held against.
+
+The engine can start a game only once, so a built game is kept untouched and every episode is played in a forked child.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl.envs.melting_pot import engine, install
+from llmrl.envs.melting_pot.rules import SUBSTRATES, action_names, avatars, component, define
+
+LUA = Path(__file__).parents[1] / "envs" / "native" / "lua"
+HEADINGS = "NESW"
+PER_PLAYER = (
+    "reward",
+    "cleaned",
+    "zapped",
+    "alive",
+    "x",
+    "y",
+    "heading",
+    "zap_wait",
+    "clean_wait",
+    "others_cleaned",
+    "ready",
+    "turn",
+)
+OWN_CELLS = "0123456789abcde"
+"""Symbols of players' own cells in a map of `Rig`, first player first."""
+
+
+@dataclass(frozen=True)
+class Rig:
+    """Which game to build.
+
+    Attributes:
+        text: the map; None is Melting Pot's own. Digits mark where players begin, who come back on a `P`.
+        headings: of each player at the start, like "NEWS"; None leaves it to the rules.
+        clean: all of the river is clean at the start.
+        under: what is under players' own cells, a symbol of the map.
+    """
+
+    substrate: str
+    text: str | None = None
+    n_agents: int = 7
+    rules: str = "upstream"
+    headings: str | None = None
+    clean: bool = False
+    under: str = " "
+
+    @property
+    def map(self) -> str:
+        """The map as the native games read it: without own cells."""
+        text = self.text or install.load(SUBSTRATES[self.substrate].module)[1].ASCII_MAP
+        if self.clean:
+            text = text.replace("F", "H")
+        return "".join(self.under if char in OWN_CELLS else char for char in text).strip("\n")
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        return action_names(self.substrate, self.rules)
+
+
+@dataclass
+class Seen:
+    """What the engine tells after a step; in a recording all have the time first, and time 0 is the start.
+
+    Attributes:
+        reward, cleaned, zapped: of the step, [N].
+        alive: [N] bool. x, y: place, also while out of the game (where they were). heading: [N], 0 north .. 3 west.
+        zap_wait, clean_wait: frames until beams are ready. others_cleaned, ready: what players are told.
+        turn: in which order players moved, 1 first.
+        apple: live, [A] bool. waits: number of live neighbours by which a site waits, -1 none. grew: the level made it
+            grow in this step. dry: withered grass.
+        dirt: [D] bool. spilled: the level made it dirty in this step.
+        water: frames of the water, [R], over all cells of the river.
+    """
+
+    reward: np.ndarray
+    cleaned: np.ndarray
+    zapped: np.ndarray
+    alive: np.ndarray
+    x: np.ndarray
+    y: np.ndarray
+    heading: np.ndarray
+    zap_wait: np.ndarray
+    clean_wait: np.ndarray
+    others_cleaned: np.ndarray
+    ready: np.ndarray
+    turn: np.ndarray
+    apple: np.ndarray
+    waits: np.ndarray
+    grew: np.ndarray
+    dry: np.ndarray
+    dirt: np.ndarray
+    spilled: np.ndarray
+    water: np.ndarray
+
+    @classmethod
+    def parse(cls, report: np.ndarray, n_agents: int, sites: np.ndarray) -> Seen:
+        kinds = sites[:, 2]
+        n_apples, n_dirt, n_water = ((kinds == kind).sum() for kind in (1, 2, 3))
+        at = len(PER_PLAYER) * n_agents
+        values = report[:at].reshape(n_agents, -1).T
+        of: dict[str, np.ndarray] = dict(zip(PER_PLAYER, values, strict=True))
+        of |= {name: value.astype(int) for name, value in of.items() if name != "ready"}
+        of["alive"] = of["alive"] > 0
+        apples = report[at : at + 4 * n_apples].reshape(-1, 4).astype(int).T
+        at += 4 * n_apples
+        dirt = report[at : at + 2 * n_dirt].reshape(-1, 2).astype(bool).T
+        at += 2 * n_dirt
+        of |= {"apple": apples[0] > 0, "waits": apples[1], "grew": apples[2] > 0, "dry": apples[3] > 0}
+        of |= {"dirt": dirt[0], "spilled": dirt[1], "water": report[at : at + n_water].astype(int)}
+        return cls(**{name: np.array(value) for name, value in of.items()})
+
+    @classmethod
+    def stack(cls, frames: Sequence[Seen]) -> Seen:
+        return cls(**{f.name: np.stack([getattr(frame, f.name) for frame in frames]) for f in fields(cls)})
+
+
+@dataclass
+class Recording:
+    """An episode: `seen` of T + 1 times, `action` [T, N], and whether the engine ended it with the last step."""
+
+    rig: Rig
+    sites: np.ndarray
+    seen: Seen
+    action: np.ndarray
+    ended: bool
+
+
+Policy = Callable[[Seen, np.random.Generator], np.ndarray]
+"""What players do, [N] indices of `Rig.actions`, given what the engine tells."""
+
+
+class RealGame:
+    """A built game; `start` may be called once in a process."""
+
+    def __init__(self, rig: Rig) -> None:
+        dmlab2d, module = install.load(SUBSTRATES[rig.substrate].module)
+        self.rig = rig
+        self._lab = dmlab2d.Lab2d(importlib.import_module("dmlab2d.runfiles_helper").find(), _settings(rig, module))
+        names = list(self._lab.action_discrete_names())
+        controls = list(module.ACTION_SET[0])
+        chosen = [SUBSTRATES[rig.substrate].actions.index(action) for action in rig.actions]
+        self._table = np.array([[module.ACTION_SET[a][c] for c in controls] for a in chosen], dtype=np.int32)
+        players = range(1, rig.n_agents + 1)
+        self._columns = np.array([[names.index(f"{player}.{c}") for c in controls] for player in players])
+        self._vector = np.zeros(len(names), dtype=np.int32)
+        self._running = dmlab2d.RUNNING
+
+    def start(self, seed: int) -> Seen:
+        self._lab.start(0, seed)
+        self.sites = np.array(self._lab.observation("WORLD.SITES")).reshape(-1, 3).astype(int)
+        return self._seen()
+
+    def step(self, action: np.ndarray) -> tuple[Seen, bool]:
+        """What is seen after the step, and whether the episode goes on: if not, never step again."""
+        self._vector[self._columns] = self._table[action]
+        self._lab.act_discrete(self._vector)
+        status, _ = self._lab.advance()
+        return self._seen(), bool(status == self._running)
+
+    def _seen(self) -> Seen:
+        return Seen.parse(np.array(self._lab.observation("WORLD.WITNESS")), self.rig.n_agents, self.sites)
+
+
+@functools.cache
+def _level_folder() -> Path:
+    """Our levels and those of the tests side by side: the engine looks for a level's modules in one folder."""
+    folder = Path(tempfile.mkdtemp(prefix="levels"))
+    for path in engine.LUA.glob("*.lua"):
+        name = f"watched_{path.name}" if (LUA / path.name).exists() else path.name
+        (folder / name).symlink_to(path)
+    for path in LUA.glob("*.lua"):
+        (folder / path.name).symlink_to(path)
+    return folder
+
+
+def _settings(rig: Rig, module: Any) -> dict[str, str]:
+    rows = rig.text.strip("\n").splitlines() if rig.text else []
+    own = {char: (x, y) for y, row in enumerate(rows) for x, char in enumerate(row) if char in OWN_CELLS}
+
+    definition = define(module, rig.substrate, rig.n_agents, rig.rules, rig.map)
+    simulation = definition["simulation"]
+    simulation["scene"]["components"].append({"component": "Witness", "kwargs": {}})
+    grid = [list(row) for row in simulation["map"].strip("\n").split("\n")]
+    for index, avatar in enumerate(avatars(definition)):
+        heading = rig.headings[index] if rig.headings else ""
+        avatar["components"].append({"component": "Watched", "kwargs": {"heading": heading}})
+        if OWN_CELLS[index] in own:
+            x, y = own[OWN_CELLS[index]]
+            grid[y][x] = OWN_CELLS[index]
+            point = copy.deepcopy(simulation["prefabs"]["spawn_point"])
+            component(point, "StateManager")["stateConfigs"][0]["groups"] = [f"begin{index}"]
+            simulation["prefabs"][f"begin{index}"] = point
+            under = simulation["charPrefabMap"][rig.under]
+            under = [under] if isinstance(under, str) else under["list"]
+            simulation["charPrefabMap"][OWN_CELLS[index]] = {"type": "all", "list": [*under, f"begin{index}"]}
+            kwargs = component(avatar, "Avatar")
+            kwargs["postInitialSpawnGroup"] = kwargs.get("postInitialSpawnGroup", "spawnPoints")
+            kwargs["spawnGroup"] = f"begin{index}"
+    simulation["map"] = "\n" + "\n".join("".join(row) for row in grid) + "\n"
+    definition["levelDirectory"] = str(install.root())
+    definition["levelName"] = os.path.relpath(_level_folder() / definition["levelName"], install.root())
+    flat = importlib.import_module("dmlab2d.settings_helper").flatten_args(definition)
+    return {key.replace("$", "."): str(value) for key, value in flat.items()}
+
+
+@functools.cache
+def _built(rig: Rig) -> RealGame:
+    return RealGame(rig)
+
+
+def in_child(function: Callable[[], Any]) -> Any:
+    """What `function` returns, run in a copy of this process."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        code = 1
+        try:
+            with os.fdopen(write, "wb") as pipe:
+                pickle.dump(function(), pipe, protocol=5)
+            code = 0
+        finally:
+            # Not sys.exit: what the tests have set up to run at exit is not the copy's to run.
+            os._exit(code)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code == 0, f"the game died with exit code {code}"
+    return pickle.loads(answer)  # noqa: S301  of our own child
+
+
+def play(rig: Rig, policy: Policy, steps: int, seed: int) -> Recording:
+    """An episode of at most `steps` steps."""
+    game = _built(rig)
+
+    def episode() -> Recording:
+        rng = np.random.default_rng(seed)
+        frames, actions, going = [game.start(seed)], [], True
+        while going and len(actions) < steps:
+            action = np.asarray(policy(frames[-1], rng))
+            frame, going = game.step(action)
+            frames.append(frame)
+            actions.append(action)
+        return Recording(rig, game.sites, Seen.stack(frames), np.array(actions), not going)
+
+    return in_child(episode)
+
+
+def script(rig: Rig, lines: Sequence[Sequence[str]], seed: int = 0) -> Recording:
+    """An episode in which players do what is written: one line a step, one action a player; "" is noop."""
+    table = np.array([[rig.actions.index(name or "noop") for name in line] for line in lines])
+    steps = iter(table)
+    return play(rig, lambda seen, rng: next(steps), len(table), seed)
+
+
+def uniform(rig: Rig) -> Policy:
+    """All actions are equally probable."""
+    return lambda seen, rng: rng.integers(0, len(rig.actions), rig.n_agents)
+
+
+def drawn(weights: Sequence[float]) -> Policy:
+    """Actions in proportion to `weights`."""
+    p = np.array(weights) / sum(weights)
+    return lambda seen, rng: rng.choice(len(p), len(seen.alive), p=p)

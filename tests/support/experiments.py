@@ -1,0 +1,86 @@
+"""Composing configs and running experiments inside a test process, as `llmrl-train` does."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def compose(*overrides: str, primary: str = "train") -> dict:
+    """The resolved config of `llmrl-<primary> <overrides>`; without reference lines, which are two more runs, unless
+    they are asked for."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    with initialize_config_module("llmrl.conf", version_base="1.3"):
+        alone = ["design.references=0"] if primary == "train" else []
+        config = hydra_compose(primary, overrides=[*alone, *overrides], return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        OmegaConf.set_struct(config, False)
+        config.pop("hydra")
+        return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+
+
+def search_in(env: str, treatment: str = "none") -> tuple[str, ...]:
+    """The overrides of a published policy search in an environment."""
+    if env == "cliff_walking":
+        return ("experiment=search/cliff_walking", f"treatment={treatment}")
+    study = "table" if env in ("frozen_lake", "maze", "nim") else "linear"
+    return (f"experiment=search/{study}", f"env={env}", f"treatment={treatment}")
+
+
+def run(*overrides: str) -> float | None:
+    """Run an experiment here and now."""
+    return run_experiment(compose(*overrides), list(overrides))
+
+
+def run_experiment(config: dict, overrides: Sequence[str], quiet: bool = False) -> float | None:
+    """Run the experiment of a resolved config here and now."""
+    from llmrl.experiment.experiment import Experiment
+    from llmrl.experiment.job import run_and_print
+
+    return run_and_print(Experiment(config, overrides), quiet)
+
+
+def only_run_folder(root: Path) -> Path:
+    (folder,) = {path.parent for path in root.rglob("config.yaml") if "backup" not in str(path)}
+    return folder
+
+
+def comparable_metrics(folder: Path, kind: str | None = None) -> list[dict]:
+    """All rows of a run, or those of one kind, without wall-clock numbers."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if kind in (None, row["kind"])]
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def rows_alike(two: list[dict], one: list[dict], rel: float, abs: float = 1e-6) -> bool:
+    """Whether rows say the same: numbers to a tolerance, words exactly."""
+    import math
+
+    def alike(a, b) -> bool:
+        return a == b if isinstance(a, str) else math.isclose(a, b, rel_tol=rel, abs_tol=abs)
+
+    return len(two) == len(one) and all(
+        a.keys() == b.keys() and all(alike(a[name], b[name]) for name in a) for a, b in zip(two, one, strict=True)
+    )
+
+
+def silent() -> None:
+    """Make this a child process whose output nobody reads."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def silent_run(*overrides: str) -> None:
+    """`run` for a child process."""
+    silent()
+    run(*overrides)

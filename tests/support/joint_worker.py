@@ -1,0 +1,167 @@
+"""What each of several processes does in tests/run/test_processes.py: exchanges, and runs of a toy loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmrl.core.errors import ConfigError, ProcessesError
+from llmrl.core.processes import Processes, leaving_together
+from llmrl.run.joint import open_run
+from llmrl.run.run import Run
+from llmrl.run.signals import Stopped
+
+CONFIG = {"env": {"_target_": "toy"}, "seed": 0}
+UPDATES = 6
+
+
+class Toy:
+    """A regression whose batches are shared: each process computes its part of the loss."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self.generator = torch.Generator().manual_seed(0)
+        self.layer = torch.nn.Linear(3, 1)
+        torch.nn.init.constant_(self.layer.weight, 0.1)
+        torch.nn.init.constant_(self.layer.bias, 0.0)
+        # By hand: optimisers of torch take seconds to import.
+        self.momentum = [torch.zeros_like(p) for p in self.layer.parameters()]
+
+    def iterate(self) -> float:
+        x = torch.randn(7, 3, generator=self.generator)
+        own = x[self.processes.share(len(x))]
+        losses = (self.layer(own) - own.sum(1, keepdim=True)) ** 2
+        (losses.sum() / len(x)).backward()
+        self.processes.sum_gradients(self.layer.parameters())
+        with torch.no_grad():
+            for p, momentum in zip(self.layer.parameters(), self.momentum, strict=True):
+                p -= 0.1 * momentum.mul_(0.9).add_(p.grad)
+                p.grad = None
+        return float(self.processes.gather(losses.detach()).mean())
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {"layer": self.layer.state_dict(), "momentum": self.momentum}
+        return {**state, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.layer.load_state_dict(state["layer"])
+        self.momentum = list(state["momentum"])
+        self.generator.set_state(state["generator"])
+
+
+def train(
+    root: Path, name: str, processes: Processes, hook: Callable[[int], None] | None = None, updates: int = UPDATES
+) -> float | None:
+    """A run of the toy; `hook(update)` may cause trouble."""
+    toy = Toy(processes)
+    with open_run(processes, CONFIG, 0, lambda: Run.open(root, name, CONFIG)) as run:
+        if run.finished:
+            return run.result
+        if run.restored is not None:
+            toy.load_state_dict(run.restored)
+        with run.progress(updates, "updates", "train", run.iteration) as progress:
+            for update in range(run.iteration, updates):
+                run.metrics.log(
+                    "update", "updates", {"loss": toy.iterate(), "time/rank": processes.rank}, updates=update
+                )
+                progress.update(update + 1)
+                if hook is not None:
+                    hook(update)
+                run.safe_point(update + 1, toy.state_dict)
+        (run.folder / "written_by_the_loop").write_text(str(processes.rank))
+        run.result = toy.iterate()
+    return run.result
+
+
+def exchanges(processes: Processes) -> dict[str, Any]:
+    """What comes of every kind of exchange, as plain data."""
+    rank = processes.rank
+    found: dict[str, Any] = {"share": [[s.start, s.stop] for s in map(processes.share, (0, 1, 2, 7))]}
+    found["everyone"] = processes.everyone({"rank": rank})
+    found["agree"] = processes.agree("first" if rank == 0 else "second")
+    rows = torch.arange(14.0).reshape(7, 2)
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
+        given = rows.to(dtype)
+        assert torch.equal(processes.gather(given[processes.share(7)]), given), dtype
+    assert processes.gather(rows[:1] if rank else rows[:0]).tolist() == [[0.0, 1.0]]
+    assert processes.gather(torch.tensor([rank])).tolist() == [0, 1]
+    assert processes.gather(rows[:0]).shape == (0, 2)
+    tensors = [torch.full((2, 3), 1.0 + rank), torch.tensor([rank, 5]), torch.tensor(0.1, dtype=torch.bfloat16)]
+    processes.sum_(tensors)
+    found["sum"] = [tensor.tolist() for tensor in tensors]
+    none, one, both = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
+    both.grad = torch.tensor([1.0, rank])
+    if rank == 1:
+        one.grad = torch.tensor([3.0, 4.0])
+    processes.sum_gradients([none, one, both])
+    found["gradients"] = [None if p.grad is None else p.grad.tolist() for p in (none, one, both)]
+    processes.barrier()
+    return found
+
+
+def drift(root: Path, processes: Processes) -> str:
+    """The processes log different numbers."""
+    try:
+        with open_run(processes, CONFIG, 0, lambda: Run.open(root, "drifted", CONFIG)) as run:
+            run.metrics.log("update", "updates", {"loss": float(processes.rank)}, updates=0)
+            run.safe_point(1, dict)
+    except ProcessesError as error:
+        return str(error)
+    return ""
+
+
+def other_config(root: Path, processes: Processes) -> str:
+    """The processes were started with different configs."""
+    config = {**CONFIG, "rank": processes.rank}
+    try:
+        open_run(processes, config, 0, lambda: Run.open(root, "other", config))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def interrupted(processes: Processes) -> Callable[[int], None]:
+    def hook(update: int) -> None:
+        if update == 2 and processes.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return hook
+
+
+def main() -> None:
+    root, scenario = Path(sys.argv[1]), sys.argv[2]
+    processes = Processes.join()
+    assert Processes.join() is processes is Processes.joined()
+    said: dict[str, Any] = {}
+    if scenario == "well":
+        said["exchanges"] = exchanges(processes)
+        said["result"] = train(root, "whole", processes)
+        said["again"] = train(root, "whole", processes)
+        try:
+            train(root, "stopped", processes, interrupted(processes))
+        except Stopped as stopped:
+            said["stopped"] = stopped.signal
+        said["status"] = processes.agree((root / "stopped").glob("*/s0/status.json").__next__().read_text())
+        said["resumed"] = train(root, "stopped", processes)
+        said["drifted"] = drift(root, processes)
+        said["other"] = other_config(root, processes)
+    else:
+
+        def crash(update: int) -> None:
+            if update == 2 and processes.rank == 1:
+                raise ZeroDivisionError("made to fail")
+
+        train(root, "crashed", processes, crash)
+    (root / f"said-{processes.rank}.json").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    with leaving_together():
+        main()

@@ -1,0 +1,40 @@
+"""Native games to test with, and what their steps say as plain arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmrl.core.records import Step, on_host
+from llmrl.core.seeding import Seeds
+from llmrl.envs.melting_pot.describe import SubstrateSettings
+from llmrl.envs.native.vec_env import NativeEnv
+
+SUBSTRATES = ("cleanup", "harvest")
+
+
+def native(substrate: str, n_envs: int, seed: int = 0, **options: Any) -> NativeEnv:
+    """Games with the settings and the options of the engine that are given."""
+    own = {name: options.pop(name) for name in ("device", "tiles", "compile") if name in options}
+    settings = SubstrateSettings(substrate, n_envs, **{"observe": ["grid", "vector"], **options})  # type: ignore[arg-type]
+    return NativeEnv(settings, Seeds(seed), **own)
+
+
+def random_actions(env: NativeEnv, steps: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(env.spec.n_actions, size=(steps, env.spec.n_envs, env.spec.n_agents))
+
+
+def flat(step: Step) -> dict[str, np.ndarray]:
+    """Everything a step says, on the host."""
+    found = {f"observation/{name}": on_host(x) for name, x in step.observation.items()}
+    found |= {f"info/{name}": on_host(x) for name, x in step.info.items()}
+    found |= {"reward": on_host(step.reward), "base": on_host(step.base_reward), "truncated": step.truncated}
+    if step.exposure is not None:
+        found["exposure"] = on_host(step.exposure)
+    return found
+
+
+def same(name: str, x: torch.Tensor, y: torch.Tensor) -> None:
+    assert torch.equal(x, y), name

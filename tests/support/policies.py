@@ -1,0 +1,58 @@
+"""Specs of games as policies see them, and principals that search a policy's parameters."""
+
+import numpy as np
+
+from llmrl.agents.search_agent import LinearAgent, TabularAgent
+from llmrl.analysis.statistics import standard_error_of_mean
+from llmrl.core.records import Outcome
+from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec, GameText
+from llmrl.principals.llm import llm_principal
+from models import scripted
+
+POLE = EnvSpec(
+    name="pole",
+    n_envs=1,
+    n_agents=1,
+    observation={"vector": Channel((3,), "float32")},
+    n_actions=2,
+    action_names=("left", "right"),
+    horizon=200,
+    text=GameText(
+        "Keep the pole upright.",
+        (("position", "of the cart (in m, from -2.4 to 2.4)"), ("speed", "of the cart"), ("angle", "of the pole")),
+        (("left", "push to the left"), ("right", "push to the right")),
+    ),
+)
+ARM = EnvSpec(
+    name="arm",
+    n_envs=2,
+    n_agents=1,
+    observation={"vector": Channel((2,), "float32", parts=({"angle": slice(0, 1), "speed": slice(1, 2)},))},
+    n_actions=0,
+    action_names=(),
+    horizon=None,
+    numbers=ActionNumbers(("shoulder", "elbow"), (-1.0, -2.0), (1.0, 2.0)),
+)
+LAKE = EnvSpec(
+    name="lake",
+    n_envs=1,
+    n_agents=1,
+    observation={"vector": Channel((4,), "float32"), "state": Channel((), "int64", 0, 3)},
+    n_actions=3,
+    action_names=("0", "1", "2"),
+    horizon=100,
+)
+
+
+def searcher(spec=POLE, agent=None, llm=None, **settings):
+    """A principal that searches the policy of `agent`, with the scripted model if none is given."""
+    agent = agent or (TabularAgent(spec) if "state" in spec.observation else LinearAgent(spec))
+    return llm_principal(spec, llm or scripted(), controller=agent.controller, **settings)
+
+
+def returned(vector, value, n=20, **summaries):
+    """The outcome of a vector whose `n` episodes scatter evenly around `value`."""
+    values = value + np.arange(n) - (n - 1) / 2
+    return Outcome(
+        np.array(vector, dtype=float), float(value), values, standard_error_of_mean(values), summaries=summaries
+    )

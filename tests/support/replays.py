@@ -1,0 +1,220 @@
+"""Plays a recorded episode of the real engine again on the native one, and says where the two differ.
+
+What the engine drew at random (who moved first, what grew, where dirt appeared, who came back where) is read from the
+recording and handed to the native engine as its draws. Everything else has to follow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from engine_games import Recording, Seen
+from llmrl.envs.native import tables
+from llmrl.envs.native.draws import Draws
+from llmrl.envs.native.engine import Engine, Setup
+from llmrl.envs.native.maps import GameMap, parse
+from llmrl.envs.native.state import State
+
+NEVER = 1 - 2.0**-24
+"""The largest number that is drawn: what is left to chance does not happen."""
+
+
+class Told(Draws):
+    """Numbers that are said beforehand, by purpose; asking for others is an error."""
+
+    def __init__(self, values: dict[str, np.ndarray]) -> None:
+        super().__init__(torch.zeros((len(next(iter(values.values()))), 2), dtype=torch.int32))
+        self.values = {name: torch.from_numpy(value.astype(np.float32)) for name, value in values.items()}
+
+    def uniform(self, purpose: str, t: torch.Tensor, n: int) -> torch.Tensor:
+        value = self.values[purpose]
+        assert value.shape[1] == n, f"{n} numbers were asked for {purpose}, and {value.shape[1]} were expected"
+        return value
+
+    def of(self, games: torch.Tensor) -> Told:
+        return Told({name: value[games].numpy() for name, value in self.values.items()})
+
+
+@dataclass
+class Verdict:
+    """What came of a replay.
+
+    Attributes:
+        steps: of all games.
+        mismatches: what differed, as (game, step, name, what the engine has, what the native one has).
+        counts: how often what happened.
+    """
+
+    steps: int = 0
+    mismatches: list[tuple[int, int, str, object, object]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+def engine_of(recording: Recording) -> Engine:
+    rig = recording.rig
+    return Engine(Setup(parse(rig.substrate, rig.map), rig.n_agents, rig.rules))
+
+
+def replay(recordings: Sequence[Recording], engine: Engine | None = None) -> Verdict:
+    """Play recordings of one game, equally long, side by side. A game that differs goes on from what the engine has."""
+    engine = engine or engine_of(recordings[0])
+    expected = Expected(engine.setup.game_map, recordings, engine)
+    verdict = Verdict(counts=expected.counts())
+    state = expected.state(0)
+    for t in range(1, expected.action.shape[1] + 1):
+        action = torch.from_numpy(expected.action[:, t - 1])
+        state, events = engine.step(state, action, expected.draws(t))
+        verdict.steps += len(recordings)
+        native = {name: getattr(state, name) for name in expected.compared}
+        native["heading"] = torch.where(state.alive, state.heading, 0)
+        native |= {"reward": events.reward, "cleaned": events.cleaned, "zapped": events.zaps, "t": state.t}
+        readiness = (1 - state.zap_wait.to(torch.float64) / engine.facts.zap_cooldown).clamp_min(0) * state.alive
+        native |= {"others_cleaned": events.others_cleaned, "ready": readiness}
+        wanted = expected.state(t)
+        real = {name: getattr(wanted, name) for name in expected.compared}
+        told = ("reward", "cleaned", "zapped", "others_cleaned", "ready")
+        real |= {"t": wanted.t, **{name: torch.from_numpy(getattr(expected.seen, name)[:, t]) for name in told}}
+        wrong = torch.zeros(len(recordings), dtype=torch.bool)
+        for name, value in native.items():
+            differs = (value.to(torch.float64) != real[name].to(torch.float64)).flatten(1 if value.dim() > 1 else 0)
+            differs = differs.any(-1) if differs.dim() > 1 else differs
+            for game in torch.nonzero(differs).flatten().tolist():
+                verdict.mismatches.append((game, t, name, real[name][game].tolist(), value[game].tolist()))
+            wrong |= differs
+        if wrong.any():
+            state = wanted.where(wrong, state)
+    return verdict
+
+
+class Expected:
+    """Recordings in the terms of the native engine: states, and draws that lead from one to the next."""
+
+    compared = (
+        "pos",
+        "heading",
+        "alive",
+        "out_for",
+        "zap_wait",
+        "clean_wait",
+        "apple",
+        "dirt",
+        "group",
+        "dry",
+        "cleaners",
+        "phase",
+    )
+
+    def __init__(self, game_map: GameMap, recordings: Sequence[Recording], engine: Engine) -> None:
+        self.map, self.engine = game_map, engine
+        self.harvest = game_map.substrate == "harvest"
+        self.seen = Seen.stack([recording.seen for recording in recordings])
+        self.action = np.stack([r.action for r in recordings]).astype(np.int64)
+        cells = [np.array([game_map.cell(x, y) for x, y, _ in r.sites.tolist()], dtype=np.int64) for r in recordings]
+        kinds = recordings[0].sites[:, 2]
+        assert all((each == cells[0]).all() for each in cells)
+        np.testing.assert_array_equal(cells[0][kinds == 1], game_map.apples)
+        np.testing.assert_array_equal(cells[0][kinds == 2], game_map.dirt)
+        water = list(cells[0][kinds == 3])
+        order = [water.index(cell) for cell in np.concatenate([game_map.dirt, game_map.river])]
+        time = np.arange(self.seen.water.shape[1])[None, :, None]
+        self._phase = ((self.seen.water[:, :, order] - time // 3) % 4).astype(np.uint8)
+        self._pos = (self.seen.y + 9) * game_map.stride + self.seen.x + 9
+        self._out_for = self._absences()
+
+    def _absences(self) -> np.ndarray:
+        """How long players are still out of the game, [B, T + 1, N]."""
+        alive, away = self.seen.alive, self.engine.facts.away
+        out = np.zeros(alive.shape, np.int32)
+        for t in range(1, alive.shape[1]):
+            gone = alive[:, t - 1] & ~alive[:, t]
+            out[:, t] = np.where(gone, away + 1, np.maximum(out[:, t - 1] - 1, 0)) * ~alive[:, t]
+        return out
+
+    def state(self, t: int) -> State:
+        seen, games = self.seen, len(self.action)
+        alive = seen.alive[:, t]
+        nobody = np.zeros((games, 0))
+        parts = {
+            "t": np.full(games, t, np.int32),
+            "pos": np.where(alive, self._pos[:, t], 0).astype(np.int64),
+            # Players out of the game can still turn, which nobody sees: they come back facing anywhere.
+            "heading": np.where(alive, seen.heading[:, t], 0).astype(np.int64),
+            "alive": alive,
+            "out_for": self._out_for[:, t],
+            "zap_wait": seen.zap_wait[:, t].astype(np.int32),
+            "clean_wait": (nobody if self.harvest else seen.clean_wait[:, t]).astype(np.int32),
+            "apple": seen.apple[:, t],
+            "dirt": seen.dirt[:, t],
+            "phase": self._phase[:, t],
+            "group": (np.minimum(seen.waits[:, t], 3) if self.harvest else nobody).astype(np.int8),
+            "dry": (seen.dry[:, t] if self.harvest else nobody).astype(bool),
+            "cleaners": (nobody if self.harvest else seen.cleaned[:, t] > 0).astype(bool),
+        }
+        return State(**{name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()})
+
+    def draws(self, t: int) -> Told:
+        """What has to be drawn for the step from t - 1 to t."""
+        seen, games = self.seen, len(self.action)
+        values = {
+            "order": seen.turn[:, t] / 64,
+            "grow": np.where(seen.grew[:, t], 0, NEVER),
+            "return": np.full((games, len(self.map.spawn)), 0.9),
+            "return_heading": (seen.heading[:, t] + 0.5) / 4,
+        }
+        if not self.harvest:
+            values["spill"] = np.full((games, 2), NEVER)
+            for game, site in np.argwhere(seen.spilled[:, t]):
+                clean = np.flatnonzero(~seen.dirt[game, t - 1])
+                assert site in clean and seen.spilled[game, t].sum() == 1, "the level made dirt of dirt"
+                values["spill"][game] = 0, (np.searchsorted(clean, site) + 0.5) / len(clean)
+        for game in range(games):
+            back = np.flatnonzero(seen.alive[game, t] & ~seen.alive[game, t - 1])
+            for rank, player in enumerate(back):
+                spot = np.flatnonzero(self.map.spawn == self._pos[game, t, player])
+                if len(spot):  # else a cell of the player's own
+                    values["return"][game, spot[0]] = (rank + 1) / 64
+        return Told(values)
+
+    def counts(self) -> Counter[str]:
+        """How often what the rules are about happened."""
+        seen, alive = self.seen, self.seen.alive
+        now, before = slice(1, None), slice(None, -1)
+        moves = [self.engine.actions.index(name) for name in tables.MOVES]
+        moved = np.isin(self.action, moves) & alive[:, before]
+        stayed = moved & alive[:, now] & (self._pos[:, now] == self._pos[:, before])
+        hidden = seen.grew[:, now] & ~seen.apple[:, now] & ~seen.apple[:, before]
+        counts = {
+            "apples eaten": seen.reward.sum(),
+            "apples grown": (seen.grew[:, now] & ~seen.apple[:, before]).sum(),
+            "grown under a player": hidden.sum(),
+            "two rewards in a step": (seen.reward > 1).sum(),
+            "zap hits": seen.zapped.sum(),
+            "returns": (alive[:, now] & ~alive[:, before]).sum(),
+            "moves": moved.sum(),
+            "moves into a wall or a player": stayed.sum(),
+            "moves where the order decided": self._contests(stayed),
+        }
+        if self.harvest:
+            counts["grass withered"] = (seen.dry[:, now] & ~seen.dry[:, before]).sum()
+        else:
+            counts["cells cleaned"] = seen.cleaned.sum()
+            counts["dirt spawned"] = seen.spilled.sum()
+            counts["spawned and cleaned at once"] = (seen.spilled[:, now] & ~seen.dirt[:, now]).sum()
+        return Counter({name: int(count) for name, count in counts.items()})
+
+    def _contests(self, stayed: np.ndarray) -> int:
+        """Blocked moves into a cell that was left, or that was free before, in the same step."""
+        game_map, count = self.map, 0
+        offsets = tables.offsets(game_map)
+        for game, t, player in np.argwhere(stayed):
+            move = tables.MOVES[self.engine.actions[self.action[game, t, player]]]
+            target = self._pos[game, t, player] + offsets[(self.seen.heading[game, t, player] + move) % 4]
+            there = (self._pos[game, t] == target) & self.seen.alive[game, t]
+            there_now = (self._pos[game, t + 1] == target) & self.seen.alive[game, t]
+            count += not game_map.wall[target] and not (there & there_now).any()
+        return count

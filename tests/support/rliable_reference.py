@@ -1,0 +1,99 @@
+"""Reference numbers of rliable 1.2.0, as JSON, from an environment of its own: it does not import with current pandas.
+
+    python tests/support/rliable_reference.py --venv /tmp/rliable > tests/analysis/golden/rliable.json
+
+makes that environment if it is not there (pandas below 3, arch below 8), goes on inside it, and prints the numbers of
+the cases below. With `--cases -` the cases are read from standard input instead.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+REQUIREMENTS = ("rliable==1.2.0", "pandas<3", "arch<8")
+RESAMPLES = 5000
+
+
+def built_in_cases():
+    """Scores of two groups, [n_runs, n_tasks] each: many tasks; one task with ties; few and uneven runs."""
+    import numpy as np
+
+    rng = np.random.default_rng(20)
+    many = rng.normal(0.6, 0.3, (10, 8)) + 0.2 * rng.normal(size=8)
+    ties = rng.integers(0, 4, (6, 1)).astype(float)
+    few = rng.gamma(2, 3, (4, 3))
+    thresholds = np.linspace(-0.5, 4, 10).tolist()
+    return [
+        {"x": many.tolist(), "y": (many[:7] - rng.normal(0.1, 0.2, (7, 8))).tolist(), "target": 1.0},
+        {"x": ties.tolist(), "y": rng.integers(0, 4, (6, 1)).astype(float).tolist(), "target": 2.0},
+        {"x": few.tolist(), "y": rng.gamma(2, 3, (5, 3)).tolist(), "target": 8.0},
+    ], thresholds
+
+
+def reference(case, thresholds):
+    """What rliable makes of one case: estimates, and 95% intervals as [low, high]."""
+    import numpy as np
+    from rliable import library, metrics
+
+    np.random.seed(0)  # rliable resamples with the global generator
+    x, y = np.array(case["x"]), np.array(case["y"])
+    functions = {
+        "mean": metrics.aggregate_mean,
+        "median": metrics.aggregate_median,
+        "iqm": metrics.aggregate_iqm,
+        "gap": lambda scores: metrics.aggregate_optimality_gap(scores, case["target"]),
+    }
+
+    def everything(scores):
+        return np.array([function(scores) for function in functions.values()])
+
+    estimates, intervals = library.get_interval_estimates({"x": x, "y": y}, everything, reps=RESAMPLES)
+    better, between = library.get_interval_estimates(
+        {"x,y": [x, y]}, lambda a, b: np.array([metrics.probability_of_improvement(a, b)]), reps=RESAMPLES
+    )
+    profile, bands = library.create_performance_profile({"x": x}, np.array(thresholds), reps=1000)
+    return {
+        "scores": {"x": case["x"], "y": case["y"]},
+        "target": case["target"],
+        **{
+            group: {
+                name: {"estimate": float(estimates[group][i]), "interval": intervals[group][:, i].tolist()}
+                for i, name in enumerate(functions)
+            }
+            for group in ("x", "y")
+        },
+        "improvement": {"estimate": float(better["x,y"][0]), "interval": between["x,y"][:, 0].tolist()},
+        "profile": {"estimate": profile["x"].tolist(), "interval": bands["x"].tolist()},
+    }
+
+
+def inside(venv):
+    """The Python of the environment in `venv`, which is made if it is not there."""
+    python = venv / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *REQUIREMENTS], check=True, stdout=sys.stderr)
+    return python
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--venv", type=Path, default=None, help="folder of the environment with rliable")
+    parser.add_argument("--cases", default="", help="'-': read {cases, thresholds} from standard input")
+    args = parser.parse_args()
+    if args.venv is not None:
+        again = [inside(args.venv), __file__, *(["--cases", args.cases] if args.cases else [])]
+        raise SystemExit(subprocess.run(again).returncode)
+    if args.cases == "-":
+        given = json.load(sys.stdin)
+        cases, thresholds = given["cases"], given["thresholds"]
+    else:
+        cases, thresholds = built_in_cases()
+    numbers = {
+        "source": f"{', '.join(REQUIREMENTS)}; tests/support/rliable_reference.py; {RESAMPLES} resamples",
+        "thresholds": thresholds,
+        "cases": [reference(case, thresholds) for case in cases],
+    }
+    print(json.dumps(numbers, indent=1))

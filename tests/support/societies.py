@@ -1,0 +1,64 @@
+"""Environment specs as the real environments give them, and a toy society with a known best mechanism."""
+
+import numpy as np
+
+from llmrl.analysis.statistics import standard_error_of_mean
+from llmrl.core.records import Outcome
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Channel, EnvSpec, Parameter, ParameterSpace
+from llmrl.envs.escape_room import EscapeRoom
+from llmrl.envs.mechanisms import BracketedTax, Incentives
+from llmrl.envs.melting_pot.describe import SubstrateSettings, describe
+
+
+def spec(mechanism, name="toy", contexts=(), metrics=None, actions=("stay", "go"), n_agents=3, horizon=20, **kwargs):
+    return EnvSpec(
+        name=name,
+        n_envs=1,
+        n_agents=n_agents,
+        observation={"vector": Channel((2,), "float32")},
+        n_actions=len(actions),
+        action_names=tuple(actions),
+        horizon=horizon,
+        mechanism=mechanism,
+        contexts=tuple(contexts),
+        metrics=metrics or {},
+        **kwargs,
+    )
+
+
+def toy(d=2, contexts=(), low=-1.0, high=3.0):
+    """d numbers in [low, high]."""
+    numbers = tuple(Parameter(f"x{i}", low, high, "units", f"knob number {i}") for i in range(d))
+    return spec(ParameterSpace("knobs", numbers), contexts=contexts, metrics={"level": "last", "moves": "sum"})
+
+
+def outcome(spec, vector, context=None, value=None, n=1):
+    """The quadratic society: payoff 10 - |x - best|^2 per unit range, best at 70 % of the range (30 % in context 1)."""
+    low, high = spec.mechanism.low, spec.mechanism.high
+    best = low + (0.3 if context == 1 else 0.7) * (high - low)
+    payoff = 10.0 - float((((vector - best) / (high - low)) ** 2).sum()) * 10 if value is None else value
+    return Outcome(
+        vector=np.asarray(vector),
+        value=payoff,
+        values=payoff + np.arange(n) - (n - 1) / 2,
+        standard_error=standard_error_of_mean(payoff + np.arange(n)),
+        context=context,
+        returns=np.full(spec.n_agents, payoff),
+        trajectories={name: np.arange(20.0) for name in spec.told},
+        summaries=dict.fromkeys(spec.told, 19.0),
+        gradient=-20 * (vector - best) / (high - low) ** 2,
+    )
+
+
+def substrate(name, rules, mechanism):
+    game = SubstrateSettings(name, 1, rules=rules, mechanism=mechanism, show_mechanism=False)
+    return describe(game, ["pixels"], "meltingpot")
+
+
+CLEANUP = substrate("cleanup", "upstream", Incentives(eat_reward=0.1))
+CLEANUP_LEGISLATIVE = substrate("cleanup", "legislative", Incentives(0.1, clean_count="exactly_one", pay_removed=True))
+HARVEST = substrate("harvest", "upstream", BracketedTax())
+HARVEST_LEGISLATIVE = substrate("harvest", "legislative", BracketedTax())
+ESCAPE_ROOM = EscapeRoom(Seeds(0), n_envs=1).spec
+GENERIC = toy()

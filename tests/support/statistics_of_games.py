@@ -1,0 +1,168 @@
+"""Numbers that sum up an episode, the same for the real engine and the native one, and how two samples compare."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import scripted
+from engine_games import Policy, Recording, Rig, Seen, play
+from llmrl.envs.native.draws import Draws, game_keys
+from llmrl.envs.native.engine import Engine, Setup
+from llmrl.envs.native.maps import parse
+
+REFERENCE = Path(__file__).parents[1] / "envs" / "native" / "reference_statistics.json"
+EVERY = 50
+"""Steps between two looks at apples and dirt."""
+PER = 100
+"""Steps over which rewards are summed."""
+SKEWED = 0.5
+"""Largest skewness of a mean that is compared as if it were normal."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What is played by whom, for how long.
+
+    Attributes:
+        policy: one of `scripted.SCRIPTS`, or `drawn` with `weights`.
+    """
+
+    substrate: str
+    policy: str
+    clean: bool = False
+    steps: int = 1000
+    weights: tuple[float, ...] = ()
+
+    @property
+    def rig(self) -> Rig:
+        return Rig(self.substrate, clean=self.clean)
+
+    def script(self, rig: Rig | None = None) -> scripted.Script:
+        """Who plays on `rig`, or on the one of the condition."""
+        rig = rig or self.rig
+        if self.policy == "drawn":
+            return scripted.drawn(list(self.weights))
+        return scripted.SCRIPTS[self.policy](parse(rig.substrate, rig.map), rig.actions)
+
+
+def reference() -> dict[str, dict]:
+    return json.loads(REFERENCE.read_text())
+
+
+def write_reference(known: Mapping) -> None:
+    """One quantity a line."""
+    text = json.dumps(known, indent=1)
+    REFERENCE.write_text(re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: "[" + " ".join(m[1].split()) + "]", text) + "\n")
+
+
+def condition_of(entry: Mapping) -> Condition:
+    return Condition(**{**entry["condition"], "weights": tuple(entry["condition"].get("weights", ()))})
+
+
+def of_native(condition: Condition, games: int, seed: int, draws: type[Draws] = Draws) -> dict[str, np.ndarray]:
+    """The numbers of `games` native games, [games] each; `draws` is where their random numbers come from."""
+    rig, script, rng = condition.rig, condition.script(), np.random.default_rng(seed)
+    game_map = parse(rig.substrate, rig.map)
+    engine = Engine(Setup(game_map, rig.n_agents))
+    keys = game_keys(np.full(games, seed), np.arange(games), np.zeros(games, np.int64))
+    source = draws(torch.from_numpy(keys))
+    state, tally = engine.start(source), Tally(games, rig.n_agents, condition.steps)
+    for t in range(condition.steps):
+        tally.look(t, state.apple.sum(-1).numpy(), state.dirt.sum(-1).numpy())
+        x, y = game_map.place(state.pos.numpy())
+        world = scripted.World(x, y, state.heading.numpy(), state.apple.numpy(), state.dirt.numpy())
+        action = torch.from_numpy(script(world, rng))
+        state, events = engine.step(state, action, source)
+        tally.add(t, events.reward.numpy(), events.zaps.numpy(), events.cleaned.numpy())
+    tally.look(condition.steps, state.apple.sum(-1).numpy(), state.dirt.sum(-1).numpy())
+    return tally.numbers(rig.substrate == "cleanup")
+
+
+def of_engine(condition: Condition, seed: int) -> dict[str, np.ndarray]:
+    """The numbers of one game on the real engine, [1] each."""
+    return of_recording(play(condition.rig, on_engine(condition.script()), condition.steps, seed))
+
+
+def on_engine(script: scripted.Script) -> Policy:
+    """A script as what plays one game of the real engine."""
+
+    def policy(seen: Seen, rng: np.random.Generator) -> np.ndarray:
+        world = scripted.World(*(v[None] for v in (seen.x, seen.y, seen.heading, seen.apple, seen.dirt)))
+        return script(world, rng)[0]
+
+    return policy
+
+
+def of_recording(recording: Recording) -> dict[str, np.ndarray]:
+    seen, steps = recording.seen, len(recording.action)
+    tally = Tally(1, recording.rig.n_agents, steps)
+    for t in range(steps + 1):
+        tally.look(t, seen.apple[t].sum(keepdims=True), seen.dirt[t].sum(keepdims=True))
+        if t:
+            tally.add(t - 1, seen.reward[t][None], seen.zapped[t][None], seen.cleaned[t][None])
+    return tally.numbers(recording.rig.substrate == "cleanup")
+
+
+class Tally:
+    """Sums over episodes of `steps` steps."""
+
+    def __init__(self, games: int, n_agents: int, steps: int) -> None:
+        self._reward = np.zeros((games, n_agents))
+        self._parts = np.zeros((-(-steps // PER), games))
+        self._zaps, self._cleaned = np.zeros(games), np.zeros(games)
+        self._looks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def look(self, t: int, apples: np.ndarray, dirt: np.ndarray) -> None:
+        if t % EVERY == 0:
+            self._looks[t] = apples, dirt
+
+    def add(self, t: int, reward: np.ndarray, zaps: np.ndarray, cleaned: np.ndarray) -> None:
+        self._reward += reward
+        self._parts[t // PER] += reward.sum(-1)
+        self._zaps += zaps.sum(-1)
+        self._cleaned += cleaned.sum(-1)
+
+    def numbers(self, river: bool) -> dict[str, np.ndarray]:
+        total = self._reward.sum(-1)
+        numbers = {"return": total, "return above 0": (total > 0).astype(float), "zap hits": self._zaps}
+        numbers |= {f"return of player {i + 1}": each for i, each in enumerate(self._reward.T)}
+        numbers |= {f"reward in steps {PER * i + 1}-{PER * (i + 1)}": each for i, each in enumerate(self._parts)}
+        numbers |= {f"apples after {t}": apples for t, (apples, _) in self._looks.items()}
+        if river:
+            numbers |= {"cells cleaned": self._cleaned}
+            numbers |= {f"dirt after {t}": dirt for t, (_, dirt) in self._looks.items()}
+        return numbers
+
+
+def summary(numbers: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
+    """Mean, standard deviation and size of every sample."""
+    return {name: [round(float(v.mean()), 4), round(float(v.std(ddof=1)), 4), len(v)] for name, v in numbers.items()}
+
+
+def z_scores(quantities: Mapping[str, Sequence[float]], numbers: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """How many standard errors the native mean is above the engine's, with the variance of both samples pooled.
+
+    What is too rare for its mean in the engine's sample to be about normal is left out: where the skewness of that
+    mean, as native games have it, exceeds `SKEWED`.
+    """
+    scores = {}
+    for name, (mean, sd, n) in quantities.items():
+        own = numbers[name]
+        spread = own.std(ddof=1)
+        if spread == 0:
+            # The last is a lower bound of how many of the engine's episodes had any of it.
+            if mean == own.mean() or sd == 0 or n * mean**2 / (mean**2 + sd**2) > 3:
+                scores[name] = 0.0 if mean == own.mean() else np.inf
+            continue
+        if abs(((own - own.mean()) ** 3).mean()) / spread**3 / np.sqrt(n) > SKEWED:
+            continue
+        pooled = ((n - 1) * sd**2 + (len(own) - 1) * spread**2) / (n + len(own) - 2)
+        scores[name] = float((own.mean() - mean) / np.sqrt(pooled * (1 / n + 1 / len(own))))
+    return scores

@@ -1,0 +1,97 @@
+"""Sweeps as a user starts them, on a society that takes hardly any time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import commands
+
+THIRD_PARTY = Path(__file__).parents[1] / "third_party"
+TROUBLED = (
+    "--config-dir",
+    str(THIRD_PARTY / "conf"),
+    "trusted_modules=[signal_game]",
+    "env=signal_game",
+    "principal=random",
+    "agent=troubled",
+    "design.steps=2",
+    "design.references=0",
+    "design.adapt_rounds=1",
+    "design.validate_episodes=4",
+)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, without keys of language models and without what an enclosing job would tell."""
+    kept = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY") and not k.startswith("SLURM_")}
+    return {**kept, **more}
+
+
+def start(*overrides: str, cwd: Path, **more: str) -> subprocess.Popen[str]:
+    """`llmrl-train --multirun`, in a process group of its own as a shell would give it."""
+    # Another copy of the package is what a server has not imported.
+    popen = subprocess.Popen if "PYTHONPATH" in more else commands.Popen
+    return popen(
+        [sys.executable, "-m", "llmrl.cli.train", "--multirun", *overrides],
+        cwd=cwd,
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def sweep(*overrides: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """`start`, and wait for it."""
+    process = start(*overrides, cwd=cwd, **more)
+    out, err = process.communicate(timeout=500)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`llmrl-sweep <arguments>`."""
+    return commands.run(
+        [sys.executable, "-c", "from llmrl.cli.sweep import main; main()", *arguments],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+
+
+def table(cwd: Path, folder: str = "outputs") -> list[dict]:
+    """What `llmrl-sweep status --json` tells."""
+    done = command("status", folder, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def states(cwd: Path) -> dict[tuple[str, int], str]:
+    """State by (what the run's agent has trouble with, seed)."""
+    return {(row["overrides"].get("agent.trouble", ""), row["seed"]): row["state"] for row in table(cwd)}
+
+
+def until(condition: Callable[[], object], seconds: float = 120) -> None:
+    """Wait for something to become true.
+
+    Raises:
+        AssertionError: it does not in time.
+    """
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not true after {seconds} s"
+        time.sleep(0.1)
+
+
+def waits(config: dict[str, object], overrides: list[str]) -> None:
+    """A run that takes long, and never gets hold of its folder."""
+    Path(str(config["begun"])).touch()
+    time.sleep(120)

@@ -1,0 +1,295 @@
+"""Sweeps on a real SLURM: one node, everything that can happen to a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import commands
+from cluster import Cluster, outside_of_jobs
+from experiments import comparable_metrics
+from llmrl.analysis.runs import read_runs
+from sweeping import TROUBLED, command, start, states, sweep, table, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.slurm]
+
+SLURM = ("hardware=slurm_cpu", "hardware.memory_gb=1")
+ROOM = ("env=escape_room", "env.n_envs=4", "design.adapt_rounds=2", "design.validate_episodes=4", "design.references=0")
+
+
+def by_seed(cwd: Path) -> dict[int, dict]:
+    return {row["seed"]: row for row in table(cwd)}
+
+
+def test_nine_runs_from_one_command_to_tables_and_curves(slurm_cluster: Cluster, tmp_path: Path):
+    """Three principals, three seeds; more runs than an array may hold, whatever this cluster allows."""
+    smaller = tmp_path / "bin" / "scontrol"
+    smaller.parent.mkdir()
+    said = "sed 's/^MaxArraySize .*/MaxArraySize = 6/'"
+    smaller.write_text(f'#!/bin/bash\nset -o pipefail\n{shutil.which("scontrol")} "$@" | {said}\n')
+    smaller.chmod(0o755)
+    path = os.pathsep.join([str(smaller.parent), os.environ["PATH"]])
+    overrides = (*SLURM, *ROOM, "principal=ucb,thompson,llm", "seed=0,1,2", "design.steps=2")
+    done = sweep(*overrides, cwd=tmp_path, PATH=path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "9 finished" in done.stdout
+    rows = table(tmp_path)
+    assert {row["state"] for row in rows} == {"finished"} and {row["attempt"] for row in rows} == {1}
+    jobs = {row["job_id"] for row in rows}
+    assert len(jobs) == 9 and len({job.split("_")[0] for job in jobs}) == 2
+    assert all(slurm_cluster.show(job)["JobState"] == "COMPLETED" for job in jobs)
+    shown = command("status", "outputs", cwd=tmp_path)
+    assert shown.returncode == 0 and shown.stdout.count("100%") == 9
+
+    again = sweep(*overrides, cwd=tmp_path)
+    assert again.returncode == 0 and again.stdout.count("nothing to do") == 9
+    assert [row["updated"] for row in table(tmp_path)] == [row["updated"] for row in rows]
+
+    report = [sys.executable, "-c", "from llmrl.cli.sweep_report import main; main()", "outputs/escape_room"]
+    made = commands.run(report, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert made.returncode == 0, made.stdout + made.stderr
+    page = (tmp_path / "outputs" / "escape_room" / "report" / "report.html").read_text()
+    assert all(f"principal={name}" in page for name in ("ucb", "thompson", "llm")) and "not a language model" in page
+
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+    curves = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "outputs"))
+    curves.Reload()
+    names = [name for name, tags in curves.Runs().items() if "principal/objective" in tags["scalars"]]
+    assert len(names) == 9 and all("principal_" in name and name.startswith("escape_room/") for name in names)
+
+
+@pytest.mark.long
+def test_interrupted_runs_end_as_if_they_had_not_been(slurm_cluster: Cluster, tmp_path: Path):
+    """One run requeued twice, one warned of its time limit, one killed outright, and beside them one made to fail."""
+    room = (*ROOM, "principal=ucb", "design.steps=500", "checkpoint_seconds=0.5", "seed=0,1,2")
+    (tmp_path / "reference").mkdir()
+    reference = sweep(*room, "hardware=local", cwd=tmp_path / "reference")
+    assert reference.returncode == 0, reference.stdout + reference.stderr
+
+    launcher = start(*SLURM, *room, cwd=tmp_path)
+    failing = sweep(*TROUBLED, *SLURM, "agent.trouble=raise", "agent.until=ok", "seed=9", cwd=tmp_path)
+    assert failing.returncode == 1 and "ZeroDivisionError: made to fail" in failing.stdout, failing.stdout
+    done: dict[int, int] = {0: 0, 1: 0, 2: 0}
+
+    def meddle() -> bool:
+        """Do the next thing to every run that is well on its way; true when all has been done."""
+        for run in read_runs(tmp_path / "outputs" / "escape_room"):
+            step, seed = run.last_metrics().get("principal_steps", 0), run.seed
+            if run.state != "running" or step < 100 * (done[seed] + 1):
+                continue
+            if seed == 0 and done[0] < 2 and run.attempt == done[0] + 1:
+                slurm_cluster.run("scontrol", "requeue", run.job_id)
+            elif seed == 1 and done[1] < 1:
+                slurm_cluster.run("scancel", "--signal=USR2", run.job_id)
+                slurm_cluster.run("scancel", "--signal=USR2", run.job_id)  # the second harms nothing
+            elif seed == 2 and done[2] < 1:
+                try:
+                    os.kill(run.pid, signal.SIGKILL)
+                except ProcessLookupError:  # a new attempt has begun since its status was read
+                    continue
+            else:
+                continue
+            done[seed] += 1
+        return done == {0: 2, 1: 1, 2: 1}
+
+    until(meddle, 300)
+    out, err = launcher.communicate(timeout=300)
+    assert launcher.returncode == 1, out + err
+    assert "2 finished, 1 lost" in out, out
+    rows = by_seed(tmp_path)
+    assert {seed: row["state"] for seed, row in rows.items()} == {
+        0: "finished",
+        1: "finished",
+        2: "lost",
+        9: "failed",
+    }
+    assert {seed: row["attempt"] for seed, row in rows.items()} == {0: 3, 1: 2, 2: 1, 9: 1}
+    assert "made to fail" in (Path(rows[9]["folder"]) / "traceback.txt").read_text()
+    in_slurm = {seed: slurm_cluster.show(row["job_id"]) for seed, row in rows.items()}
+    assert {seed: job["JobState"] for seed, job in in_slurm.items()} == {
+        0: "COMPLETED",
+        1: "COMPLETED",
+        2: "FAILED",
+        9: "FAILED",
+    }
+    assert (in_slurm[0]["Restarts"], in_slurm[1]["Restarts"]) == ("2", "1")
+    assert "SLURM: FAILED" in rows[2]["error"]
+
+    again = sweep(*SLURM, *room, cwd=tmp_path)
+    assert again.returncode == 0 and again.stdout.count("nothing to do") == 2, again.stdout + again.stderr
+    assert {row["attempt"] for seed, row in by_seed(tmp_path).items() if seed == 2} == {2}
+    for seed in range(3):
+        (expected,) = (tmp_path / "reference").rglob(f"escape_room/*/s{seed}")
+        (found,) = (tmp_path / "outputs").rglob(f"escape_room/*/s{seed}")
+        assert comparable_metrics(found) == comparable_metrics(expected), f"seed {seed}"
+        assert json.loads((found / "summary.json").read_text()) == json.loads((expected / "summary.json").read_text())
+
+
+@pytest.mark.long
+def test_time_limit_saves_and_says_when_it_has_had_enough(slurm_cluster: Cluster, tmp_path: Path):
+    """A run longer than its time limit saves and, where no more time-outs are allowed, ends FAILED and resumable."""
+    limits = ("hardware.backend.time_min=2", "hardware.backend.warn_s=30", "hardware.backend.max_timeouts=0")
+    overrides = (*TROUBLED, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
+    done = sweep(*overrides, *SLURM, *limits, cwd=tmp_path)
+    assert done.returncode == 143, done.stdout + done.stderr
+    (row,) = table(tmp_path)
+    assert row["state"] == "preempted" and "timed-out too many times" in row["error"], row
+    assert slurm_cluster.show(row["job_id"])["JobState"] == "FAILED"
+    step = row["last_metrics"]["principal_steps"]
+    assert step > 5  # SLURM warns up to a minute early
+    (tmp_path / "ok").touch()
+    done = sweep(*overrides, *SLURM, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = table(tmp_path)
+    assert row["attempt"] == 2 and "resumed from iteration" in (Path(row["folder"]) / "run.log").read_text()
+
+
+def test_submit_and_return_then_cancel(slurm_cluster: Cluster, tmp_path: Path):
+    overrides = (*TROUBLED, *SLURM, "agent.trouble=slow", "agent.until=ok", "design.steps=2000")
+    done = sweep(*overrides, "seed=0,1,2,3", "hydra.launcher.wait=false", cwd=tmp_path)
+    assert done.returncode == 0 and "4 submitted" in done.stdout, done.stdout + done.stderr
+    until(lambda: "running" in states(tmp_path).values())
+    again = sweep(*overrides, "seed=0,1,2,3", cwd=tmp_path)
+    assert again.returncode == 0 and "4 elsewhere" in again.stdout, again.stdout
+    cancelled = command("cancel", "outputs", cwd=tmp_path)
+    assert cancelled.returncode == 0 and "cancelled 4 jobs" in cancelled.stdout
+    until(lambda: not {"running", "queued"} & set(states(tmp_path).values()))
+    rows = table(tmp_path)
+    assert {row["state"] for row in rows} <= {"preempted", "cancelled"} and "preempted" in states(tmp_path).values()
+    for row in rows:
+        told = "everything is saved" if row["state"] == "preempted" else "cancelled before it began"
+        assert told in row["error"], row
+
+
+def test_launching_from_inside_an_allocation_and_another_folder(slurm_cluster: Cluster, tmp_path: Path):
+    """Nothing of the enclosing job is handed on; overrides with spaces, `=` and `/` arrive as they are."""
+    marker = tmp_path / "a b=c" / "ok file"
+    marker.parent.mkdir()
+    marker.touch()
+    (tmp_path / "elsewhere").mkdir()
+    inner = [
+        *(sys.executable, "-m", "llmrl.cli.train", "--multirun", *TROUBLED, *SLURM),
+        *("agent.trouble=slow", f"agent.until='{marker}'", "seed=0,1", f"output_root='{tmp_path}/out put'"),
+        *("hydra.launcher.wait=false",),
+    ]
+    outer = ["srun", "--ntasks=1", "--cpus-per-task=1", "--mem=500M", "--job-name=enclosing", *inner]
+    done = subprocess.run(
+        outer, cwd=tmp_path / "elsewhere", env=outside_of_jobs(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and "2 submitted" in done.stdout, done.stdout + done.stderr
+    until(lambda: {row["state"] for row in table(tmp_path, "out put")} == {"finished"})
+    for row in table(tmp_path, "out put"):
+        assert yaml.safe_load((Path(row["folder"]) / "config.yaml").read_text())["agent"]["until"] == str(marker)
+        assert slurm_cluster.show(row["job_id"])["JobName"] == "llmrl"
+
+
+def test_what_slurm_refuses_is_said_and_can_be_submitted_again(slurm_cluster: Cluster, tmp_path: Path):
+    overrides = (*TROUBLED, "agent.trouble=none", "agent.until=ok", "seed=0")
+    done = sweep(*overrides, *SLURM, "hardware.backend.partition=no_such", cwd=tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
+    said = " ".join(done.stdout.replace("│", " ").split())
+    assert "sbatch refused" in said and "hardware.backend.partition=no_such" in said and "main" in said, done.stdout
+    (row,) = table(tmp_path)
+    assert row["state"] == "lost" and "no_such" in row["error"]
+    assert "no_such" in command("logs", row["folder"], cwd=tmp_path).stdout
+    done = sweep(*overrides, *SLURM, cwd=tmp_path)
+    assert done.returncode == 0 and states(tmp_path) == {("none", 0): "finished"}, done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_code_that_changes_between_submission_and_start_is_told_of(slurm_cluster: Cluster, tmp_path: Path):
+    """A held job starts after the code on disk has become another (here: a copy of the package, edited)."""
+    import shutil
+
+    import llmrl
+
+    copy = tmp_path / "code"
+    shutil.copytree(Path(llmrl.__file__).parent, copy / "llmrl", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(llmrl.__file__).parents[2] / "conf", copy / "llmrl" / "conf")
+    path = os.pathsep.join([str(copy), os.environ["PYTHONPATH"]])
+    overrides = (*TROUBLED, *SLURM, "agent.trouble=none", "agent.until=ok", "seed=0")
+    held = ("hydra.launcher.wait=false", "hardware.backend.extra={hold: true}")
+    done = sweep(*overrides, *held, cwd=tmp_path, PYTHONPATH=path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (copy / "llmrl" / "__init__.py").open("a").write("\n# changed\n")
+    (row,) = table(tmp_path)
+    slurm_cluster.run("scontrol", "release", row["job_id"])
+    until(lambda: table(tmp_path)[0]["state"] == "finished")
+    assert "the code has changed between submission" in (Path(row["folder"]) / "run.log").read_text()
+
+
+@pytest.mark.long
+def test_preemption_with_a_time_of_grace_puts_the_run_back(slurm_cluster: Cluster, tmp_path: Path):
+    """In a partition with GraceTime, SIGTERM comes while the job still counts as running."""
+    overrides = (*TROUBLED, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
+    launcher = start(*overrides, *SLURM, "hardware.backend.partition=scavenge", cwd=tmp_path)
+    until(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
+    (row,) = table(tmp_path)
+    slurm_cluster.run("scancel", "--signal=TERM", row["job_id"])  # what its grace begins with
+    until(lambda: table(tmp_path)[0]["attempt"] == 2)
+    (tmp_path / "ok").touch()
+    out, err = launcher.communicate(timeout=200)
+    assert launcher.returncode == 0, out + err
+    assert slurm_cluster.show(row["job_id"])["Restarts"] == "1"
+
+
+@pytest.mark.long
+def test_a_job_between_two_attempts_waits_and_is_not_submitted_again(slurm_cluster: Cluster, tmp_path: Path):
+    """Requeued, with setup lines that take a while: SLURM says RUNNING before the run does."""
+    slow = ("hardware.backend.setup=[sleep 6]", "agent.trouble=slow", "agent.until=ok", "design.steps=2000")
+    overrides = (*TROUBLED, *SLURM, *slow, "seed=0")
+    launcher = start(*overrides, cwd=tmp_path)
+    until(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
+    (row,) = table(tmp_path)
+    slurm_cluster.run("scontrol", "requeue", row["job_id"])
+    seen = set()
+
+    def running_again() -> bool:
+        (now,) = table(tmp_path)
+        if now["attempt"] == 1 and slurm_cluster.show(row["job_id"])["JobState"] in ("PENDING", "RUNNING"):
+            seen.add(now["state"])
+        return now["attempt"] == 2
+
+    until(lambda: slurm_cluster.show(row["job_id"])["Restarts"] == "1")
+    again = sweep(*overrides, cwd=tmp_path)
+    assert again.returncode == 0 and "1 elsewhere" in again.stdout, again.stdout + again.stderr
+    until(running_again)
+    assert seen <= {"queued", "running"}, seen
+    (tmp_path / "ok").touch()
+    out, err = launcher.communicate(timeout=200)
+    assert launcher.returncode == 0, out + err
+
+
+@pytest.mark.long
+def test_a_rerun_that_never_began_is_not_taken_for_the_run_before_it(slurm_cluster: Cluster, tmp_path: Path):
+    overrides = (*TROUBLED, *SLURM, "agent.trouble=none", "agent.until=ok", "seed=0")
+    assert sweep(*overrides, cwd=tmp_path).returncode == 0
+    launcher = start(*overrides, "rerun=true", "hardware.backend.extra={hold: true}", cwd=tmp_path)
+    until(lambda: states(tmp_path) == {("none", 0): "queued"})
+    cancelled = command("cancel", "outputs", cwd=tmp_path)
+    assert "cancelled 1 jobs" in cancelled.stdout, cancelled.stdout + cancelled.stderr
+    out, err = launcher.communicate(timeout=100)
+    assert launcher.returncode == 130 and "left the queue before the run had" in out, out + err
+    assert states(tmp_path) == {("none", 0): "finished"}
+
+
+@pytest.mark.long
+def test_interrupting_the_wait_leaves_the_jobs_and_says_so(slurm_cluster: Cluster, tmp_path: Path):
+    overrides = (*TROUBLED, *SLURM, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
+    launcher = start(*overrides, cwd=tmp_path)
+    until(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
+    os.killpg(launcher.pid, signal.SIGINT)
+    out, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 130 and "the jobs go on" in out and "1 submitted" in out, out + err
+    assert states(tmp_path) == {("slow", 0): "running"}
+    (tmp_path / "ok").touch()
+    until(lambda: states(tmp_path) == {("slow", 0): "finished"})

@@ -1,0 +1,249 @@
+"""Taught students through the command line's own code: runs, failures of the planner's model, evaluations."""
+
+import csv
+import json
+
+import pytest
+
+from experiments import comparable_metrics, compose, only_run_folder, run, run_experiment
+from fake_openai_server import FakeOpenAIServer
+from llmrl.cli import evaluate
+from llmrl.config.input_digests import with_digests
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.run.content import saved_state
+from llmrl.teachers.plans import PlanStep
+from llmrl.teachers.rooms.domains import SimpleDoorKey
+
+SMALL = (
+    *("env=simple_doorkey", "env.n_envs=4", "env.horizon=40", "agent=ppo", "agent.features=8", "learn.rollout_steps=5"),
+    *("learn.evaluate_every=0", "learn.evaluate_episodes=4", "checkpoint_seconds=0"),
+)
+PLAN = json.dumps({"reasoning": "", "plan": [{"skill": "explore", "object": ""}]})
+
+
+def model(server):
+    return (
+        *("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model", "llm.retry.retries=0"),
+        *("teacher=llm", "teacher.samples=2"),
+    )
+
+
+def evaluated(folder, *arguments):
+    return evaluate.evaluate(evaluate.parser().parse_args([str(folder), *arguments]))
+
+
+class Dying:
+    """Answers a few questions and then none any more."""
+
+    def __init__(self, server_of, answers):
+        self.server_of, self.left = server_of, answers
+
+    def __call__(self, messages):
+        self.left -= 1
+        if self.left <= 0:
+            self.server_of().faults += ["500"] * 1000
+        return PLAN
+
+
+class TestAModelThatDiesMidway:
+    STEPS = ("learn.env_steps=800",)
+
+    @pytest.mark.slow
+    def test_stops_the_run_with_its_checkpoint_and_the_same_command_goes_on(self, tmp_path):
+        with FakeOpenAIServer(lambda messages: PLAN) as server:
+            run(*SMALL, *self.STEPS, *model(server), f"output_root={tmp_path / 'whole'}")
+            asked = len(server.exchanges)
+        expected = comparable_metrics(only_run_folder(tmp_path / "whole"))
+        with FakeOpenAIServer(None) as server:
+            server.reply = Dying(lambda: server, answers=4)
+            overrides = (*SMALL, *self.STEPS, *model(server), f"output_root={tmp_path / 'died'}")
+            with pytest.raises(LLMError):
+                run(*overrides)
+            folder = only_run_folder(tmp_path / "died")
+            assert json.loads((folder / "status.json").read_text())["state"] == "failed"
+            iteration = saved_state(folder)[0]
+            assert 0 < iteration < 40, "it should have died on the way"
+            server.faults.clear()
+            server.reply = lambda messages: PLAN
+            before = len([e for e in server.exchanges if e.fault is None])
+            run(*overrides)
+            after = len([e for e in server.exchanges if e.fault is None])
+        assert after <= asked, "a question was paid twice"
+        assert after > before
+
+        def without_spending(rows):
+            return [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in rows]
+
+        assert without_spending(comparable_metrics(folder)) == without_spending(expected)
+
+    @pytest.mark.slow
+    def test_or_is_replaced_by_the_fallback_and_counted(self, tmp_path):
+        with FakeOpenAIServer(None) as server:
+            server.reply = Dying(lambda: server, answers=4)
+            run(*SMALL, *self.STEPS, *model(server), "llm.failures=fall_back", f"output_root={tmp_path}")
+        last = comparable_metrics(only_run_folder(tmp_path))[-2]
+        assert last["teacher/fallbacks"] > 0 and last["teacher/weight"] > 0
+
+
+def test_no_question_after_the_cutoff(tmp_path):
+    schedule = ("teacher.schedule.start=1", "teacher.schedule.anneal=5", "teacher.schedule.cutoff=10")
+    run(*SMALL, "learn.env_steps=400", "teacher=llm", "llm=scripted", *schedule, f"output_root={tmp_path}")
+    rows = [row for row in comparable_metrics(only_run_folder(tmp_path)) if "teacher/weight" in row]
+    assert len(rows) == 20
+    assert [row["teacher/weight"] > 0 for row in rows] == [True] * 10 + [False] * 10
+    assert rows[9]["teacher/queries"] == rows[-1]["teacher/queries"] == 10 * 5 * 4
+    assert rows[9]["llm/calls"] == rows[-1]["llm/calls"] > 0
+    assert "teacher/cross_entropy" in rows[9] and "teacher/cross_entropy" not in rows[-1]
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    root = tmp_path_factory.mktemp("taught")
+    run(*SMALL, "learn.env_steps=200", "teacher=llm", "llm=scripted", f"output_root={root}")
+    return only_run_folder(root)
+
+
+class TestEvaluation:
+    @pytest.mark.slow
+    def test_players_side_by_side(self, taught, tmp_path):
+        out = tmp_path / "out"
+        results = evaluated(
+            taught, "--policy", "student,teacher,oracle,random", "--mode", "both", "--episodes", "40", "--out", str(out)
+        )
+        assert len(results["players"]) == 8
+        table = {(p["policy"], p["mode"]): p["table"]["success"] for p in results["players"]}
+        assert table["oracle", "deterministic"]["mean"] > 0.5 > table["random", "stochastic"]["mean"]
+        assert table["teacher", "stochastic"]["mean"] > 0.5
+        assert all(row["low"] <= row["mean"] <= row["high"] for row in table.values())
+        rows = list(csv.DictReader((out / "episodes.csv").open()))
+        assert len(rows) == 8 * 40 and {row["policy"] for row in rows} == {"student", "teacher", "oracle", "random"}
+
+    def test_a_hundred_episodes_unless_asked(self, taught, tmp_path):
+        assert evaluated(taught, "--policy", "oracle", "--out", str(tmp_path / "out"))["episodes"] == 100
+
+    def test_an_evaluation_repeats_itself(self, taught, tmp_path):
+        first, second = (
+            evaluated(taught, "--policy", "oracle", "--mode", "deterministic", "--out", str(tmp_path / name))
+            for name in "ab"
+        )
+        assert first["per_episode"] == second["per_episode"]
+
+    def test_video_with_thoughts(self, taught, tmp_path):
+        import imageio.v3 as iio
+
+        for policy in ("student,teacher", "random"):
+            out = tmp_path / policy
+            arguments = ("--video", "--video-steps", "4", "--episodes", "4", "--out", str(out))
+            results = evaluated(taught, "--policy", policy, *arguments)
+            frames = iio.imread(out / "videos" / "world.gif", index=None)
+            assert frames.shape[2] > frames.shape[1] and len(results["videos"]) == 2
+            panel = frames[0][:, frames.shape[1] :]
+            assert (panel != 255).any(), "nothing is drawn beside the game"
+
+    def test_a_student_needs_no_model_any_more(self, tmp_path):
+        with FakeOpenAIServer(lambda messages: PLAN) as server:
+            run(*SMALL, "learn.env_steps=40", *model(server), f"output_root={tmp_path}")
+        # The server is gone.
+        assert evaluated(only_run_folder(tmp_path), "--episodes", "4")["episodes"] == 4
+
+    def test_no_episodes_are_no_evaluation(self, taught):
+        with pytest.raises(ConfigError, match="at least 1"):
+            evaluated(taught, "--episodes", "0")
+
+    @pytest.mark.parametrize(("policy", "says"), [("student,pupil", "there are student"), ("teacher", "no teacher")])
+    def test_players_that_are_not_there(self, tmp_path, policy, says):
+        run(*SMALL, "learn.env_steps=20", f"output_root={tmp_path}")
+        with pytest.raises(ConfigError, match=says):
+            evaluated(only_run_folder(tmp_path), "--policy", policy)
+
+
+class Sitting(SimpleDoorKey):
+    """A domain whose rule is to do nothing worth while."""
+
+    def best_plan(self, sentence):
+        return (PlanStep("explore"),)
+
+
+def test_the_oracle_speaks_of_the_domain_of_the_run(tmp_path):
+    own = (
+        "teacher=oracle",
+        "teacher.domain={_target_: test_taught_runs.Sitting}",
+        "trusted_modules=[test_taught_runs]",
+    )
+    run(*SMALL, "learn.env_steps=20", *own, f"output_root={tmp_path}")
+    folder = only_run_folder(tmp_path)
+    trust = ("--trust", "test_taught_runs")
+    results = evaluated(folder, "--policy", "oracle", "--episodes", "20", "--out", str(tmp_path / "out"), *trust)
+    assert results["table"]["success"]["mean"] < 0.5, "who only explores opens no door"
+
+
+class TestAPlanTableOfOnesOwn:
+    def overrides(self, tmp_path, plan):
+        table = tmp_path / "mine.json"
+        table.write_text(
+            json.dumps({"domain": "simple_doorkey", "plans": {"Agent sees <nothing>, holds <nothing>.": {plan: 1.0}}})
+        )
+        return (
+            *SMALL,
+            "learn.env_steps=20",
+            "teacher=offline",
+            f"teacher.table={table}",
+            f"output_root={tmp_path}/out",
+        )
+
+    def test_another_table_is_another_run(self, tmp_path):
+        for plan, runs in (("explore", 1), ("explore", 1), ("explore, explore", 2)):
+            run(*self.overrides(tmp_path, plan))
+            assert len(list((tmp_path / "out" / "simple_doorkey").iterdir())) == runs
+
+    def test_a_submitted_run_is_refused(self, tmp_path):
+        overrides = self.overrides(tmp_path, "explore")
+        submitted = with_digests(compose(*overrides))
+        assert with_digests(submitted) == submitted
+        self.overrides(tmp_path, "explore, explore")
+        with pytest.raises(ConfigError, match=r"mine.json has changed since this run was submitted; repeat"):
+            run_experiment(submitted, list(overrides))
+        (tmp_path / "mine.json").unlink()
+        with pytest.raises(ConfigError, match="cannot be read: No such file"):
+            with_digests(compose(*overrides))
+
+    @pytest.mark.parametrize("own", [("teacher=offline",), ("teacher=offline", "teacher.table=published"), ()])
+    def test_other_runs_keep_their_hash(self, own):
+        config = compose(*SMALL, *own)
+        assert with_digests(config) == config
+
+
+class TestThePlanOfATaughtRun:
+    SCHEDULE = ("teacher.schedule.start=1", "teacher.schedule.anneal=5", "teacher.schedule.cutoff=10")
+
+    def plan(self, capsys, *overrides):
+        run(*SMALL, *overrides, "dry_run=true")
+        return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+    def test_tells_of_a_table(self, capsys):
+        text = self.plan(capsys, "learn.env_steps=400", "teacher=offline", *self.SCHEDULE)
+        assert "planner: the table corrected, domain: simple_doorkey, mode: soft, parity: false" in text
+        assert "LinearFloorCutoff(start=1.0, floor=0.1, anneal=5, cutoff=10)" in text
+        assert "teaches in 10 of the 20 updates" in text
+
+    def test_tells_of_a_model_and_a_debate(self, capsys):
+        world = ("env=simple_spread", "env.n_envs=2", "agent=ppo", "teacher=llm", "llm=scripted")
+        run(*world, "teacher.debate_rounds=2", "teacher.samples=3", "learn.env_steps=100", "dry_run=true")
+        text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert "samples: 3, debate rounds: 2" in text and "sharing: own" in text and "not a language model" in text
+
+    def test_and_of_none(self, capsys):
+        assert "teacher none" in self.plan(capsys, "learn.env_steps=400")
+
+
+def test_the_teacher_plays_itself(tmp_path):
+    overrides = ("env=simple_doorkey", "agent=teacher", "env.n_envs=8", "play.episodes=16")
+    result = run(*overrides, "teacher=offline", f"output_root={tmp_path}")
+    assert result > 0.8
+    with pytest.raises(ConfigError, match="agent=teacher plays a teacher; choose one"):
+        run(*overrides, f"output_root={tmp_path}")
+
+
+def test_agents_that_do_not_learn_are_not_taught(tmp_path):
+    with pytest.raises(ConfigError, match="use teacher=none"):
+        run(*SMALL, "agent.freeze=all", "teacher=oracle", f"output_root={tmp_path}")
