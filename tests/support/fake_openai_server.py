@@ -96,7 +96,9 @@ class FakeOpenAIServer:
         models_status: HTTP status of the list of models.
         requests, times, exchanges: of all chat requests that had the key.
         delivered: how often each question's answer was sent whole.
-        in_flight, most_in_flight: requests not answered yet.
+        in_flight: requests that this server is not done with.
+        most_in_flight: most requests at once whose answer had not begun. Never more than the client had open: it may give
+            an answer up, or have read all of it, before this server is done with it.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class FakeOpenAIServer:
         self.times: list[float] = []
         self.exchanges: list[Exchange] = []
         self.delivered: Counter[str] = Counter()
-        self.in_flight, self.most_in_flight = 0, 0
+        self.in_flight, self.most_in_flight, self._unanswered = 0, 0, 0
         self._rng = random.Random(seed)
         self._lock = threading.Lock()
         self.stopping = threading.Event()
@@ -162,8 +164,13 @@ class FakeOpenAIServer:
             self.times.append(exchange.start)
             self.exchanges.append(exchange)
             self.in_flight += 1
-            self.most_in_flight = max(self.most_in_flight, self.in_flight)
+            self._unanswered += 1
+            self.most_in_flight = max(self.most_in_flight, self._unanswered)
             return exchange
+
+    def _answer_begins(self):
+        with self._lock:
+            self._unanswered -= 1
 
     def _end(self, exchange):
         with self._lock:
@@ -199,6 +206,7 @@ class FakeOpenAIServer:
                 exchange = fake._begin(body)
                 try:
                     fake.stopping.wait(fake.delay)
+                    fake._answer_begins()
                     self._answer(body, exchange)
                 finally:
                     fake._end(exchange)
