@@ -97,8 +97,8 @@ class FakeOpenAIServer:
         requests, times, exchanges: of all chat requests that had the key.
         delivered: how often each question's answer was sent whole.
         in_flight: requests that this server is not done with.
-        most_in_flight: most requests at once whose answer had not begun. Never more than the client had open: it may give
-            an answer up, or have read all of it, before this server is done with it.
+        most_in_flight: most requests at once whose answer had not begun. Never more than the client had open: it may
+            give an answer up, or have read all of it, before this server is done with it.
     """
 
     def __init__(
