@@ -8,11 +8,11 @@ quotes the ratio to its better figure. Target: at least 100.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
-from plain_ppo import plain_ppo
+from plain_ppo import NUMBERS, plain_ppo
 
-from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.seeding import Seeds
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.rollout.collector import Collector
@@ -27,7 +27,7 @@ class Setting:
         seeds = Seeds(0)
         self.seeds, self.n_envs, self.freeze = seeds, n_envs, freeze
         env = EscapeRoom(seeds.child("env"), n_envs=n_envs)
-        ppo = PPOSettings(1e-3, 1e-5, 0.998, 0.98, 4, minibatch_size, 0.2, 0.2, True, 0.025, 0.5, 0.5, None, True)
+        ppo = replace(NUMBERS, minibatch_size=minibatch_size)
         self.agent = plain_ppo(env.spec, seeds.child("agent"), ppo, features=64, freeze=freeze)
         self.collector = Collector(env, self.agent.policy, "cpu")
 

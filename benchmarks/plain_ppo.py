@@ -9,6 +9,24 @@ from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 
+NUMBERS = PPOSettings(
+    learning_rate=1e-3,
+    adam_eps=1e-5,
+    gamma=0.998,
+    gae_lambda=0.98,
+    epochs=4,
+    minibatch_size=128,
+    clip=0.2,
+    value_clip=0.2,
+    normalize_advantage=True,
+    entropy_coefficient=0.025,
+    value_coefficient=0.5,
+    max_grad_norm=0.5,
+    target_kl=None,
+    bootstrap_truncation=True,
+)
+"""Of a society's learning, as published for Clean Up and Harvest; `dataclasses.replace` changes what is measured."""
+
 PLAIN: dict[str, Any] = {
     "governed": True,
     "share_parameters": True,

@@ -15,12 +15,12 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
-from plain_ppo import plain_ppo
+from plain_ppo import NUMBERS, plain_ppo
 
-from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.protocols import VecEnv
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
@@ -86,7 +86,7 @@ class Setting:
     ) -> None:
         env, one = make(games * several), make(games)
         self.horizon, self.device = env.spec.horizon or 1, device
-        ppo = PPOSettings(1e-3, 1e-5, 0.998, 0.98, 4, minibatch, 0.2, 0.2, True, 0.025, 0.5, 0.5, None, True)
+        ppo = replace(NUMBERS, minibatch_size=minibatch)
         seeds = [Seeds(s).child("agent") for s in range(several)]
         agents = [plain_ppo(one.spec, each, ppo, device, share_parameters=share) for each in seeds]
         self.societies = Societies(env, agents, 1, several)

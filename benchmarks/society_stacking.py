@@ -15,12 +15,14 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from plain_ppo import NUMBERS
 from torch.func import functional_call, stack_module_state, vmap
 
-from llmrl.algorithms.ppo import PPO, PPOSettings
+from llmrl.algorithms.ppo import PPO
 from llmrl.algorithms.societies.batched_trainer import StackedOptimizerStep
 from llmrl.algorithms.societies.stacked_networks import StackedNetwork
 from llmrl.core.spaces import Channel, EnvSpec
@@ -28,7 +30,7 @@ from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.society import SocietyPolicy
 
 CODES, AGENTS, ACTIONS, MINIBATCHES = (20, 9, 5, 4), 7, 9, 4
-SETTINGS = PPOSettings(1e-3, 1e-5, 0.998, 0.98, 1, None, 0.2, 0.2, True, 0.025, 0.5, 0.5, None, True)
+SETTINGS = replace(NUMBERS, epochs=1, minibatch_size=None)
 
 
 class VmappedNetwork:

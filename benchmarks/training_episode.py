@@ -20,11 +20,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from melting_pot import Official
-from plain_ppo import plain_ppo
+from plain_ppo import NUMBERS, plain_ppo
 
 from llmrl.agents.ppo_agent import PPOAgent
 from llmrl.algorithms.advantages import generalized_advantages
-from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.mechanisms import BracketedTax
@@ -35,11 +34,10 @@ from llmrl.rollout.collector import Collector
 
 PUBLISHED = 34.0  # CPU-seconds
 STEPS, PLAYERS, ROUNDS = 1000, 7, 3
-SETTINGS = PPOSettings(1e-3, 1e-5, 0.998, 0.98, 4, 128, 0.2, 0.2, True, 0.025, 0.5, 0.5, None, True)
 
 
 def make_agent(spec: EnvSpec) -> PPOAgent:
-    return plain_ppo(spec, Seeds(0), SETTINGS, freeze="core")
+    return plain_ppo(spec, Seeds(0), NUMBERS, freeze="core")
 
 
 def published_episode(engine: Official, agent: PPOAgent) -> None:
@@ -73,8 +71,8 @@ def published_episode(engine: Official, agent: PPOAgent) -> None:
     advantage = generalized_advantages(reward, value, next_value, done, 0.998, 0.98)
     target = (advantage + value).flatten()
     flat = {"image": images.flatten(0, 1), "rest": extras.repeat(STEPS, 1), "action": action.flatten()}
-    for _ in range(SETTINGS.epochs):
-        for indices in torch.randperm(STEPS * PLAYERS, generator=generator).split(SETTINGS.minibatch_size):
+    for _ in range(NUMBERS.epochs):
+        for indices in torch.randperm(STEPS * PLAYERS, generator=generator).split(NUMBERS.minibatch_size):
             logits, predicted = network.heads(encode(flat["image"][indices], flat["rest"][indices]))
             new, entropy = categorical.log_prob_entropy(logits, flat["action"][indices])
             ratio = (new - log_prob.flatten()[indices]).exp()
@@ -84,7 +82,7 @@ def published_episode(engine: Official, agent: PPOAgent) -> None:
             loss = -surrogate + 0.25 * (predicted - target[indices]).square().mean() - 0.025 * entropy.mean()
             optimizer.zero_grad()
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(network.parameters(), SETTINGS.max_grad_norm)
+            torch.nn.utils.clip_grad_norm_(network.parameters(), NUMBERS.max_grad_norm)
             optimizer.step()
 
 
