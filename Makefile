@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS ?=
 EXTRAS := llm,local-llm,four-bit,finetune,mujoco,box2d,sb3,plots,loggers,analysis,search,slurm,tuning,dev
 
-.PHONY: install demo test test-long test-fast test-hydra-next lint format bench docs clean
+.PHONY: install demo test test-again test-long test-fast test-hydra-next lint format bench docs clean
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt Makefile
@@ -24,6 +24,9 @@ demo: install  ## the main job: a principal governs a society in Clean Up, filme
 
 test: install  ## all but the longest tests: about 20 minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=40 -m "not long"
+
+test-again: install  ## what failed last time, one after the other: what passes now needed a quiet machine, and is to be mended
+	$(BIN)/python -m pytest -v --last-failed --last-failed-no-failures none
 
 test-long: install  ## the others: soaks, notebooks, every one of what `test` tries some of
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=40 -m long
