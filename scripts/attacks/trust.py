@@ -557,11 +557,12 @@ def _(folder: Path) -> tuple[bool, str]:
 @attack("printed commands, pasted into a real shell", "nothing but the command runs")
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.display.sweeps import print_sweep
+    from llmrl.sweeps.backends.local import Local
     from llmrl.sweeps.backends.protocol import Hardware, Job, Outcome
 
     place = folder / "it's $(touch pwned) `touch pwned`; touch pwned #" / "run" / "s0"
     place.mkdir(parents=True)
-    job = Job({"seed": 0, "name": "x"}, [], Hardware("local", "cpu", "highest", 1, 1, 1.0, 0, 1), 1, [])
+    job = Job({"seed": 0, "name": "x"}, [], Hardware(Local(), "cpu", "highest", 1, 1, 1.0, 0, 1), 1, [])
     _, out = said_by(lambda: print_sweep([Outcome(job, place, "failed", error="x")]))
     lines = [line.removeprefix("Why: ") for line in out.splitlines() if line.startswith(("Why: llmrl", "llmrl-"))]
     stubs = 'llmrl-sweep() { echo "$@"; }; llmrl-report() { echo "$@"; }; '

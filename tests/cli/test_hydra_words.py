@@ -8,6 +8,7 @@ import pytest
 import commands
 from llmrl.config.overrides import translated
 from llmrl.core.errors import ConfigError
+from llmrl.experiment.composition import composed
 from llmrl.experiment.experiment import Experiment
 
 
@@ -86,3 +87,12 @@ def test_the_launcher_of_the_card_is_ours_and_says_so(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "llmrl's own launcher computes runs here" in done.stderr and "LearnLoop" in done.stdout
+
+
+@pytest.mark.parametrize("primary", ["train", "finetune"])
+def test_a_study_of_ones_own_is_found_by_both_commands(tmp_path, primary):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "nice.yaml").write_text("# @package _global_\nname: nice\n")
+    words, _ = translated(["+experiment=nice"])
+    with composed(primary, words, [tmp_path]) as config:
+        assert config.name == "nice"
