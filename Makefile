@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 PIP_FLAGS ?=
 EXTRAS := llm,local-llm,four-bit,finetune,mujoco,box2d,sb3,plots,loggers,analysis,search,slurm,tuning,dev
 
+# Tests start hundreds of processes, each of which would compile the package and what it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install demo test test-again test-long test-fast test-hydra-next lint format bench docs clean
 install: $(VENV)/.installed
 

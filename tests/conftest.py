@@ -1,5 +1,6 @@
 """Fixtures shared by all tests; helpers and the sample third-party package are importable everywhere."""
 
+import gc
 import logging
 import os
 import sys
@@ -34,6 +35,12 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("meltingpot"):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish():
+    """What is imported and collected stays: the garbage collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

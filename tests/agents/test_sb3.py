@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from experiments import compose, only_run_folder, run
+from installed import skip_without
+from llmrl.agents.sb3_agent import SB3Agent
 from llmrl.cli.evaluate import evaluate, parser
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
+from llmrl.rollout.batched_evaluator import evaluation_seeds
 from llmrl.run.content import saved_state
 from policies import ARM, LAKE, POLE
 
-pytest.importorskip("stable_baselines3")
-
-from llmrl.agents.sb3_agent import SB3Agent
-from llmrl.rollout.batched_evaluator import evaluation_seeds
+skip_without("stable_baselines3")
 
 SMALL = ("agent=sb3", "env.horizon=50", "search.iterations=4", "search.episodes=5", "search.evaluate_episodes=6")
 

@@ -1,4 +1,4 @@
-"""`llmrl-train` as a user runs it: help, plans, refusals, sweeps, third-party parts. Real processes."""
+"""`llmrl-train` as a user runs it: help, plans, refusals, sweeps, third-party parts. Refusals are in this process."""
 
 import json
 import os
@@ -11,6 +11,8 @@ import yaml
 
 import commands
 from experiments import only_run_folder
+from in_process import call
+from llmrl.cli.train import main
 from llmrl.core.option_files import options
 from llmrl.llms.ledger import read_calls
 from tiny_models import make_tiny_causal
@@ -22,9 +24,18 @@ TINY += ("design.references=0",)
 
 def train(*overrides, cwd, **environment):
     """Run the console script's module; keys of hosted models are never inherited."""
-    env = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
     command = [sys.executable, "-m", "llmrl.cli.train", *overrides]
-    return commands.run(command, cwd=cwd, env={**env, **environment}, capture_output=True, text=True, timeout=300)
+    env = {**without_keys(), **environment}
+    return commands.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+def refused(*overrides, cwd):
+    """`train`, in this process."""
+    return call(main, "llmrl-train", *overrides, cwd=cwd, environment=without_keys())
+
+
+def without_keys():
+    return {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
 
 
 def test_help_lists_the_groups(tmp_path):
@@ -97,7 +108,7 @@ def test_refusals(tmp_path, overrides, message):
         torch = pytest.importorskip("torch")
         if torch.cuda.is_available():
             pytest.skip("this machine has a GPU")
-    done = train(*overrides, cwd=tmp_path)
+    done = refused(*overrides, cwd=tmp_path)
     assert done.returncode != 0
     text = " ".join((done.stdout + done.stderr).split())
     assert message in text, text
@@ -106,7 +117,7 @@ def test_refusals(tmp_path, overrides, message):
 
 def test_unwritable_output_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    done = train(*TINY, "principal=random", f"output_root={tmp_path}/file/outputs", cwd=tmp_path)
+    done = refused(*TINY, "principal=random", f"output_root={tmp_path}/file/outputs", cwd=tmp_path)
     assert done.returncode != 0 and str(tmp_path / "file") in done.stderr and "Traceback" not in done.stderr
 
 
@@ -148,8 +159,8 @@ def test_sweep_of_principals_and_seeds(tmp_path):
 @pytest.mark.slow
 def test_third_party_parts_through_config_dir(tmp_path):
     config_dir = ("--config-dir", str(THIRD_PARTY / "conf"), "env=signal_game")
-    refused = train(*config_dir, "principal=halving", "name=refused", cwd=tmp_path)
-    assert refused.returncode != 0 and "trusted_modules=[signal_game]" in refused.stderr
+    strange = refused(*config_dir, "principal=halving", "name=refused", cwd=tmp_path)
+    assert strange.returncode != 0 and "trusted_modules=[signal_game]" in strange.stderr
     trusted = (*config_dir, "trusted_modules=[signal_game]")
     done = train(*trusted, "principal=halving", "agent=echo", "design.steps=3", "name=done", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -160,7 +171,7 @@ def test_third_party_parts_through_config_dir(tmp_path):
     assert taught.returncode == 0, taught.stderr
     rows = (only_run_folder(tmp_path / "outputs" / "taught") / "metrics.jsonl").read_text()
     assert "teacher/loss" in rows
-    wrong = train(*trusted, "teacher=always_zero", "agent=random", "name=wrong", cwd=tmp_path)
+    wrong = refused(*trusted, "teacher=always_zero", "agent=random", "name=wrong", cwd=tmp_path)
     assert wrong.returncode != 0 and "use agent=ppo" in wrong.stderr
 
 
@@ -170,13 +181,13 @@ def test_a_part_that_asks_for_scores(tmp_path):
     config_dir = ("--config-dir", str(THIRD_PARTY / "conf"), "env=signal_game", "trusted_modules=[signal_game]")
     reader = (*config_dir, "agent=reader", "play.episodes=1")
     for model in ("gpt4o", "scripted", "local_chat"):
-        refused = train(*reader, f"llm={model}", "name=refused", cwd=tmp_path)
-        text = " ".join(refused.stderr.split())
-        assert refused.returncode == 1 and "needs a language model that scores texts" in text, text
+        done = refused(*reader, f"llm={model}", "name=refused", cwd=tmp_path)
+        text = " ".join(done.stderr.split())
+        assert done.returncode == 1 and "needs a language model that scores texts" in text, text
         assert "use llm=local_scorer_causal, local_scorer_seq2seq" in text
-    nobody = train(*reader, "llm=none", "name=refused", cwd=tmp_path)
+    nobody = refused(*reader, "llm=none", "name=refused", cwd=tmp_path)
     assert "choose one of llm=local_scorer_causal, local_scorer_seq2seq" in " ".join(nobody.stderr.split())
-    both = train(*reader, "principal=llm", "name=refused", cwd=tmp_path)
+    both = refused(*reader, "principal=llm", "name=refused", cwd=tmp_path)
     assert "llm= chooses one model" in " ".join(both.stderr.split())
     folder = make_tiny_causal(tmp_path / "model")
     done = train(*reader, "llm=local_scorer_causal", f"llm.model={folder}", "name=done", cwd=tmp_path)

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
+from installed import skip_without
 from llmrl.core.errors import ConfigError, LLMError
 from tuned import QUICK, configured
 
-for package in ("trl", "peft", "datasets"):
-    pytest.importorskip(package)
+skip_without("trl", "peft", "datasets")
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
+from installed import skip_without
 from stalling import STALLED_S, Stall, impatient
 from tuned import QUICK, assert_same, configured, finetune, silent_finetune
 
-for package in ("trl", "peft", "datasets"):
-    pytest.importorskip(package)
+skip_without("trl", "peft", "datasets")
 
 pytestmark = pytest.mark.slow
 

@@ -10,13 +10,13 @@ import pytest
 
 import commands
 from experiments import compose, only_run_folder
+from installed import skip_without
 from llmrl.core.errors import ConfigError
 from llmrl.display.finetuning import use_of
 from llmrl.llms.ledger import read_calls
 from tuned import COMMON, QUICK, assert_same, configured, finetune, folder_of, lines
 
-for package in ("trl", "peft", "datasets"):
-    pytest.importorskip(package)
+skip_without("trl", "peft", "datasets")
 
 pytestmark = pytest.mark.slow
 

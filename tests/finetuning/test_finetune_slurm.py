@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from cluster import NoClusterError, cluster, outside_of_jobs
+from installed import skip_without
 from llmrl.analysis.runs import read_run
 from tuned import COMMON, QUICK, assert_same, folder_of
 
-for package in ("trl", "peft", "datasets", "submitit"):
-    pytest.importorskip(package)
+skip_without("trl", "peft", "datasets", "submitit")
 
 pytestmark = pytest.mark.slow
 

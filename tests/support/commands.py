@@ -202,10 +202,16 @@ def serve(preloaded: Sequence[str]) -> None:
     """Be the server, whose standard input is the socket."""
     for name in preloaded:
         importlib.import_module(name)
+    import hydra
+
+    from llmrl.config.option_reading import read_once
     from llmrl.run import provenance
 
     provenance.code_digest()
     provenance.packages()
+    read_once()
+    with hydra.initialize_config_module("llmrl.conf", version_base="1.3"):
+        hydra.compose("train")  # most of the files that any command reads
     threads = list(Path("/proc/self/task").iterdir())
     assert len(threads) == 1, f"what is preloaded has started {len(threads) - 1} threads"
     gc.freeze()  # or the collector of what is forked would write to all of this, which copies it

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import commands
+from in_process import call
+from llmrl.cli.sweep import main as sweep_main
+from llmrl.cli.train import main
 
 THIRD_PARTY = Path(__file__).parents[1] / "third_party"
 TROUBLED = (
@@ -55,6 +58,11 @@ def sweep(*overrides: str, cwd: Path, **more: str) -> subprocess.CompletedProces
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+def refused(*overrides: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`sweep` of what is to start no process, in this one."""
+    return call(main, "llmrl-train", "--multirun", *overrides, cwd=cwd, environment=environment())
+
+
 def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """`llmrl-sweep <arguments>`."""
     return commands.run(
@@ -69,7 +77,7 @@ def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def table(cwd: Path, folder: str = "outputs") -> list[dict]:
     """What `llmrl-sweep status --json` tells."""
-    done = command("status", folder, "--json", cwd=cwd)
+    done = call(sweep_main, "llmrl-sweep", "status", folder, "--json", cwd=cwd, environment=environment())
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import commands
-from sweeping import TROUBLED, command, start, states, sweep, table, until
+from sweeping import TROUBLED, command, refused, start, states, sweep, table, until
 
 
 def folders(cwd: Path) -> list[Path]:
@@ -142,12 +142,12 @@ def test_overrides_with_spaces_and_signs(tmp_path):
 
 @pytest.mark.slow
 def test_a_mistake_in_one_run_starts_none(tmp_path):
-    done = sweep("env=escape_room", "principal=none,nonsense", "seed=0,1", cwd=tmp_path)
+    done = refused("env=escape_room", "principal=none,nonsense", "seed=0,1", cwd=tmp_path)
     assert done.returncode == 1 and "nonsense" in done.stderr and not (tmp_path / "outputs" / "escape_room").exists()
-    done = sweep("env=escape_room", "hardware.memory_gb=-1,2", cwd=tmp_path)
+    done = refused("env=escape_room", "hardware.memory_gb=-1,2", cwd=tmp_path)
     assert done.returncode == 1 and "hardware.memory_gb=-1" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "outputs" / "escape_room").exists()
-    done = sweep("env=escape_room", "hydra.launcher.wait=false", "seed=0,1", cwd=tmp_path)
+    done = refused("env=escape_room", "hydra.launcher.wait=false", "seed=0,1", cwd=tmp_path)
     assert done.returncode == 1 and "such as hardware=slurm_cpu" in done.stderr and "Traceback" not in done.stderr
     for wrong, told in (
         ("env.n_envs=4,abc", "env.n_envs='abc'"),
@@ -157,14 +157,16 @@ def test_a_mistake_in_one_run_starts_none(tmp_path):
         ("hardware.precision=highest,medium", "hardware.precision: different values are not different runs"),
         (["hardware/backend=here", "hardware.parallel=2"], "hardware/backend=local computes several"),
     ):
-        done = sweep("env=escape_room", "principal=ucb", *([wrong] if isinstance(wrong, str) else wrong), cwd=tmp_path)
+        done = refused(
+            "env=escape_room", "principal=ucb", *([wrong] if isinstance(wrong, str) else wrong), cwd=tmp_path
+        )
         assert done.returncode == 1 and told in done.stderr and "Traceback" not in done.stderr, (wrong, done.stderr)
-    done = sweep("env=escape_room", "seed=range(0,0)", cwd=tmp_path)
+    done = refused("env=escape_room", "seed=range(0,0)", cwd=tmp_path)
     assert done.returncode == 1 and "this sweep has no runs" in done.stderr and "Traceback" not in done.stderr
-    done = sweep("env=escape_room", "dry_run=true,false", cwd=tmp_path)
+    done = refused("env=escape_room", "dry_run=true,false", cwd=tmp_path)
     assert done.returncode == 1 and "dry_run is for all runs" in done.stderr and "Traceback" not in done.stderr
     (tmp_path / "file").touch()
-    done = sweep("env=escape_room", "seed=0,1", "output_root=file/outputs", cwd=tmp_path)
+    done = refused("env=escape_room", "seed=0,1", "output_root=file/outputs", cwd=tmp_path)
     assert done.returncode == 1 and "choose a writable place" in done.stderr.lower() and "Traceback" not in done.stderr
     for gpus in ("", "NoDevFiles"):
         done = sweep("env=escape_room", "hardware=gpu", "seed=0,1", cwd=tmp_path, CUDA_VISIBLE_DEVICES=gpus)

@@ -142,12 +142,16 @@ def redact_all(value: Any, secrets: Sequence[str] | None = None) -> Any:
     return value
 
 
-def redact_code(text: str) -> str:
+def redact_code(text: str, secrets: Sequence[str] | None = None) -> str:
     """`redact`, and what is assigned to a name like `api_key` or `password`.
 
     For code, settings and command lines, where such a name means that. In a story a secret is a word like others.
+
+    Args:
+        text: any.
+        secrets: from `known`, if many texts are to be redacted.
     """
-    text = redact(text)
+    text = redact(text, secrets)
     if "=" in text or ":" in text:
         text = _pattern(_EXPORTED).sub(_assigned, _pattern(_ASSIGNED).sub(_assigned, text))
     return text
@@ -167,7 +171,7 @@ def refuse(config: Mapping[Any, Any]) -> None:
     To be asked before interpolations are resolved, and after: `config` is plain data.
     """
     secrets = known()
-    for where, name, value in _texts(config, ""):
+    for where, name, value in _texts(config, "", secrets):
         if (wrong := fault(name, value, secrets)) is not None:
             raise ConfigError(f"{redact(where, secrets)} {wrong}")
 
@@ -201,7 +205,11 @@ def fault(name: str, value: str, secrets: Sequence[str] | None = None) -> str | 
     if any(names_secret(unquote(each[1])) for each in _pattern(_PARAMETER).findall(value)):
         return f"holds an address with what looks like a key among its parameters. {_INSTEAD}"
     literal = len(value) >= SHORTEST and not value.startswith(("$", "<", "?")) and not is_number(value)
-    if redact_code(value) != value or redact(value, secrets) != value or (literal and names_secret(last, False)):
+    if (
+        redact_code(value, secrets) != value
+        or redact(value, secrets) != value
+        or (literal and names_secret(last, False))
+    ):
         return f"holds what looks like a key or password. {_INSTEAD}"
     return None
 
@@ -235,18 +243,18 @@ def names_secret(name: str, in_address: bool = True) -> bool:
     return "".join(words[-2:]).endswith(_WORDS) or (in_address and words[-1] in _IN_ADDRESS)
 
 
-def _texts(value: Any, where: str) -> Iterator[tuple[str, str, str]]:
+def _texts(value: Any, where: str, secrets: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """The texts in plain data: where each is, the field it belongs to, and the text. Keys that are secrets, too."""
     if isinstance(value, str):
         yield where, re.sub(r"\[\d+\]", "", where), value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            if isinstance(key, str) and redact(key) != key:
+            if isinstance(key, str) and redact(key, secrets) != key:
                 yield f"a key in {where or 'the config'}", "", key
-            yield from _texts(item, f"{where}.{key}" if where else str(key))
+            yield from _texts(item, f"{where}.{key}" if where else str(key), secrets)
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            yield from _texts(item, f"{where}[{i}]")
+            yield from _texts(item, f"{where}[{i}]", secrets)
 
 
 def _parameter(found: re.Match[str]) -> str:

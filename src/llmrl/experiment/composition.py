@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from llmrl.config.installed_options import offer_installed
+from llmrl.config.option_reading import read_once
 from llmrl.config.overrides import translated
 from llmrl.config.suggestions import hint, removed
 from llmrl.config.trusting import guard_hydra
@@ -40,6 +41,7 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     refuse_arguments(overrides)
     guard_hydra()
     hide_bases()
+    read_once()
     for problem in offer_installed():
         log.debug("%s", problem)  # commands say it once
     typed, _ = translated(overrides)
@@ -57,7 +59,9 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
             meant = hint([*where, *typed], primary)
             raise ConfigError(f"{error}\n{meant}" if meant else str(error)) from error
         own.set_config(config)
-        yield OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        with read_write(config), open_dict(config):
+            del config["hydra"]
+        yield config
     finally:
         # Hydra puts another instance in its place when it is left.
         GlobalHydra.instance().hydra, own.cfg = before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -161,6 +162,7 @@ class Asker(Generic[T]):
         Raises:
             LLMError: not even the prompt without any history fits.
         """
+        render = functools.cache(render)  # long histories take long: what fits is what is asked
         most = most_that_fit(lambda k: self.llm.fits([_user(render(k).text)]), n)
         if most == n:
             return render(n)

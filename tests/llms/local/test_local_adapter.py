@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 
+from installed import skip_without
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
@@ -16,7 +17,7 @@ from llmrl.llms.local.fingerprint import folder_fingerprint
 from llmrl.llms.request_key import request_key
 from tiny_models import make_tiny_causal
 
-pytest.importorskip("peft")
+skip_without("peft")
 
 
 def make_adapter(model, folder, seed=0, rank=4):

@@ -1,0 +1,13 @@
+"""What of the optional packages is there, found without importing any: collecting tests costs no more than it must."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+
+def skip_without(*packages: str) -> None:
+    """Skip the module of tests that calls this at its top unless all `packages` are installed."""
+    if missing := [package for package in packages if find_spec(package) is None]:
+        pytest.skip(f"not installed: {', '.join(missing)}", allow_module_level=True)
