@@ -17,8 +17,9 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks import categorical
-from llmrl.networks.cnn import MAP_CHANNELS, GridCore, PixelCore, PlanesCore
+from llmrl.networks.cnn import PixelCore
 from llmrl.networks.film import FilmCore, FilmSettings
+from llmrl.networks.maps import MAP_CHANNELS, GridCore, PlanesCore
 from llmrl.networks.mlp import POLICY_GAIN, VALUE_GAIN, initialise, mlp
 
 MECHANISM = "mechanism"
@@ -57,6 +58,7 @@ class NetworkSettings:
         encoding: of a map's codes for convolutions: `onehot`, or `codes`: the numbers they are.
         film: shape of a `film` core; None: its defaults.
         map_channels: output channels of the convolutions over a map.
+        map_stride: of the first of them.
         planes: names of the facts that a `planes` core looks at; None: all that the map has.
         join: where numbers beside a picture or a map come in: at the `heads`, or before the last layer of the `core`.
     """
@@ -72,6 +74,7 @@ class NetworkSettings:
     encoding: Encoding = "onehot"
     film: FilmSettings | None = None
     map_channels: Sequence[int] = MAP_CHANNELS
+    map_stride: int = 1
     planes: Sequence[str] | None = None
     join: Join = "heads"
 
@@ -304,7 +307,7 @@ def _spatial_core(
         return film, film.n_features
     if joined and s.features is None:
         raise ConfigError("agent.join=core needs a last layer of the core: set agent.features, e.g. 64")
-    grid = GridCore(channel.shape, s.features, generator, codes, s.map_channels, joined)
+    grid = GridCore(channel.shape, s.features, generator, codes, s.map_channels, joined, s.map_stride)
     return grid, grid.n_features
 
 
