@@ -33,6 +33,9 @@ MISSION = "mission"
 UNREAD = ("text", "prompt", "state", "action_mask", MISSION, "expert")
 """Channels that are no input of a network, as numbers."""
 
+PIECE = 2**15
+"""Cells of maps that a core takes in at once where nobody learns from them, on a processor."""
+
 Critic = Literal["own", "central"]
 CoreType = Literal["auto", "mlp", "planes", "film"]
 Join = Literal["heads", "core"]
@@ -139,6 +142,10 @@ class ActorCritic(nn.Module):
             self.core = mlp([width, *s.core_hidden, self.n_features], generator)
         else:
             self.core, self.n_features = _spatial_core(spec, self.image, width, generator, s)
+            shown = spec.observation[self.image]
+            # A film core may normalise by the samples that it is given together, and pictures gain nothing.
+            whole = s.core == "film" or self.image == "pixels"
+            self._piece = 0 if whole else max(1, PIECE // (shown.shape[0] * shown.shape[1]))
             if s.join == "heads":
                 if MECHANISM in widths:
                     self.mechanism_columns = slice(self.n_features + own.start, self.n_features + own.stop)
@@ -178,10 +185,23 @@ class ActorCritic(nn.Module):
         if self.image is None:
             return self.core(flat)  # type: ignore[no-any-return]
         if self.join == "core":
-            return self.core(channels[self.image], flat)  # type: ignore[no-any-return]
+            return self._spatial(channels[self.image], flat)
         read = (self.image,) if self.words is None else (self.image, self.words)
-        features: torch.Tensor = self.core(*(channels[name] for name in read))
+        features = self._spatial(*(channels[name] for name in read))
         return features if flat is None else torch.cat([features, flat], dim=-1)
+
+    def _spatial(self, *inputs: torch.Tensor | None) -> torch.Tensor:
+        """What the core makes of a picture or map and what it takes in beside it, each [batch, ...].
+
+        On a processor many maps that nobody learns from are taken in pieces, whose one-hots stay in its cache.
+        """
+        seen = inputs[0]
+        assert seen is not None
+        pieces = self._piece and seen.device.type == "cpu" and not torch.is_grad_enabled()
+        if not pieces or seen.dim() != 4 or len(seen) <= self._piece:
+            return self.core(*inputs)  # type: ignore[no-any-return]
+        split = [[None] * -(-len(seen) // self._piece) if x is None else x.split(self._piece) for x in inputs]
+        return torch.cat([self.core(*own) for own in zip(*split, strict=True)])
 
     def logits(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [..., n_actions] (masked) of what the heads take in, [..., F]."""

@@ -71,8 +71,8 @@ class OneHots(nn.Module):
 
 
 class StridedConvolution(nn.Module):
-    """[..., width, height, k] codes -> [..., channels, width', height']: one 3x3 convolution of the cells' one-hots
-    with a stride, padded so that it reaches all cells, and ReLU.
+    """[batch, width, height, k] codes -> [batch * width' * height', channels]: one 3x3 convolution of the cells'
+    one-hots with a stride, padded so that it reaches all cells, and ReLU.
 
     Its places are looked up as rows of a table and meet the weights in one matrix product. Each code of each cell under
     a kernel adds one vector of weights: it is a sum of embeddings.
@@ -122,8 +122,7 @@ class StridedConvolution(nn.Module):
             rows = nn.functional.pad(one_hots(codes).flatten(batch, batch + 1), (0, 0, 0, 1))
             cells = rows.index_select(batch, self.under)
         places = cells.view(*cells.shape[: batch - 1], -1, KERNEL**2 * cells.shape[-1])
-        out = self.linear(places.to(self.linear[0].weight.dtype))  # type: ignore[arg-type]
-        return out.view(*codes.shape[:batch], *self.size, -1).movedim(-1, batch)  # type: ignore[no-any-return]
+        return self.linear(places.to(self.linear[0].weight.dtype))  # type: ignore[arg-type, no-any-return]
 
     def extra_repr(self) -> str:
         return f"size={self.size}"
@@ -175,19 +174,20 @@ class GridCore(nn.Module):
             layers += [initialise(nn.Conv2d(channels, n_out, KERNEL, padding=1), HIDDEN_GAIN, generator), nn.ReLU()]
             channels = n_out
         self.convolutions = nn.Sequential(*layers)
+        self._size = (width, height)
         flat = channels * height * width
         self.linear: nn.Module = nn.Identity()
         if features is not None:
             layer = initialise(nn.Linear(flat + joined, features), HIDDEN_GAIN, generator)
             self.linear = nn.Sequential(layer, nn.ReLU())
         self.n_features = features or flat
-        self._strided = stride > 1
 
     def forward(self, codes: torch.Tensor, joined: torch.Tensor | None = None) -> torch.Tensor:
-        map_ = self.first(codes)
-        if not self._strided:
-            map_ = map_.movedim(-1, -3).to(self.convolutions[0].weight.dtype)
-        return self.linear(beside(self.convolutions(map_).flatten(-3), joined))  # type: ignore[no-any-return]
+        leading, map_ = codes.shape[:-3], self.first(codes)
+        if len(self.convolutions):
+            map_ = map_.view(*leading, *self._size, -1).movedim(-1, -3)
+            map_ = self.convolutions(map_.to(self.convolutions[0].weight.dtype))
+        return self.linear(beside(map_.reshape(*leading, -1), joined))  # type: ignore[no-any-return]
 
 
 class PlanesCore(nn.Module):
