@@ -103,6 +103,12 @@ def test_pieces_of_many_samples_are_what_they_are_together(options):
         in_pieces = built(seen)
     for one, other in zip(together, in_pieces, strict=True):
         torch.testing.assert_close(one, other)
+    stacked = StackedNetwork([built, built])
+    stacked.network._piece = 6  # of both networks
+    with torch.no_grad():
+        side_by_side = stacked.network({name: torch.stack([x, x]) for name, x in seen.items()})
+    for one, other in zip(together, side_by_side, strict=True):
+        torch.testing.assert_close(torch.stack([one, one]), other)
 
 
 def test_a_stride_that_leaves_cells_out_is_refused():

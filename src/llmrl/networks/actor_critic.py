@@ -197,11 +197,14 @@ class ActorCritic(nn.Module):
         """
         seen = inputs[0]
         assert seen is not None
-        pieces = self._piece and seen.device.type == "cpu" and not torch.is_grad_enabled()
-        if not pieces or seen.dim() != 4 or len(seen) <= self._piece:
+        if not self._piece or seen.device.type != "cpu" or torch.is_grad_enabled():
             return self.core(*inputs)  # type: ignore[no-any-return]
-        split = [[None] * -(-len(seen) // self._piece) if x is None else x.split(self._piece) for x in inputs]
-        return torch.cat([self.core(*own) for own in zip(*split, strict=True)])
+        batch = seen.dim() - 4  # the axis of samples: stacked networks have theirs in front of it
+        n, piece = seen.shape[batch], max(1, self._piece // (len(seen) if batch else 1))
+        if n <= piece:
+            return self.core(*inputs)  # type: ignore[no-any-return]
+        split = [[None] * -(-n // piece) if x is None else torch.split(x, piece, batch) for x in inputs]
+        return torch.cat([self.core(*own) for own in zip(*split, strict=True)], batch)
 
     def logits(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [..., n_actions] (masked) of what the heads take in, [..., F]."""

@@ -170,8 +170,7 @@ class Collector:
         before, read = self._state, self._buffer.tensors(self._observation, self.policy.channels)
         act = self.policy.act(read, before, generator, greedy)  # type: ignore[arg-type]
         # Learners go back through what is remembered, which autograd allows of ordinary tensors alone.
-        inference = act.state is not None and act.state.is_inference()
-        self._state = act.state.clone() if inference else act.state
+        self._state = None if act.state is None else act.state.clone() if act.state.is_inference() else act.state
         self._buffer.add_act(fresh, self._observation, read, before, act)
         return act
 
