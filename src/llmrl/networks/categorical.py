@@ -25,9 +25,8 @@ def sample(logits: torch.Tensor, generator: torch.Generator | None) -> torch.Ten
 def choose(logits: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """The actions [...] that numbers `uniform` [..., n_actions], drawn from [0, 1), stand for (`sample`)."""
     limits = torch.finfo(logits.dtype)
-    # In place but for the first, as these are many small operations.
     exponential = uniform.clamp(limits.tiny, 1 - limits.eps).log_().neg_()
-    return exponential.log_().neg_().add_(logits).argmax(-1)
+    return (logits - exponential.log_()).argmax(-1)
 
 
 def log_prob_entropy(logits: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
