@@ -1,6 +1,7 @@
 """Networks of several societies computed at once: our stacked layers against `torch.func`, and one after the other.
 
-    python benchmarks/society_stacking.py [--societies 4 16] [--rounds 9] [--device cpu] [--threads 1]
+    python benchmarks/society_stacking.py [--kinds strided grid] [--societies 4 16] [--rounds 9] [--device cpu]
+        [--threads 1]
 
 `torch.func` is `stack_module_state`, `functional_call` and `vmap` over the same `ActorCritic`. Measured are a forward
 pass, as a step of a rollout takes it, and a PPO epoch of four minibatches: forward, backward, clipping and Adam. Both
@@ -12,6 +13,7 @@ what comes out.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +31,7 @@ from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.society import SocietyPolicy
 
+KINDS = ("vector", "planes", "strided", "grid")
 CODES, AGENTS, ACTIONS, MINIBATCHES = (20, 9, 5, 4), 7, 9, 4
 SETTINGS = replace(NUMBERS, epochs=1, minibatch_size=None)
 
@@ -77,7 +80,8 @@ class Societies:
         if core == "planes":
             planes = {f"fact_{i}": (0, i, i) for i in range(4)}
             observation["grid"] = Channel((11, 11, 4), "uint8", 0, 255, codes=CODES, planes=planes)
-        shape = NetworkSettings(None, [64], [], core=core, map_channels=(8, 16))  # type: ignore[arg-type]
+        channels, stride = ((16,), 3) if kind == "strided" else ((8, 16), 1)
+        shape = NetworkSettings(None, [64], [], core=core, map_channels=channels, map_stride=stride)  # type: ignore[arg-type]
         generator = torch.Generator().manual_seed(0)
         policies = [
             SocietyPolicy(self.spec, [ActorCritic(self.spec, generator, shape)], False).to(device) for _ in range(k)
@@ -146,9 +150,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="what the networks read, and how"
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    for kind, n in (("vector", 7), ("vector", 256), ("planes", 7), ("planes", 256), ("grid", 7), ("grid", 256)):
+    for kind, n in itertools.product(args.kinds, (7, 256)):
         for k in args.societies:
             societies = Societies(kind, k, n, args.device)
             ours, theirs = StackedNetwork(societies.networks), VmappedStack(societies.networks)

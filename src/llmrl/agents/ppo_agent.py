@@ -20,8 +20,8 @@ from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks.actor_critic import ActorCritic, CoreType, Critic, Encoding, Join, NetworkSettings
-from llmrl.networks.cnn import MAP_CHANNELS
 from llmrl.networks.film import FilmSettings
+from llmrl.networks.maps import MAP_CHANNELS
 from llmrl.networks.society import SocietyPolicy
 from llmrl.run.content import saved_state
 
@@ -59,6 +59,7 @@ class PPOAgent:
         teacher: extra loss, or None.
         film: shape of a `film` core; None: its defaults.
         map_channels: output channels of the convolutions over a map; None: those of `GridCore`.
+        map_stride: of the first of them.
         planes: names of the facts that a `planes` core looks at; None: all that the map has.
         join: where numbers beside a picture or a map come in: at the `heads`, or before the last layer of the `core`.
 
@@ -96,6 +97,7 @@ class PPOAgent:
         teacher: Teacher | None = None,
         film: FilmSettings | None = None,
         map_channels: list[PositiveInt] | None = None,
+        map_stride: PositiveInt = 1,
         planes: list[str] | None = None,
         join: Join = "heads",
         init_from_seed: Literal["own", "shared"] | NonNegativeInt = "own",
@@ -125,6 +127,7 @@ class PPOAgent:
             encoding=encoding,
             film=film,
             map_channels=map_channels or MAP_CHANNELS,
+            map_stride=map_stride,
             planes=planes,
             join=join,
         )

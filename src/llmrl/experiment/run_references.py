@@ -37,8 +37,8 @@ OWN_GAMES = ("n_envs", "render", "compile")
 """Options of the environment that the preset keeps: how many games there are, and what is not of the game."""
 
 SHAPE = (
-    *("share_parameters", "reads", "features", "core", "encoding", "map_channels", "planes", "join", "core_hidden"),
-    *("head_hidden", "memory", "memory_layers", "critic", "film"),
+    *("share_parameters", "reads", "features", "core", "encoding", "map_channels", "map_stride", "planes", "join"),
+    *("core_hidden", "head_hidden", "memory", "memory_layers", "critic", "film"),
 )
 """Options of an agent that say which shapes its weights have."""
 

@@ -17,8 +17,9 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks import categorical
-from llmrl.networks.cnn import MAP_CHANNELS, GridCore, PixelCore, PlanesCore
+from llmrl.networks.cnn import PixelCore
 from llmrl.networks.film import FilmCore, FilmSettings
+from llmrl.networks.maps import MAP_CHANNELS, GridCore, PlanesCore
 from llmrl.networks.mlp import POLICY_GAIN, VALUE_GAIN, initialise, mlp
 
 MECHANISM = "mechanism"
@@ -31,6 +32,9 @@ MISSION = "mission"
 """Channel with the words of an instruction, as places in a vocabulary; only a core that reads words takes it in."""
 UNREAD = ("text", "prompt", "state", "action_mask", MISSION, "expert")
 """Channels that are no input of a network, as numbers."""
+
+PIECE = 2**15
+"""Cells of maps that a core takes in at once where nobody learns from them, on a processor."""
 
 Critic = Literal["own", "central"]
 CoreType = Literal["auto", "mlp", "planes", "film"]
@@ -57,6 +61,7 @@ class NetworkSettings:
         encoding: of a map's codes for convolutions: `onehot`, or `codes`: the numbers they are.
         film: shape of a `film` core; None: its defaults.
         map_channels: output channels of the convolutions over a map.
+        map_stride: of the first of them.
         planes: names of the facts that a `planes` core looks at; None: all that the map has.
         join: where numbers beside a picture or a map come in: at the `heads`, or before the last layer of the `core`.
     """
@@ -72,6 +77,7 @@ class NetworkSettings:
     encoding: Encoding = "onehot"
     film: FilmSettings | None = None
     map_channels: Sequence[int] = MAP_CHANNELS
+    map_stride: int = 1
     planes: Sequence[str] | None = None
     join: Join = "heads"
 
@@ -136,6 +142,10 @@ class ActorCritic(nn.Module):
             self.core = mlp([width, *s.core_hidden, self.n_features], generator)
         else:
             self.core, self.n_features = _spatial_core(spec, self.image, width, generator, s)
+            shown = spec.observation[self.image]
+            # A film core may normalise by the samples that it is given together, and pictures gain nothing.
+            whole = s.core == "film" or self.image == "pixels"
+            self._piece = 0 if whole else max(1, PIECE // (shown.shape[0] * shown.shape[1]))
             if s.join == "heads":
                 if MECHANISM in widths:
                     self.mechanism_columns = slice(self.n_features + own.start, self.n_features + own.stop)
@@ -175,10 +185,26 @@ class ActorCritic(nn.Module):
         if self.image is None:
             return self.core(flat)  # type: ignore[no-any-return]
         if self.join == "core":
-            return self.core(channels[self.image], flat)  # type: ignore[no-any-return]
+            return self._spatial(channels[self.image], flat)
         read = (self.image,) if self.words is None else (self.image, self.words)
-        features: torch.Tensor = self.core(*(channels[name] for name in read))
+        features = self._spatial(*(channels[name] for name in read))
         return features if flat is None else torch.cat([features, flat], dim=-1)
+
+    def _spatial(self, *inputs: torch.Tensor | None) -> torch.Tensor:
+        """What the core makes of a picture or map and what it takes in beside it, each [batch, ...].
+
+        On a processor many maps that nobody learns from are taken in pieces, whose one-hots stay in its cache.
+        """
+        seen = inputs[0]
+        assert seen is not None
+        if not self._piece or seen.device.type != "cpu" or torch.is_grad_enabled():
+            return self.core(*inputs)  # type: ignore[no-any-return]
+        batch = seen.dim() - 4  # the axis of samples: stacked networks have theirs in front of it
+        n, piece = seen.shape[batch], max(1, self._piece // (len(seen) if batch else 1))
+        if n <= piece:
+            return self.core(*inputs)  # type: ignore[no-any-return]
+        split = [[None] * -(-n // piece) if x is None else torch.split(x, piece, batch) for x in inputs]
+        return torch.cat([self.core(*own) for own in zip(*split, strict=True)], batch)
 
     def logits(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [..., n_actions] (masked) of what the heads take in, [..., F]."""
@@ -304,7 +330,7 @@ def _spatial_core(
         return film, film.n_features
     if joined and s.features is None:
         raise ConfigError("agent.join=core needs a last layer of the core: set agent.features, e.g. 64")
-    grid = GridCore(channel.shape, s.features, generator, codes, s.map_channels, joined)
+    grid = GridCore(channel.shape, s.features, generator, codes, s.map_channels, joined, s.map_stride)
     return grid, grid.n_features
 
 

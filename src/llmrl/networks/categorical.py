@@ -24,8 +24,9 @@ def sample(logits: torch.Tensor, generator: torch.Generator | None) -> torch.Ten
 
 def choose(logits: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """The actions [...] that numbers `uniform` [..., n_actions], drawn from [0, 1), stand for (`sample`)."""
-    gumbel = -torch.log(-torch.log(uniform.clamp(torch.finfo(logits.dtype).tiny, 1 - torch.finfo(logits.dtype).eps)))
-    return (logits + gumbel).argmax(-1)
+    limits = torch.finfo(logits.dtype)
+    exponential = uniform.clamp(limits.tiny, 1 - limits.eps).log_().neg_()
+    return (logits - exponential.log_()).argmax(-1)
 
 
 def log_prob_entropy(logits: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,6 +33,11 @@ def mlp(sizes: Sequence[int], generator: torch.Generator) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def beside(features: torch.Tensor, joined: torch.Tensor | None) -> torch.Tensor:
+    """Features [..., F] with further numbers [..., n] behind them, [..., F + n]; None: there are none."""
+    return features if joined is None else torch.cat([features, joined], dim=-1)
+
+
 class IndependentHeads(nn.Module):
     """Observations [batch, n_in] -> logits [batch, n_heads, n_choices] of independent choices, and a value [batch]."""
 

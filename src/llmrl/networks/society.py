@@ -55,13 +55,15 @@ class SocietyPolicy(nn.Module):
             added[JOINT] = seen.flatten(1).unsqueeze(1).expand(-1, self.n_agents, -1)
         return {**observation, **added}
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         """State values [n_envs, n_agents], without drawing actions."""
         channels = self.extended(observation)
-        return torch.cat([self._play(*pair, channels, state)[1] for pair in self.groups()], dim=1)
+        found = _joined([self._play(*pair, channels, state)[1] for pair in self.groups()])
+        assert found is not None
+        return found
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def act(
         self,
         observation: dict[str, torch.Tensor],
@@ -69,7 +71,10 @@ class SocietyPolicy(nn.Module):
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> Act:
-        """Sample actions [n_envs, n_agents] with their log-probabilities, values and (frozen core) features."""
+        """Sample actions [n_envs, n_agents] with their log-probabilities, values and (frozen core) features.
+
+        What comes back are tensors of inference mode: copy what autograd is to see.
+        """
         channels = self.extended(observation)
         played = [self._play(*pair, channels, state) for pair in self.groups()]
         logits, value, features, after = (_joined(parts) for parts in zip(*played, strict=True))
@@ -91,7 +96,7 @@ class SocietyPolicy(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """What a network makes of its k agents: logits [n_envs, k, n_actions], values [n_envs, k], features
         [n_envs, k, F] of the core, and what is remembered [n_envs, k, state_size]."""
-        own = {name: x[:, agents] for name, x in channels.items()}
+        own = channels if len(self.members) == 1 else {name: x[:, agents] for name, x in channels.items()}
         shape = own[PLAYER].shape[:2]
         flat = {name: x.flatten(0, 1) for name, x in own.items()}
         features = network.encode(flat)
@@ -107,4 +112,6 @@ class SocietyPolicy(nn.Module):
 def _joined(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     """Along the agents."""
     given = [x for x in parts if x is not None]
-    return torch.cat(given, dim=1) if given else None
+    if len(given) < 2:
+        return given[0] if given else None
+    return torch.cat(given, dim=1)

@@ -169,7 +169,8 @@ class Collector:
             self._state = torch.where(self._buffer.tensor(fresh)[:, None, None], 0, self._state)
         before, read = self._state, self._buffer.tensors(self._observation, self.policy.channels)
         act = self.policy.act(read, before, generator, greedy)  # type: ignore[arg-type]
-        self._state = act.state
+        # Learners go back through what is remembered, which autograd allows of ordinary tensors alone.
+        self._state = None if act.state is None else act.state.clone() if act.state.is_inference() else act.state
         self._buffer.add_act(fresh, self._observation, read, before, act)
         return act
 

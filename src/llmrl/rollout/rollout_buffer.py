@@ -64,7 +64,10 @@ class RolloutBuffer:
         )
         self._log_prob = self._buffer("log_prob", shape, torch.float32)
         self._value = self._buffer("value", shape, torch.float32)
+        # Zero unless somebody adds a value: an episode that ends leads to nothing.
         self._next_value = self._buffer("next_value", shape, torch.float32)
+        if learn:
+            self._next_value.zero_()
         self._stored: dict[str, Any] = {}
         self._features: torch.Tensor | None = None
         self._entropies = Entropies(self.spec, self._env_device)
@@ -120,8 +123,6 @@ class RolloutBuffer:
             self._told.append(step.info)
         self._entropies.write(self._info, self.played)
         self._ends[t] = (self._terminated[t] | self._truncated[t]) & ~waiting
-        if self._learn:
-            self._next_value[t] = 0.0
         ended: np.ndarray = self._ends[t] | waiting
         return ended
 

@@ -129,7 +129,7 @@ class StackedPolicies:
         for stack in self._stacks:
             stack.read()
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def act(
         self, observation: dict[str, torch.Tensor], generators: Sequence[torch.Generator], greedy: bool = False
     ) -> Act:
@@ -140,7 +140,7 @@ class StackedPolicies:
         kept = features if self.policies[0].core_frozen else None
         return Act(action, log_prob, value, kept, logits=logits, entropy=entropy)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
         """State values [n_envs, n_agents]."""
         return self._play(observation)[1]

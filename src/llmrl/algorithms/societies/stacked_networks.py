@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from llmrl.networks.actor_critic import ActorCritic
-from llmrl.networks.cnn import GridCore, OneHots, PixelCore, PlanesCore
+from llmrl.networks.cnn import PixelCore
+from llmrl.networks.maps import GridCore, OneHots, PlanesCore, StridedConvolution
 
 CELLS = 12_000
 """Cells of maps or pictures that a processor convolves at once: with more, one network after the other is faster."""
@@ -18,7 +19,7 @@ SAMPLES = 8192
 """Samples that a processor takes in at once: with more, what is computed of them does not stay in its cache."""
 
 _KNOWN = (
-    *(ActorCritic, GridCore, PixelCore, PlanesCore, OneHots),
+    *(ActorCritic, GridCore, PixelCore, PlanesCore, OneHots, StridedConvolution),
     *(nn.Sequential, nn.Identity, nn.ReLU, nn.Linear, nn.Conv2d),
 )
 """Modules that take samples with two leading axes [k, n, ...] once their layers are stacked."""
@@ -124,7 +125,9 @@ def stacks(networks: Sequence[ActorCritic], samples: int, cells: int) -> list[sl
 
 def cells_of(network: ActorCritic, observation: dict[str, torch.Tensor]) -> int:
     """Cells of a sample's map or picture, where the network convolves one, among channels [..., height, width, k]."""
-    if network.image is None or network.image not in observation or isinstance(network.core, PlanesCore):
+    if network.image is None or network.image not in observation:
+        return 0
+    if not any(isinstance(layer, nn.Conv2d) for layer in network.core.modules()):
         return 0
     height, width = observation[network.image].shape[-3:-1]
     return int(height * width)
