@@ -154,7 +154,7 @@ class DesignLoop:
             # Where there was nothing to choose from, luck has helped nobody.
             if self.contestants and self.history.several:
                 yield from self._name(run)
-        yield SafePoint(*self._resumable(), final=True)
+        yield SafePoint(*self._resumable(), always=True)
         self.collector.close()
         return self._conclude(run)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -53,10 +54,10 @@ def serve(requests: Requests[T], run: RunContext | None = None) -> T:
     try:
         while True:
             try:
-                answer = executor.answer(go_on(answer))  # type: ignore[arg-type]
+                answer = executor.answer(go_on(answer))
                 go_on = requests.send
             except BaseException as error:
-                if requests.gi_frame is None:  # the loop itself has ended, in one way or the other
+                if inspect.getgeneratorstate(requests) == inspect.GEN_CLOSED:  # the loop itself has ended
                     if isinstance(error, StopIteration):
                         return error.value  # type: ignore[no-any-return]
                     raise
@@ -116,7 +117,7 @@ class Executor:
                 self._run.metrics.log(request.kind, request.x, request.metrics, **request.counters)
             case SafePoint():
                 assert self._run is not None
-                if request.final:
+                if request.always:
                     self._run.checkpoint(request.iteration, request.state())
                 else:
                     self._run.safe_point(request.iteration, request.state)

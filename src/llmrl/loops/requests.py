@@ -10,18 +10,20 @@ An exception of an answer is raised where the request was yielded, so `with` blo
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from llmrl.algorithms.cloning import Cloning
 from llmrl.core.protocols import Agent, ChatModel, Controller, MetaLearner, Proposer, VecEnv
 from llmrl.core.records import CallEstimate, ChatRequest, State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.run_context import Counter, Kind, RunContext
 from llmrl.core.seeding import Seeds
-from llmrl.rollout.collector import Collector
+
+if TYPE_CHECKING:
+    from llmrl.algorithms.cloning import Cloning
+    from llmrl.rollout.collector import Collector
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ class Log:
     kind: Kind
     x: Counter
     metrics: Mapping[str, Any]
-    counters: Mapping[str, int] = field(default_factory=dict)
+    counters: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -233,12 +235,12 @@ class SafePoint:
     Attributes:
         iteration: number of the place; it never falls.
         state: makes what a loop goes on from exactly. It is called at once, or never.
-        final: save in any case, and do not stop: what follows takes little or needs this checkpoint.
+        always: save in any case, and do not stop.
     """
 
     iteration: int
     state: Callable[[], State]
-    final: bool = False
+    always: bool = False
 
 
 Request = (
