@@ -184,10 +184,12 @@ class DesignLoop:
         while self.round < self.adapt_rounds:
             # Games within an episode are not saved: a round that is given up between two updates begins anew.
             pieces = self._anchor is None and self.agents[0].learns and len(self.adaptation.pieces) > 1
-            self._anchor = self._kept(run) if pieces else self._anchor
+            if pieces:
+                self._anchor = self._kept(run)
             seeds = self._seeds("adapt", self.round)
             episodes, losses = yield from self.adaptation.round(seeds, self.vectors, context, learner)
-            self._anchor = None if pieces else self._anchor
+            if pieces:
+                self._anchor = None
             if self.naming is None:
                 yield from self._log_round(episodes, losses)
             self.round += 1
