@@ -98,7 +98,7 @@ class Societies:
 
 
 class Adaptation:
-    """Rounds in which all societies play and learn under the mechanisms that are set.
+    """Rounds in which all societies play and learn under a principal's proposals.
 
     Args:
         collector: plays the societies' policy in all their games.
