@@ -20,6 +20,7 @@ from llmrl.core.texts import Texts
 from llmrl.experiment.models import asking
 from llmrl.experiment.parts import check_values, loop_kind
 from llmrl.loops.clone import CloneLoop, CloneSettings
+from llmrl.loops.executor import serve
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.networks import categorical
 from llmrl.networks.drrn import DRRN
@@ -178,7 +179,7 @@ def opened(tmp_path, name="clone", every=1000.0):
 def test_it_does_what_the_teacher_did(data, tmp_path):
     loop = loop_of(data(recorded()), evaluate_every=20)
     with opened(tmp_path) as run:
-        result = loop.run(run)
+        result = serve(loop.requests(run), run)
         folder = run.folder
     assert result == 1.0
     rows = read_metrics(folder / "metrics.jsonl")
@@ -209,7 +210,7 @@ def test_stopped_between_two_minibatches_it_goes_on_alike(data, tmp_path):
                     return update(i)
 
                 loop.cloning.update = stopping
-                loop.run(run)
+                serve(loop.requests(run), run)
         rows = read_metrics(where / "metrics.jsonl")
         numbers = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
         ends.append((numbers, saved_state(where)[1]["agents"][0]))
@@ -230,7 +231,7 @@ def test_stalled_in_an_update_a_measure_or_an_evaluation_it_ends_when_told_to(
 
     def results(name):
         with opened(tmp_path, name, every=0.0) as run:
-            loop_of(lessons, evaluate_every=12).run(run)
+            serve(loop_of(lessons, evaluate_every=12).requests(run), run)
         rows = read_metrics(run.folder / "metrics.jsonl")
         return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 

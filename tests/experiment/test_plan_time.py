@@ -35,7 +35,7 @@ def test_it_is_the_rate_of_steps_and_updates():
 
     parts.env.step = counted
     before = {name: x.clone() for name, x in parts.agents[0].policy.state_dict().items()}
-    assert steps_per_second(parts.env, loop.collector, loop.societies, Seeds(0)) > 0
+    assert steps_per_second(loop.adaptation, Seeds(0)) > 0
     assert len(played) >= STEPS and set(played) == {8}
     after = parts.agents[0].policy.state_dict()
     assert any((after[name] != x).any() for name, x in before.items()), "updates count, too"

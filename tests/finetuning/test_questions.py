@@ -9,7 +9,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
-from llmrl.finetuning.evaluation import ask, baselines, difference, measure, summarize, wilson
+from llmrl.finetuning.evaluation import baselines, chat_requests, difference, measure, summarize, wilson
 from llmrl.finetuning.examples import Example
 from llmrl.finetuning.judge import Judge
 from llmrl.finetuning.questions import Questions
@@ -255,7 +255,8 @@ def test_the_model_is_asked_with_the_questions_as_they_are():
     provider = Says(100_000)
     provider.parallel = False
     asked = [made.ask(example(3, seed=seed)) for seed in range(3)]
-    assert ask(ChatClient(provider), made, asked) == ["params: [1, 2, 3]"] * 3
+    replies = ChatClient(provider).chat(chat_requests(made, asked))
+    assert [reply.text for reply in replies] == ["params: [1, 2, 3]"] * 3
     for request, question in zip(provider.seen, asked, strict=True):
         assert request.messages == question.messages and request.prompt == "search/numeric"
         assert request.fault("params: [1, 2, 3]") == "" and request.fault("hm") != ""

@@ -111,7 +111,7 @@ def test_a_resumed_run_shows_each_exchange_once(tmp_path, monkeypatch):
     def dies_in_the_third_step(self, *arguments):
         if self.step == 2:
             raise RuntimeError("the machine is on fire")
-        log_round(self, *arguments)
+        return log_round(self, *arguments)
 
     monkeypatch.setattr(DesignLoop, "_log_round", dies_in_the_third_step)
     with pytest.raises(RuntimeError, match="fire"):

@@ -21,7 +21,6 @@ from llmrl.core.records import (
     State,
     Step,
 )
-from llmrl.core.run_context import RunContext
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 
 if TYPE_CHECKING:
@@ -359,23 +358,6 @@ class Estimating(Protocol):
 
     def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
         """For `steps` calls of `ask` for `n` proposals each; the outcomes of `known` others are told before them."""
-        ...
-
-
-@runtime_checkable
-class Loop(Protocol):
-    """One of the few outer loops."""
-
-    def run(self, run: RunContext) -> float:
-        """Go on from where `run` stands to the end of the budget; returns the scalar a sweeper optimises."""
-        ...
-
-    def plan(self) -> list[tuple[str, str]]:
-        """What `run` would cost: rows (what, how much)."""
-        ...
-
-    def estimate(self) -> CallEstimate | None:
-        """What `run` would ask of a chat model; None where that is nothing, or cannot be known."""
         ...
 
 

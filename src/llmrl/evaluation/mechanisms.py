@@ -18,6 +18,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.experiment.parts import Config, build_parts, games_of_a_society, loop_kind
 from llmrl.llms.client import ChatClient
+from llmrl.loops.executor import serve
 from llmrl.loops.societies import Adaptation, Societies
 from llmrl.rollout.collector import Collector
 
@@ -219,14 +220,11 @@ def adapt_societies(
         else:
             for agent in agents:
                 agent.load_state_dict(copy.deepcopy(saved))
-        env.set_mechanism(societies.imposed(np.stack(vectors)))
-        if context is not None:
-            env.set_context(context)
         keep = () if parts.teacher is None else parts.teacher.channels
         collector = Collector(env, societies.policy, parts.device, keep)
         adaptation = Adaptation(collector, societies, env.spec.horizon, config["design"]["rollout_steps"])
         for i in range(plan.rounds):
-            adaptation.round(seeds.child("adapt").child(i))
+            serve(adaptation.round(seeds.child("adapt").child(i), np.stack(vectors), context))
         return [agent.state_dict() for agent in agents]
     finally:
         env.close()

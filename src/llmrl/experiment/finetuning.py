@@ -65,10 +65,12 @@ class FineTuning(Application):
             return parts.plan()
 
     def compute(self, config: Config, means: Means, run: Run, compute_needed: Compute) -> None:
+        from llmrl.loops.executor import serve
+
         self.check_values(config, means)
         with build(config, means, run) as parts:
             run.status.env, run.status.llm = parts.task.name, parts.client.label
-            run.result = parts.loop.run(run)
+            run.result = serve(parts.loop.requests(run), run)
 
     def print_end(self, run: Run) -> None:
         from llmrl.display.finetuning import print_finished

@@ -13,7 +13,7 @@ from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.core.objectives import Objective
 from llmrl.core.observers import Observer
 from llmrl.core.option_files import options
-from llmrl.core.protocols import Agent, ChatModel, Controller, Loop, Meter, Proposer, Scorer, Teacher, VecEnv
+from llmrl.core.protocols import Agent, ChatModel, Controller, Meter, Proposer, Scorer, Teacher, VecEnv
 from llmrl.core.ram import check_games
 from llmrl.core.ranges import NonNegativeFloat
 from llmrl.core.seeding import Seeds
@@ -25,6 +25,7 @@ from llmrl.experiment.means import Means
 from llmrl.experiment.models import POLICIES, asking
 from llmrl.llms.client import ChatClient
 from llmrl.loops.loop_parts import LoopParts
+from llmrl.loops.requests import Loop
 from llmrl.run.folder import RESOLVED
 from llmrl.run.status import read_status
 

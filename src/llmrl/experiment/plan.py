@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmrl.core.errors import LLMError
-from llmrl.core.protocols import Bandit, Estimating, Loop, Proposer
+from llmrl.core.protocols import Bandit, Estimating, Proposer
 from llmrl.core.records import CallEstimate
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
@@ -15,6 +15,7 @@ from llmrl.experiment.models import asking
 from llmrl.experiment.parts import Parts, loop_kind, proposals_of
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
+from llmrl.loops.requests import Loop
 from llmrl.loops.societies import steps_per_second
 from llmrl.principals.grid import FINE, PLAYS, fitting_points
 from llmrl.run.progress import clock
@@ -67,7 +68,7 @@ def _duration(config: Mapping[str, Any], loop: DesignLoop, env_steps: int) -> li
     if asking(config, ("agent", "teacher")):
         return []
     seeds = Seeds(config["seed"]).child("rehearsal")
-    rate = steps_per_second(loop.env, loop.collector, loop.societies, seeds)
+    rate = steps_per_second(loop.adaptation, seeds)
     waits = ", and the language model's replies" if isinstance(loop.principal, Estimating) else ""
     return [
         (

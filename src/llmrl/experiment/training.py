@@ -18,6 +18,7 @@ from llmrl.experiment.run_references import needed, with_digests
 from llmrl.experiment.used import only_read
 from llmrl.llms.transcript import Transcript
 from llmrl.llms.usage import llm_summary
+from llmrl.loops.executor import serve
 from llmrl.run.shared import shared_of
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Training(Application):
             loop = build_loop(config, parts, lambda: references.known(behind))  # before hours are spent on references
             references.log_left_out(config, parts)
             ensure(behind, run, compute_needed)
-            run.result = loop.run(run)
+            run.result = serve(loop.requests(run), run)
             run.summary |= llm_summary(llm)
         finally:
             parts.close()

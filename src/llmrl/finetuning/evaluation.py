@@ -13,7 +13,6 @@ from llmrl.analysis.bootstrap import bootstrap_interval
 from llmrl.analysis.statistics import mean
 from llmrl.core.errors import RunFolderError
 from llmrl.core.fields import read_object
-from llmrl.core.protocols import ChatModel
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import ChatRequest, State
 from llmrl.core.seeding import Seeds
@@ -46,18 +45,14 @@ class Evaluation:
     transfer_trials: PositiveInt = 256
 
 
-def ask(llm: ChatModel, questions: Questions, asked: Sequence[Question]) -> list[str]:
-    """The model's first replies, no chance of repair given; "" where a call failed for good.
-
-    Raises:
-        LLMError: it could not be reached, where that is to stop a run.
-    """
+def chat_requests(questions: Questions, asked: Sequence[Question]) -> list[ChatRequest]:
+    """What a model is asked; its first replies count, no chance of repair given, and "" where a call failed for
+    good."""
 
     def fault(text: str) -> str:
         return fault_of(text, questions.read)
 
-    requests = [ChatRequest(q.messages, None, "finetune", q.name, q.hash, fault=fault) for q in asked]
-    return [reply.text for reply in llm.chat(requests)]
+    return [ChatRequest(q.messages, None, "finetune", q.name, q.hash, fault=fault) for q in asked]
 
 
 def measure(attempts: Sequence[Attempt], rewards: Rewards, scale: Scale) -> State:

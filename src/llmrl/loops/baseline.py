@@ -13,10 +13,10 @@ from llmrl.core.protocols import Agent, Controller
 from llmrl.core.records import State
 from llmrl.core.run_context import Kind, RunContext
 from llmrl.loops.loop_parts import LoopParts
+from llmrl.loops.requests import Delegate, EvaluateController, Log, Request, Requests, SafePoint
 from llmrl.loops.search_settings import SearchSettings
 from llmrl.rollout.batched_evaluator import (
     EvaluationBatch,
-    Evaluator,
     SupportsEvaluator,
     curve_summary,
     evaluation_seeds,
@@ -103,22 +103,17 @@ class BaselineLoop:
     def estimate(self) -> None:
         """It asks nobody."""
 
-    def run(self, run: RunContext) -> float:
+    def requests(self, run: RunContext) -> Requests[float]:
         """Returns the mean return of the trained policy on unseen seeds."""
-        assert isinstance(self.env, SupportsEvaluator)
         if run.restored is not None:
             self._restore(run.restored)
-        evaluator = self.env.evaluator(True, self.cores if _can_be_sent(self.agent.controller) else 1)
-        try:
-            if not self.trained:
-                self._train(run, lambda: self._measure(evaluator))
-                self.trained = True
-            run.checkpoint(self.blocks, self._state())
-            final = self._measure(evaluator)
-        finally:
-            evaluator.close()
+        if not self.trained:
+            yield Delegate(lambda ask: self._train(run, ask))
+            self.trained = True
+        yield SafePoint(self.blocks, self.state_dict, always=True)
+        final: EvaluationBatch = yield self._evaluation()
         metrics = incumbent_metrics(final)
-        self._row(run, "evaluation", metrics)
+        yield self._row("evaluation", metrics)
         run.summary = {
             **{name.removeprefix("search/"): value for name, value in metrics.items()},
             "highest_return": max(self.returns),
@@ -129,9 +124,9 @@ class BaselineLoop:
         }
         return metrics["search/incumbent_return"]
 
-    def _train(self, run: RunContext, measure: Callable[[], EvaluationBatch]) -> None:
+    def _train(self, run: RunContext, ask: Callable[[Request], Any]) -> None:
         # Where a run that is stopped goes on from: the very beginning.
-        beginning = {**self._state(), **run.mark()}
+        beginning = {**self.state_dict(), **run.mark()}
         returns: list[float] = []
         lengths: list[int] = []
 
@@ -143,38 +138,42 @@ class BaselineLoop:
             self.env_steps += length
             progress.advance(1)
             if len(returns) == self.block:
-                self._log(run, returns, lengths, measure)
-                run.safe_point(0, lambda: beginning)
+                self._log(ask, returns, lengths)
+                ask(SafePoint(0, lambda: beginning))
             return len(self.returns) < self.blocks
 
         with run.progress(self.blocks * self.block, "episodes", "baseline") as progress:
             assert isinstance(self.env, HasGymnasiumEnv)
             self.agent.fit(self.env.single, over, self.blocks * self.block)
 
-    def _log(
-        self, run: RunContext, returns: list[float], lengths: list[int], measure: Callable[[], EvaluationBatch]
-    ) -> None:
+    def _log(self, ask: Callable[[Request], Any], returns: list[float], lengths: list[int]) -> None:
         self.returns.append(float(np.mean(returns)))
         metrics = {
             "search/return": self.returns[-1],
             "search/highest_return": max(self.returns),
             "search/length": float(np.mean(lengths)),
         }
-        self._row(run, "episode", metrics)
+        ask(self._row("episode", metrics))
         if self.evaluations.due(len(self.returns)):
-            self._row(run, "evaluation", incumbent_metrics(measure()))
+            ask(self._row("evaluation", incumbent_metrics(ask(self._evaluation()))))
         returns.clear()
         lengths.clear()
 
-    def _row(self, run: RunContext, kind: Kind, metrics: dict[str, float]) -> None:
+    def _row(self, kind: Kind, metrics: dict[str, float]) -> Log:
         episodes = len(self.returns) * self.block
-        run.metrics.log(kind, "episodes", metrics, episodes=episodes, env_steps=self.env_steps)
+        return Log(kind, "episodes", metrics, {"episodes": episodes, "env_steps": self.env_steps})
 
-    def _measure(self, evaluator: Evaluator) -> EvaluationBatch:
-        seeds = evaluation_seeds(self.seeds, self.evaluations.episodes)
-        return evaluator.evaluate(self.agent.controller, np.zeros((1, 0)), seeds)
+    def _evaluation(self) -> EvaluateController:
+        return EvaluateController(
+            env=self.env,
+            controller=self.agent.controller,
+            vectors=np.zeros((1, 0)),
+            seeds=evaluation_seeds(self.seeds, self.evaluations.episodes),
+            workers=self.cores if _can_be_sent(self.agent.controller) else 1,
+        )
 
-    def _state(self) -> State:
+    def state_dict(self) -> State:
+        """What has been learnt and measured; in the middle of its training it cannot be saved."""
         assert isinstance(self.agent, Agent)
         return {
             "trained": self.trained,

@@ -10,12 +10,11 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Agent
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
-from llmrl.core.rollouts import Episode
 from llmrl.core.run_context import Kind, RunContext
 from llmrl.loops.loop_parts import LoopParts
+from llmrl.loops.requests import Evaluate, Imitate, Log, Requests, SafePoint
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_results import episode_row, write_results
-from llmrl.rollout.evaluate_policy import evaluate_policy
 from llmrl.rollout.welfare import summarize_evaluation
 from llmrl.run.content import RESULT_EPISODES
 
@@ -81,26 +80,26 @@ class CloneLoop:
     def estimate(self) -> None:
         """It asks nobody."""
 
-    def run(self, run: RunContext) -> float:
+    def requests(self, run: RunContext) -> Requests[float]:
         """Learn, then evaluate; returns what a principal would be judged on, mean over episodes (by default the base
         return of an agent)."""
         self._restore(run)
         total = self.cloning.updates
         with run.progress(total, "updates", "clone", self.updates) as progress:
             while self.updates < total:
-                self.recent.append(self.cloning.update(self.updates))
+                self.recent.append((yield Imitate(self.cloning, self.updates)))
                 self.updates += 1
                 progress.update(self.updates)
-                self._log(run)
-                run.safe_point(self.updates, self.state_dict)
-        run.checkpoint(self.updates, self.state_dict())
-        episodes = self.evaluate()
+                yield from self._log()
+                yield SafePoint(self.updates, self.state_dict)
+        yield SafePoint(self.updates, self.state_dict, always=True)
+        episodes = yield self._evaluation()
         self.collector.close()
         final = {**self._held_out(), **summarize_evaluation(episodes, *self.judged)}
         rows = [episode_row(episode, *self.judged) for episode in episodes]
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
         write_results(run.folder, rows, learned=True, about=about)
-        self._row(run, "evaluation", final)
+        yield self._row("evaluation", final)
         run.summary = {
             "updates": self.updates,
             "samples": self._samples(),
@@ -109,35 +108,33 @@ class CloneLoop:
         }
         return final["evaluation/objective"]
 
-    def evaluate(self) -> list[Episode]:
-        """Play in freshly seeded games."""
-        return evaluate_policy(
-            self.collector, self.settings.evaluate_episodes, self.seeds.child("evaluation").child(self.updates)
-        )
+    def _evaluation(self) -> Evaluate:
+        seeds = self.seeds.child("evaluation").child(self.updates)
+        return Evaluate(collector=self.collector, episodes=self.settings.evaluate_episodes, seeds=seeds)
 
     def state_dict(self) -> State:
         """Everything a resumed run needs to go on exactly; the games begin anew for every evaluation."""
         return {"agents": [self.agent.state_dict()], "recent": list(self.recent)}
 
-    def _log(self, run: RunContext) -> None:
+    def _log(self) -> Requests[None]:
         """What is to be logged after the newest update, where it is the time."""
         if self.updates % self.settings.log_every == 0 or self.updates == self.cloning.updates:
             names = self.recent[0]
             metrics = {f"clone/{name}": sum(r[name] for r in self.recent) / len(self.recent) for name in names}
             metrics["clone/epoch"] = self.updates / self.cloning.updates_per_epoch
             self.recent = []
-            self._row(run, "update", metrics)
+            yield self._row("update", metrics)
         measured: dict[str, float] = {}
         going_on = self.updates < self.cloning.updates
         if going_on and self.settings.measure_every and self.updates % self.settings.measure_every == 0:
             measured |= self._held_out()
         if going_on and self.settings.evaluate_every and self.updates % self.settings.evaluate_every == 0:
-            measured |= summarize_evaluation(self.evaluate(), *self.judged)
+            measured |= summarize_evaluation((yield self._evaluation()), *self.judged)
         if measured:
-            self._row(run, "evaluation", measured)
+            yield self._row("evaluation", measured)
 
-    def _row(self, run: RunContext, kind: Kind, metrics: dict[str, float]) -> None:
-        run.metrics.log(kind, "updates", metrics, updates=self.updates, samples=self._samples())
+    def _row(self, kind: Kind, metrics: dict[str, float]) -> Log:
+        return Log(kind, "updates", metrics, {"updates": self.updates, "samples": self._samples()})
 
     def _held_out(self) -> dict[str, float]:
         return {f"held_out/{name}": x for name, x in self.cloning.measure().items()}

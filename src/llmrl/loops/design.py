@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,14 @@ import numpy as np
 from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Estimating, GradientProposer, MetaLearner
 from llmrl.core.records import CallEstimate, State
-from llmrl.core.rollouts import Episode, Rollout
+from llmrl.core.rollouts import Episode
 from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
 from llmrl.loops.design_settings import DesignSettings, checked_horizon, differentiable_agent
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.race import Naming
 from llmrl.loops.references import References
+from llmrl.loops.requests import Ask, Log, PlayEpisode, Requests, SafePoint
 from llmrl.loops.scoring import DesignHistory, Score, proposal_metrics, score
 from llmrl.loops.societies import Adaptation, Societies
 from llmrl.rollout.collector import Collector
@@ -88,7 +89,7 @@ class DesignLoop:
         self.references: References | None = None
         self.naming: Naming | None = None
         self.agents_before: list[State] = []  # as the last step left them, while others are measured again
-        self._anchor: tuple[int, State] | None = None  # where a step with a graph would begin anew
+        self._anchor: tuple[int, Callable[[], State]] | None = None  # where a step with a graph would begin anew
 
     @property
     def env_steps(self) -> int:
@@ -137,7 +138,7 @@ class DesignLoop:
             return None
         return self.principal.estimate(self.steps, self.candidates)
 
-    def run(self, run: RunContext) -> float:
+    def requests(self, run: RunContext) -> Requests[float]:
         """Returns the objective averaged over the proposals of the last fifth of the principal steps."""
         self._restore(run)
         self.references = self.known()
@@ -146,17 +147,99 @@ class DesignLoop:
         done = self._env_steps_at(self._trials, self.round)
         with (
             run.progress(self.env_steps, "steps", "design", done) as progress,
-            self.collector.observed(
-                StepProgress(progress, self.env.spec.n_envs), GraceWatch(run, self._resumable_later)
-            ),
+            self.collector.observed(StepProgress(progress, self.env.spec.n_envs), GraceWatch(run, self._resumable)),
         ):
             while self.step < self.steps:
-                self._principal_step(run)
+                yield from self._principal_step(run)
             # Where there was nothing to choose from, luck has helped nobody.
             if self.contestants and self.history.several:
-                self._name(run)
-        run.checkpoint(*self._resumable())
+                yield from self._name(run)
+        yield SafePoint(*self._resumable(), always=True)
         self.collector.close()
+        return self._conclude(run)
+
+    def _principal_step(self, run: RunContext) -> Requests[None]:
+        """Ask for vectors, let societies adapt to them, validate, tell."""
+        context = self._context()
+        if self.vectors is None:
+            with run.saved_if_refused(self._iteration(), self.state_dict):
+                self.vectors = yield Ask(self.principal, context, self.candidates)
+            self.adapting = {}
+            if self.reset_agents:
+                self.societies.reset()
+        if self.differentiable:
+            self._anchor = self._kept(run)
+        scores = yield from self._try(run, context)
+        yield self._tell(scores)
+        self.step, self.round, self.vectors, self._anchor = self.step + 1, 0, None, None
+        yield SafePoint(*self._resumable())
+
+    def _try(self, run: RunContext, context: int | None) -> Requests[list[Score]]:
+        """Let societies adapt to the vectors, and score these."""
+        assert self.vectors is not None
+        learner: MetaLearner | None = None
+        if self._graph:
+            assert self.differentiable and isinstance(self.principal, GradientProposer)
+            learner = self.differentiable.meta_learner(self.vectors[0], self.principal.meta_settings)
+        while self.round < self.adapt_rounds:
+            # Games within an episode are not saved: a round that is given up between two updates begins anew.
+            pieces = self._anchor is None and self.agents[0].learns and len(self.adaptation.pieces) > 1
+            if pieces:
+                self._anchor = self._kept(run)
+            seeds = self._seeds("adapt", self.round)
+            episodes, losses = yield from self.adaptation.round(seeds, self.vectors, context, learner)
+            if pieces:
+                self._anchor = None
+            if self.naming is None:
+                yield from self._log_round(episodes, losses)
+            self.round += 1
+            yield SafePoint(*self._resumable())
+        rollouts = []
+        for i in range(self.validate_rounds):
+            rollouts.append((yield self._validation(i, self.vectors, context)))
+        n, told = self.societies.several, (self.env.spec, context, self.objective, self.spending_cost)
+        scores = [
+            score(vector, own, *told, n, f"step {self.step}")
+            for vector, own in zip(self.vectors, self.societies.under(rollouts), strict=True)
+        ]
+        if learner is not None:
+            [each] = scores
+            each.outcome.gradient = learner.gradient(rollouts, self.objective, self.spending_cost, each.outcome)
+        return scores
+
+    @property
+    def _graph(self) -> bool:
+        """Whether the graph of a trial is kept, for a gradient that the principal is told."""
+        return self.differentiable is not None and self.naming is None
+
+    def _validation(self, index: int, vectors: np.ndarray, context: int | None) -> PlayEpisode:
+        """One episode in every game; changes nothing that a checkpoint holds."""
+        seeds, graph = self._seeds("validate", index), self._graph
+        # A gradient looks at all validation rounds together.
+        return self.adaptation.episode(self.horizon, seeds, vectors, context, learn=graph, exposure=graph, copy=graph)
+
+    def _name(self, run: RunContext) -> Requests[None]:
+        """Measure the best few of each context again, and the winners once more."""
+        if self.naming is None:
+            self.naming = Naming(self.history.contestants(self.contestants), self.candidates, self.race_rounds)
+            self.agents_before = [copy.deepcopy(agent.state_dict()) for agent in self.agents]
+        while (heat := self.naming.next) is not None:
+            if self.vectors is None:
+                self.vectors = heat.vectors
+                self.societies.reset()
+            index = None if heat.context is None else self.env.spec.contexts.index(str(heat.context))
+            scores = yield from self._try(run, index)
+            metrics = self.naming.tell(scores)
+            self.round, self.vectors = 0, None
+            if metrics:
+                steps = self._env_steps_at(self._trials, 0)
+                yield Log("race", "env_steps", metrics, {"principal_steps": self.step, "env_steps": steps})
+            yield SafePoint(*self._resumable())
+        for agent, state in zip(self.agents, self.agents_before, strict=True):
+            agent.load_state_dict(state)
+
+    def _conclude(self, run: RunContext) -> float:
+        """Write down what was found; returns what `requests` does."""
         rows = self.history.rows
         values = [row["objective"] for row in rows]
         last = max(1, self.steps // 5) * self.candidates
@@ -182,41 +265,6 @@ class DesignLoop:
         }
         return final
 
-    def _principal_step(self, run: RunContext) -> None:
-        context = self._context()
-        if self.vectors is None:
-            with run.saved_if_refused(self._iteration(), self.state_dict):
-                self.vectors = self.principal.ask(context, self.candidates)
-            self.adapting = {}
-            if self.reset_agents:
-                self.societies.reset()
-        if self.differentiable:
-            self._anchor = (self._iteration(), copy.deepcopy({**self.state_dict(), **run.mark()}))
-        scores = self._try(run, context)
-        self._tell(run, scores)
-        self.step, self.round, self.vectors, self._anchor = self.step + 1, 0, None, None
-        run.safe_point(*self._resumable_later())
-
-    def _name(self, run: RunContext) -> None:
-        """Measure the best few of each context again, and the winners once more."""
-        if self.naming is None:
-            self.naming = Naming(self.history.contestants(self.contestants), self.candidates, self.race_rounds)
-            self.agents_before = [copy.deepcopy(agent.state_dict()) for agent in self.agents]
-        while (heat := self.naming.next) is not None:
-            if self.vectors is None:
-                self.vectors = heat.vectors
-                self.societies.reset()
-            index = None if heat.context is None else self.env.spec.contexts.index(str(heat.context))
-            scores = self._try(run, index)
-            metrics = self.naming.tell(scores)
-            self.round, self.vectors = 0, None
-            if metrics:
-                steps = self._env_steps_at(self._trials, 0)
-                run.metrics.log("race", "env_steps", metrics, principal_steps=self.step, env_steps=steps)
-            run.safe_point(*self._resumable_later())
-        for agent, state in zip(self.agents, self.agents_before, strict=True):
-            agent.load_state_dict(state)
-
     def _best(self) -> list[dict[str, Any]]:
         """The best proposal of each context, highest objective first: by what the steps measured or, once these are
         named, the winners, by what was measured after they had won."""
@@ -226,64 +274,8 @@ class DesignLoop:
             rows = self.history.best()
         return sorted(rows, key=lambda row: -float(row["objective"]))
 
-    def _try(self, run: RunContext, context: int | None) -> list[Score]:
-        """Let societies adapt to the vectors, and score these."""
-        assert self.vectors is not None
-        self.env.set_mechanism(self.societies.imposed(self.vectors))
-        if context is not None:
-            self.env.set_context(context)
-        learner: MetaLearner | None = None
-        if self._graph:
-            assert self.differentiable and isinstance(self.principal, GradientProposer)
-            learner = self.differentiable.meta_learner(self.vectors[0], self.principal.meta_settings)
-        while self.round < self.adapt_rounds:
-            episodes, losses = self._adapt(run, learner)
-            if self.naming is None:
-                self._log_round(run, episodes, losses)
-            self.round += 1
-            run.safe_point(*self._resumable_later())
-        rollouts = [self._validate(i) for i in range(self.validate_rounds)]
-        scores = self._score(context, rollouts)
-        if learner is not None:
-            scores[0].outcome.gradient = learner.gradient(
-                rollouts, self.objective, self.spending_cost, scores[0].outcome
-            )
-        return scores
-
-    @property
-    def _graph(self) -> bool:
-        """Whether the graph of a trial is kept, for a gradient that the principal is told."""
-        return self.differentiable is not None and self.naming is None
-
-    def _adapt(self, run: RunContext, learner: MetaLearner | None) -> tuple[list[Episode], list[dict[str, float]]]:
-        """One round (`Adaptation.round`); what it returns."""
-        anchored = self.agents[0].learns and len(self.adaptation.pieces) > 1 and self._anchor is None
-        if anchored:  # games within an episode are not saved: a round that is given up begins anew
-            self._anchor = (self._iteration(), copy.deepcopy({**self.state_dict(), **run.mark()}))
-        found = self.adaptation.round(self._seeds("adapt", self.round), learner)
-        if anchored:
-            self._anchor = None
-        return found
-
-    def _validate(self, index: int) -> Rollout:
-        """One episode in every game; changes nothing that a checkpoint holds."""
-        seeds = self._seeds("validate", index)
-        self.collector.reset(self.societies.game_seeds(seeds))
-        generators = self.societies.generators(seeds)
-        rollout = self.collector.collect(self.horizon, generators, self._graph, keep_exposure=self._graph)
-        # A gradient looks at all validation rounds together.
-        return rollout.copy() if self._graph else rollout
-
-    def _score(self, context: int | None, rollouts: Sequence[Rollout]) -> list[Score]:
-        assert self.vectors is not None
-        n = self.societies.several
-        return [
-            score(vector, own, self.env.spec, context, self.objective, self.spending_cost, n, f"step {self.step}")
-            for vector, own in zip(self.vectors, self.societies.under(rollouts), strict=True)
-        ]
-
-    def _tell(self, run: RunContext, scores: Sequence[Score]) -> None:
-        """Tell the principal, and log."""
+    def _tell(self, scores: Sequence[Score]) -> Log:
+        """Tell the principal; returns the row to log."""
         mechanism = self.env.spec.mechanism
         assert mechanism is not None
         metrics = self.principal.tell([each.outcome for each in scores])
@@ -295,16 +287,14 @@ class DesignLoop:
         self.history.add(self.step + 1, scores)
         metrics |= {} if self.references is None else self.references.metrics(self.history.rows[-1]["context"])
         metrics["principal/best_objective"] = self._best()[0]["objective"]
-        run.metrics.log(
-            "proposal",
-            "proposals",
-            metrics,
-            proposals=len(self.history.rows),
-            principal_steps=self.step + 1,
-            env_steps=self._env_steps_at(self.step + 1, 0),
-        )
+        counters = {
+            "proposals": len(self.history.rows),
+            "principal_steps": self.step + 1,
+            "env_steps": self._env_steps_at(self.step + 1, 0),
+        }
+        return Log("proposal", "proposals", metrics, counters)
 
-    def _log_round(self, run: RunContext, episodes: Sequence[Episode], losses: Sequence[dict[str, float]]) -> None:
+    def _log_round(self, episodes: Sequence[Episode], losses: Sequence[dict[str, float]]) -> Requests[None]:
         summary = summarize(episodes, "train")
         if self.round == 0:
             self.adapting["first_return"] = summary["train/return"]
@@ -312,14 +302,12 @@ class DesignLoop:
         every = -(-self.adapt_rounds // ROWS_PER_STEP)
         if self.round % every == 0:
             mean = {name: float(np.mean([x[name] for x in losses])) for name in (losses[0] if losses else {})}
-            run.metrics.log(
-                "adaptation",
-                "rounds",
-                {**summary, **mean},
-                rounds=self.step * self.adapt_rounds + self.round + 1,
-                principal_steps=self.step,
-                env_steps=self._env_steps_at(self.step, self.round + 1),
-            )
+            counters = {
+                "rounds": self.step * self.adapt_rounds + self.round + 1,
+                "principal_steps": self.step,
+                "env_steps": self._env_steps_at(self.step, self.round + 1),
+            }
+            yield Log("adaptation", "rounds", {**summary, **mean}, counters)
 
     def _context(self) -> int | None:
         """The context of this principal step, the same for all its episodes."""
@@ -341,16 +329,14 @@ class DesignLoop:
         """Places a run can be resumed from, counted: after a proposal's round, and between proposals."""
         return self._trials * (self.adapt_rounds + 1) + self.round
 
-    def _resumable(self) -> tuple[int, State]:
-        """The place to go on from after an interruption now, and everything needed for it."""
-        return self._anchor or (self._iteration(), self.state_dict())
+    def _resumable(self) -> tuple[int, Callable[[], State]]:
+        """The place to go on from after an interruption now, and what makes its state."""
+        return self._anchor or (self._iteration(), self.state_dict)
 
-    def _resumable_later(self) -> tuple[int, Any]:
-        """The same, with a function that makes the state when it is needed."""
-        if self._anchor is not None:
-            iteration, state = self._anchor
-            return iteration, lambda: state
-        return self._iteration(), self.state_dict
+    def _kept(self, run: RunContext) -> tuple[int, Callable[[], State]]:
+        """The same with the state of this moment, whatever changes later."""
+        kept = copy.deepcopy({**self.state_dict(), **run.mark()})
+        return self._iteration(), lambda: kept
 
     def state_dict(self) -> State:
         """Everything a resumed run needs to go on exactly (on engines that can be seeded)."""

@@ -15,7 +15,7 @@ from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.records import State
 from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
-from llmrl.finetuning.evaluation import RESULTS, Evaluation, ask, baselines, difference, measure, summarize
+from llmrl.finetuning.evaluation import RESULTS, Evaluation, baselines, chat_requests, difference, measure, summarize
 from llmrl.finetuning.examples import Example
 from llmrl.finetuning.job import Method, TrainingJob
 from llmrl.finetuning.judge import Judge
@@ -28,6 +28,7 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import empty_model, load_model
 from llmrl.llms.validity import Validity
+from llmrl.loops.requests import Chat, Delegate, Log, Request, Requests, SafePoint
 from llmrl.run.files import write_json
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class FinetuneLoop:
         self.trained = False
 
     def plan(self) -> list[tuple[str, str]]:
-        """What `run` would do: rows (what, how much)."""
+        """What the whole run would do: rows (what, how much)."""
         d = self.dataset
         asked = d.held_out * (1 + len(self.transfer))
         episodes = d.trials * d.episodes + len(self.transfer) * self.evaluation.transfer_trials * d.episodes
@@ -117,7 +118,7 @@ class FinetuneLoop:
         ]
         return [*rows, ("  other tasks", ", ".join(task.name for task in self.transfer) or "none")]
 
-    def run(self, run: RunContext) -> float:
+    def requests(self, run: RunContext) -> Requests[float]:
         """Go on from where the run stands; returns the mean score (return, scaled to [0, 1]) of the trained proposer on
         held-out prompts.
 
@@ -130,22 +131,25 @@ class FinetuneLoop:
         chat = client.provider
         assert isinstance(chat, LocalChat)
         self._check_model(chat)
-        tasks, data = self._tasks(run)
+        tasks, data = yield Delegate(lambda ask: self._tasks(run, ask))
         replies = [self.task.questions.reply(question) for question in data.train]
         self.method.check(sum(reply is not None for reply in replies) if self.method.needs_replies else len(data.train))
         if run.iteration == 0 and not self.measured["before"]:
             write_questions(run.folder / "train.jsonl", data.train, replies)
             held_out = [self.task.questions.reply(question) for question in data.held_out]
             write_questions(run.folder / "held_out.jsonl", data.held_out, held_out)
-        self._evaluate(run, "before", client, tasks, 0, data.metrics())
+        yield from self._evaluate(run, "before", client, tasks, 0, data.metrics())
         client.close()
         adapter = run.folder / ADAPTER
         first = len(tasks)  # the checkpoint before training; those of its steps come after it
         if not self.trained:
-            self._train(run, chat, data, replies, tasks[HELD_OUT].scale, adapter, first)
+            scale = tasks[HELD_OUT].scale
+            yield Delegate(lambda ask: self._train(run, ask, chat, data, replies, scale, adapter, first))
+            if run.stop.requested:
+                yield SafePoint(first + self.method.steps + 1, self.state_dict)
         tuned = self.models(str(adapter))
         run.status.llm = tuned.label
-        self._evaluate(run, "after", tuned, tasks, first + self.method.steps + 1, {})
+        yield from self._evaluate(run, "after", tuned, tasks, first + self.method.steps + 1, {})
         tuned.close()
         return self._conclude(run, tasks)
 
@@ -163,7 +167,7 @@ class FinetuneLoop:
             self.measured, self.meters = run.restored["measured"], run.restored["meters"]
             self.step, self.trained = run.restored["step"], run.restored["trained"]
 
-    def _tasks(self, run: RunContext) -> tuple[dict[str, _Asked], Data]:
+    def _tasks(self, run: RunContext, ask: Callable[[Request], Any]) -> tuple[dict[str, _Asked], Data]:
         """Every task with its questions; and the data of the one that is trained on."""
 
         def prepared(task: Task, dataset: Dataset, seeds: Seeds) -> Data:
@@ -173,7 +177,7 @@ class FinetuneLoop:
                 def before_chunk(done: int) -> None:
                     progress.update(min(done, n))
                     if run.stop.requested:
-                        run.safe_point(run.iteration, self.state_dict)
+                        ask(SafePoint(run.iteration, self.state_dict))
 
                 return dataset.prepare(task, self.store, seeds, before_chunk)
 
@@ -217,7 +221,7 @@ class FinetuneLoop:
         tasks: dict[str, _Asked],
         iteration: int,
         more: dict[str, float],
-    ) -> None:
+    ) -> Requests[None]:
         """Measure what is not measured yet, and log all."""
         done = self.measured[when]
         if len(done) == len(tasks):
@@ -229,25 +233,26 @@ class FinetuneLoop:
                 continue
             log.info("%s %s: asking %d questions of %s", when, name, len(asked.questions), client.label)
             with run.saved_if_refused(iteration + number, self.state_dict):
-                texts = ask(client, asked.task.questions, asked.questions)
+                replies = yield Chat(client, chat_requests(asked.task.questions, asked.questions))
             # Under the same seeds before and after.
-            attempts = asked.judge(asked.questions, texts, "evaluation")
+            attempts = asked.judge(asked.questions, [reply.text for reply in replies], "evaluation")
             done[name] = measure(attempts, asked.rewards, asked.scale)
             self.meters[when] = client.state_dict()
             if len(done) < len(tasks):
-                run.safe_point(iteration + number + 1, self.state_dict)
+                yield SafePoint(iteration + number + 1, self.state_dict)
         metrics = dict(more)
         for name, measures in done.items():
             for measure_name, row in summarize(measures).items():
                 if row["mean"] is not None:
                     metrics[f"{_tag(name)}/{measure_name}"] = row["mean"]
         updates = 0 if when == "before" else self.method.steps
-        run.metrics.log("evaluation", "updates", metrics | client.metrics(), updates=updates)
-        run.checkpoint(iteration + len(tasks), self.state_dict())
+        yield Log("evaluation", "updates", metrics | client.metrics(), {"updates": updates})
+        yield SafePoint(iteration + len(tasks), self.state_dict, always=True)
 
     def _train(
         self,
         run: RunContext,
+        ask: Callable[[Request], Any],
         chat: LocalChat,
         data: Data,
         replies: list[str | None],
@@ -262,7 +267,7 @@ class FinetuneLoop:
 
         def save(step: int) -> None:
             self.step = step
-            run.checkpoint(first + step, self.state_dict())
+            ask(SafePoint(first + step, self.state_dict, always=True))
 
         seeds = self.seeds.child("method")
         job = TrainingJob(
@@ -274,8 +279,6 @@ class FinetuneLoop:
         self.trained = True
         save(self.method.steps + 1)
         shutil.rmtree(folder, ignore_errors=True)
-        if run.stop.requested:
-            run.safe_point(first + self.method.steps + 1, self.state_dict)
 
     def _resume(self, folder: Path) -> Path | None:
         """The trainer's checkpoint that the run's names; others do not count and are removed."""

@@ -13,9 +13,9 @@ from llmrl.core.run_context import Kind, RunContext
 from llmrl.loops.imposed import Imposed, Phase
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.probing import Probes
+from llmrl.loops.requests import Begin, Evaluate, Log, PlaySteps, Requests, SafePoint, Update
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_results import episode_row, write_results
-from llmrl.rollout.evaluate_policy import evaluate_policy
 from llmrl.rollout.observers import StepProgress, TrainingEpisodeWriter
 from llmrl.rollout.trajectory_writers import RolloutWriter
 from llmrl.rollout.welfare import summarize, summarize_evaluation
@@ -84,84 +84,83 @@ class LearnLoop:
     def estimate(self) -> None:
         """Which calls an agent or a teacher makes depends on what happens in the games."""
 
-    def run(self, run: RunContext) -> float:
+    def requests(self, run: RunContext) -> Requests[float]:
         """Train, then evaluate; returns what a principal would be judged on, mean over episodes (by default the
         base return of an agent)."""
-        self._restore(run)
+        yield from self._restore(run)
         games = self.env.spec.n_envs
         per_update = self.rollout_steps * games
         if self.probes is not None:
             self.probes.write(run.folder)
             if self.iteration == 0:
-                self._row(run, "probe", self.probes.metrics())
+                yield self._row("probe", self.probes.metrics())
         writers = [self.episodes, *([] if self.trajectories is None else [self.trajectories])]
         with (
             run.progress(self.updates * per_update, "steps", "learn", self.iteration * per_update) as progress,
             self.collector.observed(*writers, StepProgress(progress, games)),
         ):
             while self.iteration < self.updates:
-                self._update(run)
-                self._look(run)
-                run.safe_point(self.iteration, self.state_dict)
-        run.checkpoint(self.iteration, self.state_dict())
+                yield from self._update(run)
+                yield from self._look()
+                yield SafePoint(self.iteration, self.state_dict)
+        yield SafePoint(self.iteration, self.state_dict, always=True)
         for each in writers:
             each.close()
-        return self._finish(run)
-
-    def _update(self, run: RunContext) -> None:
-        """One rollout, and what is learned from it."""
-        seeds = self.seeds.child("iteration").child(self.iteration)
-        with self._saved(run):
-            rollout = self.collector.collect(self.rollout_steps, seeds.torch("actions"))
-            metrics = self.agent.update(rollout, seeds.torch("minibatches"))
-        self.iteration += 1
-        # Which episodes end in a rollout depends on their lengths: curves are made of those written down.
-        metrics |= summarize(rollout.episodes, "ended")
-        metrics |= {} if self.meter is None else self.meter.metrics()
-        self._row(run, "update", metrics)
-
-    def _look(self, run: RunContext) -> None:
-        """Ask probes, and evaluate, where it is the time."""
-        if self.probes is not None and self.iteration % self.settings.probe_every == 0:
-            self._row(run, "probe", self.probes.metrics())
-        every = self.settings.evaluate_every
-        if every and self.iteration % every == 0 and self.iteration < self.updates:
-            self._row(run, "evaluation", summarize_evaluation(self.evaluate(), *self.judged))
-            self.episodes.begin_anew(self.iteration * self.rollout_steps)
-
-    def _finish(self, run: RunContext) -> float:
-        """Evaluate what was learned, and write down what it came to."""
-        episodes = self.evaluate()
+        episodes = yield from self._evaluate()
         self.collector.close()
         final = summarize_evaluation(episodes, *self.judged)
         rows = [episode_row(episode, *self.judged) for episode in episodes]
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
         write_results(run.folder, rows, learned=True, about=about)
-        self._row(run, "evaluation", final)
+        yield self._row("evaluation", final)
         if self.probes is not None:
             draw_probes(run.folder)
         run.summary = {
             "updates": self.iteration,
-            "env_steps": self.iteration * self.rollout_steps * self.env.spec.n_envs,
+            "env_steps": self.iteration * per_update,
             **final,
             RESULT_EPISODES: [[row["objective"] for row in rows]],
         }
         return final["evaluation/objective"]
 
-    def evaluate(self) -> list[Episode]:
+    def _update(self, run: RunContext) -> Requests[None]:
+        """One rollout, and what is learned from it."""
+        seeds = self.seeds.child("iteration").child(self.iteration)
+        actions, minibatches = [seeds.integer("actions")], [seeds.integer("minibatches")]
+        with self._saved(run):
+            rollout = yield PlaySteps(collector=self.collector, steps=self.rollout_steps, actions=actions)
+            [metrics] = yield Update(agents=[self.agent], rollout=rollout, minibatches=minibatches, stacked=False)
+        self.iteration += 1
+        # Which episodes end in a rollout depends on their lengths: curves are made of those written down.
+        metrics |= summarize(rollout.episodes, "ended")
+        metrics |= {} if self.meter is None else self.meter.metrics()
+        yield self._row("update", metrics)
+
+    def _look(self) -> Requests[None]:
+        """Ask probes, and evaluate, where it is the time."""
+        if self.probes is not None and self.iteration % self.settings.probe_every == 0:
+            yield self._row("probe", self.probes.metrics())
+        every = self.settings.evaluate_every
+        if every and self.iteration % every == 0 and self.iteration < self.updates:
+            episodes = yield from self._evaluate()
+            yield self._row("evaluation", summarize_evaluation(episodes, *self.judged))
+            self.episodes.begin_anew(self.iteration * self.rollout_steps)
+
+    def _evaluate(self) -> Requests[list[Episode]]:
         """Play without learning in freshly seeded games; training then starts new episodes."""
         seeds = self.seeds.child("evaluation").child(self.iteration)
         training = None if self.imposed is None else self.imposed.evaluate(seeds.child("mechanism"))
-        with self.collector.unobserved():
-            episodes = evaluate_policy(self.collector, self.settings.evaluate_episodes, seeds)
+        episodes: list[Episode] = yield Evaluate(
+            collector=self.collector, episodes=self.settings.evaluate_episodes, seeds=seeds, watched=False
+        )
         if self.imposed is not None and training is not None:
             self.imposed.resume(training)
-        self.collector.reset(seeds.integer("after"))
+        yield Begin(self.collector, seeds.integer("after"))
         return episodes
 
-    def _row(self, run: RunContext, kind: Kind, metrics: dict[str, float]) -> None:
+    def _row(self, kind: Kind, metrics: dict[str, float]) -> Log:
         env_steps = self.iteration * self.rollout_steps * self.env.spec.n_envs
-        run.metrics.log(kind, "env_steps", metrics, env_steps=env_steps, updates=self.iteration)
+        return Log(kind, "env_steps", metrics, {"env_steps": env_steps, "updates": self.iteration})
 
     def state_dict(self) -> State:
         """Everything a resumed run needs to go on exactly (on engines that can be restored)."""
@@ -180,23 +179,23 @@ class LearnLoop:
             return nullcontext()
         return run.saved_if_refused(self.iteration, self.state_dict, learns=True)
 
-    def _restore(self, run: RunContext) -> None:
-        self.iteration = run.iteration
-        if self.imposed is not None and run.restored is not None:
+    def _restore(self, run: RunContext) -> Requests[None]:
+        self.iteration, state, spec = run.iteration, run.restored, self.env.spec
+        if self.imposed is not None and state is not None:
             # Before new episodes begin, for games that cannot be restored; once more below for those that are.
-            self.imposed.load_state_dict(run.restored["mechanism"])
-        self.collector.reset(self.seeds.child("start").integer(run.iteration))
-        spec, saved = self.env.spec, None if run.restored is None else run.restored["episodes"]
-        self.episodes = TrainingEpisodeWriter(spec, run.folder, saved)
-        if run.restored is not None and not spec.deterministic:
-            self.episodes.begin_anew(self.iteration * self.rollout_steps)  # such games cannot be restored
+            self.imposed.load_state_dict(state["mechanism"])
+        stood = None if state is None else state["collector"]
+        yield Begin(self.collector, self.seeds.child("start").integer(run.iteration), state=stood)
+        self.episodes = TrainingEpisodeWriter(spec, run.folder, None if state is None else state["episodes"])
         if self.trajectories is not None:
-            before = None if run.restored is None else run.restored.get("trajectories")
+            before = None if state is None else state.get("trajectories")
             self.trajectories.open(run.folder, run.iteration, before)
-        if run.restored is not None:
-            self.agent.load_state_dict(run.restored["agents"][0])
-            self.collector.load_state_dict(run.restored["collector"])
-            if self.imposed is not None and self.env.spec.deterministic:
-                self.imposed.load_state_dict(run.restored["mechanism"])
-            if self.meter is not None:
-                self.meter.load_state_dict(run.restored["meter"])
+        if state is None:
+            return
+        self.agent.load_state_dict(state["agents"][0])
+        if not spec.deterministic:
+            self.episodes.begin_anew(self.iteration * self.rollout_steps)  # such games cannot be restored
+        elif self.imposed is not None:
+            self.imposed.load_state_dict(state["mechanism"])
+        if self.meter is not None:
+            self.meter.load_state_dict(state["meter"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.run_context import RunContext
 from llmrl.loops.loop_parts import LoopParts
+from llmrl.loops.requests import Begin, Log, PlaySteps, Requests, SafePoint
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_logger import EpisodeLogger, EpisodeLogSettings
 from llmrl.rollout.episode_results import evaluation_metrics, write_results
@@ -89,7 +91,7 @@ class PlayLoop:
         self.records = recorded if settings.records is None else settings.records
         self.wave = self.steps = self.env_steps = 0
         self._in_wave = False
-        self._anchor: tuple[int, State] | None = None
+        self._anchor: tuple[int, Callable[[], State]] | None = None
 
     @property
     def waves(self) -> int:
@@ -113,10 +115,10 @@ class PlayLoop:
             return None
         return self.agent.estimate(horizon, self.episodes)
 
-    def run(self, run: RunContext) -> float:
+    def requests(self, run: RunContext) -> Requests[float]:
         """Play; returns what a principal would be judged on, mean over episodes (by default the base return of an
         agent)."""
-        self._restore(run)
+        yield from self._restore(run)
         run.metrics.attach_pictures(FILM, Films(self.log.files))
         writers = [self.log, *([] if self.trajectories is None else [self.trajectories])]
         with (
@@ -124,17 +126,18 @@ class PlayLoop:
             self.collector.observed(*writers, EpisodeProgress(progress)),
         ):
             while self.wave < self.waves:
-                self._begin()
+                yield from self._begin()
                 while self._in_wave:
-                    self._step(run)
+                    yield from self._step(run)
                     if self.env.spec.deterministic:
-                        run.safe_point(self.steps, self.state_dict)
+                        yield SafePoint(self.steps, self.state_dict)
                     else:
-                        run.within_grace(*self._resumable_later())
-                run.metrics.log("episode", "episodes", self._metrics(), episodes=self._done, env_steps=self.env_steps)
+                        run.within_grace(*self._resumable())
+                counters = {"episodes": self._done, "env_steps": self.env_steps}
+                yield Log("episode", "episodes", self._metrics(), counters)
                 self._anchor = None
-                run.safe_point(self.steps, self.state_dict)
-        run.checkpoint(self.steps, self.state_dict())
+                yield SafePoint(self.steps, self.state_dict)
+        yield SafePoint(self.steps, self.state_dict, always=True)
         for each in writers:
             each.close()
         self.collector.close()
@@ -164,12 +167,13 @@ class PlayLoop:
         n = self.env.spec.n_envs
         return np.arange(n) < self.episodes - self.wave * n
 
-    def _begin(self) -> None:
+    def _begin(self) -> Requests[None]:
         """Start a wave, unless one goes on."""
         if self._in_wave:
             return
         if not self.env.spec.deterministic:
-            self._anchor = self.steps, self.state_dict()
+            state = self.state_dict()
+            self._anchor = self.steps, lambda: state
         first, n = self.wave * self.env.spec.n_envs, self.env.spec.n_envs
         episodes = self.seeds.child("episode")
         seeds = np.array([episodes.integer(first + i) for i in range(n)], dtype=np.int64)
@@ -178,16 +182,17 @@ class PlayLoop:
         self.log.first_episode = first
         if self.trajectories is not None:
             self.trajectories.next_episode = first
-        self.collector.reset(self.seeds.child("wave").integer(self.wave), self._games)
+        yield Begin(self.collector, self.seeds.child("wave").integer(self.wave), self._games)
         self._in_wave = True
 
-    def _step(self, run: RunContext) -> None:
+    def _step(self, run: RunContext) -> Requests[None]:
         """One step of all games that are played."""
         playing = int(self.log.playing.sum())
         with self._saved(run):
-            self.collector.collect(
-                1,
-                self.seeds.child("step").torch(self.steps),
+            yield PlaySteps(
+                collector=self.collector,
+                steps=1,
+                actions=[self.seeds.child("step").integer(self.steps)],
                 learn=False,
                 greedy=self.settings.greedy,
                 restart=False,
@@ -235,17 +240,13 @@ class PlayLoop:
         """Keeps the work so far if a language model, where one is used, cannot be reached."""
         if self.meter is None:
             return nullcontext()
-        iteration, state = self._resumable_later()
-        return run.saved_if_refused(iteration, state)
+        return run.saved_if_refused(*self._resumable())
 
-    def _resumable_later(self) -> tuple[int, Any]:
+    def _resumable(self) -> tuple[int, Callable[[], State]]:
         """The place to go on from after an interruption now, and what makes its state."""
-        if self._anchor is None:
-            return self.steps, self.state_dict
-        iteration, state = self._anchor
-        return iteration, lambda: state
+        return self._anchor or (self.steps, self.state_dict)
 
-    def _restore(self, run: RunContext) -> None:
+    def _restore(self, run: RunContext) -> Requests[None]:
         state = run.restored
         logged = None if state is None else state["log"]
         how = EpisodeLogSettings(self.records, self.settings.videos, self.settings.fps)
@@ -260,5 +261,5 @@ class PlayLoop:
         self.wave, self.steps, self.env_steps = state["wave"], state["steps"], state["env_steps"]
         self._in_wave = state["in_wave"]
         if self._in_wave:
-            self.collector.load_state_dict(state["collector"])
+            yield Begin(self.collector, state=state["collector"])
             self.log.look()

@@ -15,10 +15,10 @@ from llmrl.core.records import CallEstimate, State
 from llmrl.core.run_context import Counter, Kind, ProgressDisplay, RunContext
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.race import Race
+from llmrl.loops.requests import Ask, EvaluateController, Log, Requests, SafePoint
 from llmrl.loops.search_settings import SearchSettings, warmup_vectors
 from llmrl.rollout.batched_evaluator import (
     EvaluationBatch,
-    Evaluator,
     SupportsEvaluator,
     curve_summary,
     episode_seeds,
@@ -140,75 +140,71 @@ class SearchLoop:
             return None
         return self.principal.estimate(self.iterations, self.candidates, self.warmup)
 
-    def run(self, run: RunContext) -> float:
+    def requests(self, run: RunContext) -> Requests[float]:
         """Returns the mean return of the best proposal on unseen seeds."""
-        lines = self._restore(run)
-        assert isinstance(self.env, SupportsEvaluator)
-        evaluator = self.env.evaluator(bool(getattr(self.agent.controller, "clip_actions", True)), self.cores)
-        log = ProposalLog(run.folder, lines)
+        self.log = ProposalLog(run.folder, self._restore(run))
         try:
             with run.progress(self.total_episodes, "episodes", "search", self.played["episodes"]) as progress:
                 if not self.warm:
-                    self._warm_up(run, evaluator, log, progress)
+                    yield from self._warm_up(progress)
                 while self.iteration < self.iterations:
-                    self._iterate(run, evaluator, log, progress)
+                    yield from self._iterate(run, progress)
                 if self.settings.race:
-                    self._race(run, evaluator, log, progress)
-            run.checkpoint(self._place, self._state(log))
-            final = self._evaluate_best(evaluator)
+                    yield from self._measure_again(progress)
+            yield SafePoint(self._place, self.state_dict, always=True)
+            final: EvaluationBatch = yield self._evaluation()
         finally:
-            evaluator.close()
-            log.close()
+            self.log.close()
         metrics = incumbent_metrics(final)
-        self._row(run, "evaluation", metrics)
+        yield self._row("evaluation", metrics)
         run.summary = {**self._summary(metrics), RESULT_EPISODES: final.returns.tolist()}
         return metrics["search/incumbent_return"]
 
-    def _warm_up(self, run: RunContext, evaluator: Evaluator, log: ProposalLog, progress: ProgressDisplay) -> None:
-        found = self._play(evaluator, self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
+    def _warm_up(self, progress: ProgressDisplay) -> Requests[None]:
+        found = yield self._play(self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
         self._check(self.warmup_vectors, found)
         self._count(found)
-        metrics = self._tell(run, log, self.warmup_vectors, found, [{}] * self.warmup)
+        metrics = self._tell(self.warmup_vectors, found, [{}] * self.warmup)
         self.warm = True
-        self._row(run, "proposal", metrics)
+        yield self._row("proposal", metrics)
         progress.update(self.played["episodes"])
-        run.safe_point(0, lambda: self._state(log))
+        yield SafePoint(0, self.state_dict)
 
-    def _iterate(self, run: RunContext, evaluator: Evaluator, log: ProposalLog, progress: ProgressDisplay) -> None:
-        keep = nullcontext() if self.meter is None else run.saved_if_refused(self.iteration, lambda: self._state(log))
-        with keep:
-            asked = self.principal.ask(None, self.candidates)
+    def _iterate(self, run: RunContext, progress: ProgressDisplay) -> Requests[None]:
+        """Ask for vectors, play them, tell."""
+        with nullcontext() if self.meter is None else run.saved_if_refused(self.iteration, self.state_dict):
+            asked = yield Ask(self.principal, None, self.candidates)
         seeds = self._seeds_of(self._draw(self.iteration + 1), self.episodes)
-        vectors, found = self._try(evaluator, self.space.rounded(asked, clip=False), seeds)
+        vectors, found = yield from self._try(self.space.rounded(asked, clip=False), seeds)
         if self.settings.extra_rollout:
-            self._count(self._play(evaluator, vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1)))
+            self._count((yield self._play(vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1))))
         self.iteration += 1
-        metrics = self._tell(run, log, vectors, found, _notes(self.principal, len(vectors)))
+        metrics = self._tell(vectors, found, _notes(self.principal, len(vectors)))
         self.returns.append(float(found.returns.mean()))
         best = self._best()
         self.agent.adopt(np.array(best.vector))
         self.best_returns.append(best.value)
         metrics["search/best_return"] = best.value
-        self._row(run, "proposal", metrics)
+        yield self._row("proposal", metrics)
         if self.evaluations.due(self.iteration):
-            self._row(run, "evaluation", incumbent_metrics(self._evaluate_best(evaluator)))
+            yield self._row("evaluation", incumbent_metrics((yield self._evaluation())))
         progress.update(self.played["episodes"])
-        run.safe_point(self.iteration, lambda: self._state(log))
+        yield SafePoint(self.iteration, self.state_dict)
 
-    def _race(self, run: RunContext, evaluator: Evaluator, log: ProposalLog, progress: ProgressDisplay) -> None:
+    def _measure_again(self, progress: ProgressDisplay) -> Requests[None]:
         """Measure the best few again on seeds of their own, and let the agent keep the winner."""
         if self.race is None:
             first = self.pool.ranked()[: self.settings.race]
             self.race = Race(np.array([each.vector for each in first]), self.settings.race_rounds)
         while not self.race.over:
             vectors = self.race.vectors[self.race.left]
-            found = self._play(evaluator, vectors, self._seeds_of(f"race {self.race.round}", self.episodes))
+            found = yield self._play(vectors, self._seeds_of(f"race {self.race.round}", self.episodes))
             self._check(vectors, found)
             self._count(found)
             self.race.tell(list(found.returns))
-            self._row(run, "race", self.race.metrics("return"))
+            yield self._row("race", self.race.metrics("return"))
             progress.update(self.played["episodes"])
-            run.safe_point(self._place, lambda: self._state(log))
+            yield SafePoint(self._place, self.state_dict)
         self.agent.adopt(np.array(self._best().vector))
 
     @property
@@ -223,26 +219,26 @@ class SearchLoop:
         each = f"{self.settings.race_rounds:,} x {self.episodes:,} episodes each on fresh seeds"
         return f"of the best {self.settings.race:,}, at most {each}"
 
-    def _try(self, evaluator: Evaluator, vectors: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, EvaluationBatch]:
+    def _try(self, vectors: np.ndarray, seeds: np.ndarray) -> Requests[tuple[np.ndarray, EvaluationBatch]]:
         """Episodes of `vectors`, and which vectors these are in the end: a principal that can err may have others in
         place of those that return no numbers. Episodes of the latter are not counted.
 
         Raises:
             ConfigError: a return is no number.
         """
-        found = self._play(evaluator, vectors, seeds)
+        found = yield self._play(vectors, seeds)
         failed = ~np.isfinite(found.returns).all(1)
         if failed.any() and isinstance(self.principal, Fallible):
             vectors = self.space.rounded(self.principal.instead(vectors, failed), clip=False)
-            found = self._play(evaluator, vectors, seeds)
+            found = yield self._play(vectors, seeds)
         self._check(vectors, found)
         self._count(found)
         return vectors, found
 
-    def _play(self, evaluator: Evaluator, vectors: np.ndarray, seeds: np.ndarray) -> EvaluationBatch:
-        # Numbers that are too large for the game are told of by what it returns.
-        with np.errstate(all="ignore"):
-            return evaluator.evaluate(self.agent.controller, vectors, seeds)
+    def _play(self, vectors: np.ndarray, seeds: np.ndarray) -> EvaluateController:
+        return EvaluateController(
+            env=self.env, controller=self.agent.controller, vectors=vectors, seeds=seeds, workers=self.cores
+        )
 
     def _check(self, vectors: np.ndarray, found: EvaluationBatch) -> None:
         failed = ~np.isfinite(found.returns).all(1)
@@ -256,14 +252,7 @@ class SearchLoop:
         self.played["episodes"] += found.returns.size
         self.played["env_steps"] += int(found.lengths.sum())
 
-    def _tell(
-        self,
-        run: RunContext,
-        log: ProposalLog,
-        vectors: np.ndarray,
-        found: EvaluationBatch,
-        notes: Sequence[dict[str, Any]],
-    ) -> dict[str, float]:
+    def _tell(self, vectors: np.ndarray, found: EvaluationBatch, notes: Sequence[dict[str, Any]]) -> dict[str, float]:
         """Tell the principal, write the proposals down, with `notes` on them; metrics of this iteration."""
         iteration = self.iteration if self.warm else 0
         outcomes = [outcome_of(vector, found, i, self._draw(iteration)) for i, vector in enumerate(vectors)]
@@ -278,7 +267,7 @@ class SearchLoop:
                 "vector": outcome.vector.tolist(),
                 "returns": outcome.values.tolist(),
             }
-            log.write(line | notes[i])
+            self.log.write(line | notes[i])
             self._note(line)
         values = [outcome.value for outcome in outcomes]
         metrics["search/return"] = float(np.mean(values))
@@ -309,15 +298,16 @@ class SearchLoop:
         assert best is not None
         return best
 
-    def _row(self, run: RunContext, kind: Kind, metrics: dict[str, float]) -> None:
+    def _row(self, kind: Kind, metrics: dict[str, float]) -> Log:
         x: Counter = "episodes" if kind == "race" else "proposals"
-        run.metrics.log(kind, x, metrics, proposals=self.proposals, iterations=self.iteration, **self.played)
+        counters = {"proposals": self.proposals, "iterations": self.iteration, **self.played}
+        return Log(kind, x, metrics, counters)
 
-    def _evaluate_best(self, evaluator: Evaluator) -> EvaluationBatch:
+    def _evaluation(self) -> EvaluateController:
         """The best proposal so far on seeds that are used for nothing else, the same ones every time."""
         vector = np.array([self._best().vector])
         seeds = evaluation_seeds(self.seeds, self.evaluations.episodes)
-        return self._play(evaluator, vector, seeds)
+        return self._play(vector, seeds)
 
     def _seeds_of(self, name: str, n: int) -> np.ndarray:
         return episode_seeds(self.seeds.child(name), n)
@@ -345,7 +335,7 @@ class SearchLoop:
             "race": measured,
         }
 
-    def _state(self, log: ProposalLog) -> State:
+    def state_dict(self) -> State:
         """Everything a resumed run needs to go on exactly."""
         assert isinstance(self.agent, Agent)
         return {
@@ -355,7 +345,7 @@ class SearchLoop:
             "best_returns": list(self.best_returns),
             "played": dict(self.played),
             "race": None if self.race is None else self.race.state_dict(),
-            "lines": log.position(),
+            "lines": self.log.position(),
             "agents": [self.agent.state_dict()],
             "principal": self.principal.state_dict(),
             "meter": None if self.meter is None else self.meter.state_dict(),

@@ -6,19 +6,16 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrl.algorithms.societies.batched_trainer import BatchedTrainer
 from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, split
 from llmrl.core.protocols import Agent, MetaLearner, Policy, VecEnv
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.seeding import Seeds
+from llmrl.loops.executor import serve
+from llmrl.loops.requests import DifferentiableUpdate, PlayEpisode, PlaySteps, Requests, Update
 from llmrl.rollout.collector import Collector
-
-if TYPE_CHECKING:
-    import torch
 
 STEPS = 50
 """Steps of every game that `steps_per_second` times."""
@@ -59,7 +56,6 @@ class Societies:
             env.pair_games(candidates)
         policies = [agent.policy for agent in agents]
         self.policy: Policy = PartitionedPolicy(policies, self.games) if len(agents) > 1 else policies[0]
-        self._together = BatchedTrainer(agents)
 
     def reset(self) -> None:
         """Original weights; what a reset does not touch (an optimizer that is kept) becomes that of the society under
@@ -79,17 +75,16 @@ class Societies:
             return seeds.integer("env")
         return [each.integer("env") for each in self._replicates(seeds)] * self.candidates
 
-    def generators(self, seeds: Seeds) -> torch.Generator | list[torch.Generator]:
-        """Of actions; societies of different proposals share theirs."""
+    def action_seeds(self, seeds: Seeds) -> list[int]:
+        """Of the generators of actions; societies of different proposals share theirs."""
         if self.several == 1:
-            return seeds.torch("actions")
-        return [each.torch("actions") for each in self._replicates(seeds)] * self.candidates
+            return [seeds.integer("actions")]
+        return [each.integer("actions") for each in self._replicates(seeds)] * self.candidates
 
-    def update(self, rollout: Rollout, seeds: Seeds) -> list[dict[str, float]]:
-        """Let every society learn from its games; returns the metrics of each. A society draws the same minibatches
-        under all proposals."""
-        streams = self._replicates(seeds) * self.candidates
-        return self._together.update(rollout, [each.torch("minibatches") for each in streams])
+    def learn(self, rollout: Rollout, seeds: Seeds) -> Update:
+        """Ask for an update of every society on its games. A society draws the same minibatches under all proposals."""
+        minibatches = [each.integer("minibatches") for each in self._replicates(seeds)] * self.candidates
+        return Update(agents=self.agents, rollout=rollout, minibatches=minibatches, stacked=True)
 
     def under(self, rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
         """Of each proposal: what its first society saw in all rollouts, then its second, and so on."""
@@ -103,7 +98,7 @@ class Societies:
 
 
 class Adaptation:
-    """Rounds in which all societies play and learn under the mechanisms that are set.
+    """Rounds in which all societies play and learn under a principal's proposals.
 
     Args:
         collector: plays the societies' policy in all their games.
@@ -122,50 +117,68 @@ class Adaptation:
         piece = rollout_steps or horizon
         self.pieces = [piece] * (horizon // piece)
 
-    def round(self, seeds: Seeds, learner: MetaLearner | None = None) -> tuple[list[Episode], list[dict[str, float]]]:
+    def round(
+        self, seeds: Seeds, vectors: np.ndarray, context: int | None, learner: MetaLearner | None = None
+    ) -> Requests[tuple[list[Episode], list[dict[str, float]]]]:
         """Play an episode in every game, and update every society after each piece of it.
 
         Agents that do not learn play whole episodes and are not updated.
 
         Args:
             seeds: of the round: of its games, its actions and its minibatches.
+            vectors: proposals that govern the societies, [candidates, d].
+            context: of all games; None where there are none.
             learner: updates in the societies' place and keeps how the updates depend on the mechanism.
 
         Returns:
             The episodes, and the metrics of all updates.
         """
-        learns = self.societies.agents[0].learns
-        self.collector.reset(self.societies.game_seeds(seeds))
-        generators = self.societies.generators(seeds)
+        learns, exposure = self.societies.agents[0].learns, learner is not None
         episodes: list[Episode] = []
         losses: list[dict[str, float]] = []
         for i, steps in enumerate(self.pieces if learns else [sum(self.pieces)]):
-            rollout = self.collector.collect(steps, generators, learns, keep_exposure=learner is not None)
+            if i == 0:
+                rollout = yield self.episode(steps, seeds, vectors, context, learn=learns, exposure=exposure)
+            else:
+                rollout = yield PlaySteps(collector=self.collector, steps=steps, actions=None, exposure=exposure)
             episodes += rollout.episodes
             draws = seeds if i == 0 else seeds.child("piece").child(i)
             if learner is not None:
-                losses.append(learner.update(rollout, draws.torch("minibatches")))
-            else:
-                losses += self.societies.update(rollout, draws)
-        return episodes, losses if learns else []
+                minibatches = draws.integer("minibatches")
+                losses.append((yield DifferentiableUpdate(learner=learner, rollout=rollout, minibatches=minibatches)))
+            elif learns:
+                losses += yield self.societies.learn(rollout, draws)
+        return episodes, losses
+
+    def episode(self, steps: int, seeds: Seeds, vectors: np.ndarray, context: int | None, **kept: bool) -> PlayEpisode:
+        """Ask for so many `steps` of a new episode in every game; `kept` are fields of the request."""
+        return PlayEpisode(
+            collector=self.collector,
+            steps=steps,
+            seed=self.societies.game_seeds(seeds),
+            actions=self.societies.action_seeds(seeds),
+            mechanism=self.societies.imposed(vectors),
+            context=context,
+            **kept,
+        )
 
 
-def steps_per_second(env: VecEnv, collector: Collector, societies: Societies, seeds: Seeds) -> float:
+def steps_per_second(adaptation: Adaptation, seeds: Seeds) -> float:
     """Return the environment steps a second, summed over games, of adapting societies; agents have learned a little
     then.
 
     Updates on a few steps stand for those of a whole round, as their cost grows with the steps.
     """
-    assert env.spec.mechanism is not None
-    none = env.spec.mechanism.neutral
-    env.set_mechanism(societies.imposed(np.stack([none] * societies.candidates)))
-    learns = societies.agents[0].learns
-    elapsed = 0.0
-    for steps in (_FIRST, STEPS):
-        collector.reset(societies.game_seeds(seeds))
+    spec, societies = adaptation.collector.spec, adaptation.societies
+    assert spec.mechanism is not None
+    vectors = np.stack([spec.mechanism.neutral] * societies.candidates)
+
+    def rehearsal(steps: int) -> Requests[float]:
         begun = time.perf_counter()
-        rollout = collector.collect(steps, societies.generators(seeds), learns)
-        if learns:
-            societies.update(rollout, seeds)
-        elapsed = time.perf_counter() - begun
-    return STEPS * env.spec.n_envs / elapsed
+        rollout = yield adaptation.episode(steps, seeds, vectors, None, learn=societies.agents[0].learns)
+        if societies.agents[0].learns:
+            yield societies.learn(rollout, seeds)
+        return time.perf_counter() - begun
+
+    serve(rehearsal(_FIRST))
+    return STEPS * spec.n_envs / serve(rehearsal(STEPS))

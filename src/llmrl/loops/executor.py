@@ -1,0 +1,171 @@
+"""Serves one loop: answers each of its requests when it comes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmrl.algorithms.societies.batched_trainer import BatchedTrainer
+from llmrl.algorithms.societies.partitioned_policy import split
+from llmrl.core.protocols import Agent
+from llmrl.core.rollouts import Rollout
+from llmrl.core.run_context import RunContext
+from llmrl.loops.requests import (
+    Ask,
+    Begin,
+    Chat,
+    Delegate,
+    DifferentiableUpdate,
+    Evaluate,
+    EvaluateController,
+    Imitate,
+    Log,
+    PlayEpisode,
+    PlaySteps,
+    Request,
+    Requests,
+    SafePoint,
+    T,
+    Update,
+)
+from llmrl.rollout.batched_evaluator import EvaluationBatch, Evaluator, SupportsEvaluator
+from llmrl.rollout.evaluate_policy import evaluate_policy
+
+if TYPE_CHECKING:
+    import torch
+
+
+def serve(requests: Requests[T], run: RunContext | None = None) -> T:
+    """Answer all requests of a loop, one after the other; returns what the loop returns.
+
+    Args:
+        requests: of the loop.
+        run: where it logs and saves; None for a part of a loop that does neither.
+
+    Raises:
+        Whatever an answer raises and the loop does not catch.
+    """
+    executor = Executor(run)
+    go_on, answer = requests.send, None
+    try:
+        while True:
+            try:
+                answer = executor.answer(go_on(answer))
+                go_on = requests.send
+            except BaseException as error:
+                if inspect.getgeneratorstate(requests) == inspect.GEN_CLOSED:  # the loop itself has ended
+                    if isinstance(error, StopIteration):
+                        return error.value  # type: ignore[no-any-return]
+                    raise
+                go_on, answer = requests.throw, error
+    finally:
+        requests.close()
+        executor.close()
+
+
+class Executor:
+    """Answers the requests of one loop.
+
+    Args:
+        run: where the loop logs and saves; None: it does neither.
+    """
+
+    def __init__(self, run: RunContext | None) -> None:
+        self._run = run
+        self._generators: list[torch.Generator] = []  # that the last request to play drew actions with
+        self._trainer: BatchedTrainer | None = None
+        self._evaluators: dict[tuple[bool, int | None], Evaluator] = {}
+
+    def answer(self, request: Request) -> Any:
+        """Do what is asked for; returns what the request's class says."""
+        match request:
+            case Begin():
+                if request.seed is not None:
+                    request.collector.reset(request.seed, request.games)
+                if request.state is not None:
+                    request.collector.load_state_dict(request.state)
+            case PlaySteps():
+                return self._play(request)
+            case Update():
+                generators = _generators(request.minibatches)
+                if request.stacked:
+                    return self._trainer_of(request.agents).update(request.rollout, generators)
+                each = zip(request.agents, split(request.rollout, len(request.agents)), generators, strict=True)
+                return [agent.update(own, generator) for agent, own, generator in each]
+            case DifferentiableUpdate():
+                [generator] = _generators([request.minibatches])
+                return request.learner.update(request.rollout, generator)
+            case Imitate():
+                return request.cloning.update(request.update)
+            case Ask():
+                return request.principal.ask(request.context, request.n)
+            case Chat():
+                return request.model.chat(request.requests)
+            case Evaluate():
+                with nullcontext() if request.watched else request.collector.unobserved():
+                    return evaluate_policy(request.collector, request.episodes, request.seeds)
+            case EvaluateController():
+                return self._evaluate(request)
+            case Delegate():
+                return request.work(self.answer)
+            case Log():
+                assert self._run is not None
+                self._run.metrics.log(request.kind, request.x, request.metrics, **request.counters)
+            case SafePoint():
+                assert self._run is not None
+                if request.always:
+                    self._run.checkpoint(request.iteration, request.state())
+                else:
+                    self._run.safe_point(request.iteration, request.state)
+        return None
+
+    def close(self) -> None:
+        """End the processes that evaluators have started."""
+        for evaluator in self._evaluators.values():
+            evaluator.close()
+
+    def _play(self, request: PlaySteps) -> Rollout:
+        collector = request.collector
+        if isinstance(request, PlayEpisode):
+            if request.mechanism is not None:
+                collector.env.set_mechanism(request.mechanism)
+            if request.context is not None:
+                collector.env.set_context(request.context)
+            collector.reset(request.seed)
+        if request.actions is not None:
+            shared = dict(zip(request.actions, _generators(request.actions), strict=True))
+            self._generators = [shared[seed] for seed in request.actions]
+        rollout = collector.collect(
+            request.steps,
+            self._generators if len(self._generators) > 1 else self._generators[0],
+            request.learn,
+            request.exposure,
+            request.greedy,
+            request.restart,
+        )
+        return rollout.copy() if request.copy else rollout
+
+    def _trainer_of(self, agents: Sequence[Agent]) -> BatchedTrainer:
+        if self._trainer is None or list(self._trainer.agents) != list(agents):
+            self._trainer = BatchedTrainer(agents)
+        return self._trainer
+
+    def _evaluate(self, request: EvaluateController) -> EvaluationBatch:
+        key = (bool(getattr(request.controller, "clip_actions", True)), request.workers)
+        if key not in self._evaluators:
+            assert isinstance(request.env, SupportsEvaluator)
+            self._evaluators[key] = request.env.evaluator(*key)
+        # Numbers that are too large for the game are told of by what it returns.
+        with np.errstate(all="ignore"):
+            return self._evaluators[key].evaluate(request.controller, request.vectors, request.seeds)
+
+
+def _generators(seeds: Sequence[int]) -> list[torch.Generator]:
+    """On the processor, so that devices draw alike."""
+    import torch
+
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
