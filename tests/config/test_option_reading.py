@@ -5,6 +5,7 @@ import yaml
 from hydra import compose, initialize_config_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import Container, OmegaConf
 from omegaconf._utils import get_yaml_loader
 
@@ -91,6 +92,15 @@ def test_own_files_of_the_same_name_are_read_each_time(tmp_path):
         (tmp_path / "env" / "own.yaml").write_text(shipped.replace("horizon: 5 ", f"horizon: {horizon} "))
         with composed("train", ["env=own"], [tmp_path]) as config:
             assert config.env.horizon == horizon
+
+
+def test_options_in_hydras_store_are_merged_each_time(monkeypatch):
+    case = ("train", ["env=escape_room", "principal=stored"])
+    for values in ([1.0], [2.0]):
+        node = ConfigNode("stored.yaml", OmegaConf.create({"_target_": None, "values": values}), "principal", "", None)
+        monkeypatch.setitem(ConfigStore.instance().repo, "principal", {"stored.yaml": node})
+        with composed(*case) as config:
+            assert config["values"] == values
 
 
 def test_what_is_no_yaml_is_said_as_by_hydra(tmp_path):

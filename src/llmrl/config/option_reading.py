@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 _SHIPPED = "llmrl.conf"
-_HYDRA = ("hydra", "schema")
-"""Providers of Hydra's own options, which do not change."""
+_HYDRA = "hydra"
+"""Provider of Hydra's own options, which do not change."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ def read_once() -> None:
         asked = any(each.is_interpolation() for each in entries)
         return choices(overrides, entries, self_added) if asked else OmegaConf.create()
 
-    defaults_list._create_interpolation_map = choices_if_asked
+    defaults_list._create_interpolation_map = choices_if_asked  # type: ignore[assignment]
     Source._read_config = read_kept
     ConfigLoaderImpl._compose_config_from_defaults_list = merge_kept  # type: ignore[method-assign]
 
@@ -91,11 +91,19 @@ def read_once() -> None:
 def _what_is_merged(defaults: Sequence[ResultDefault], repo: IConfigRepository) -> tuple[Any, ...] | None:
     """All that the merged config is a function of; None if some of it is neither shipped nor Hydra's."""
     found: list[Any] = []
+    stored = repo.get_schema_source()
     for each in defaults:
-        loaded = None if each.config_path is None else repo.load_config(each.config_path)
-        if not isinstance(loaded, _Kept) and (loaded is None or loaded.provider not in _HYDRA):
+        assert each.config_path is not None
+        loaded = repo.load_config(each.config_path)
+        if isinstance(loaded, _Kept):
+            if stored.is_config(each.config_path):  # somebody's schema of the same name
+                return None
+            text = loaded.text
+        elif loaded is not None and loaded.provider == _HYDRA:
+            text = ""
+        else:
             return None
-        found.append((each.config_path, each.package, each.primary, getattr(loaded, "text", None)))
+        found.append((each.config_path, each.package, each.primary, text))
     return tuple(found)
 
 
@@ -124,11 +132,11 @@ def loader() -> Any:
     own = get_yaml_loader()
     if not yaml.__with_libyaml__:
         return own
-    from yaml.cyaml import CParser
+    parser = yaml.cyaml.CParser  # type: ignore[attr-defined]
 
-    class Loader(CParser, own):  # type: ignore[misc]
+    class Loader(parser, own):  # type: ignore[misc, valid-type]
         def __init__(self, stream: str) -> None:
-            CParser.__init__(self, stream)
+            parser.__init__(self, stream)
             yaml.constructor.SafeConstructor.__init__(self)
             yaml.resolver.Resolver.__init__(self)
 
