@@ -43,6 +43,13 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _options_are_kept():
+    from kept_options import read_once
+
+    read_once()
+
+
 @pytest.fixture
 def signal_game():
     """A factory of the toy game."""

@@ -204,7 +204,7 @@ def serve(preloaded: Sequence[str]) -> None:
         importlib.import_module(name)
     import hydra
 
-    from llmrl.config.option_reading import read_once
+    from kept_options import read_once
     from llmrl.run import provenance
 
     provenance.code_digest()

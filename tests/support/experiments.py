@@ -16,9 +16,6 @@ def compose(*overrides: str, primary: str = "train") -> dict:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    from llmrl.config.option_reading import read_once
-
-    read_once()
     with initialize_config_module("llmrl.conf", version_base="1.3"):
         alone = ["design.references=0"] if primary == "train" else []
         config = hydra_compose(primary, overrides=[*alone, *overrides], return_hydra_config=True)

@@ -45,7 +45,6 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
     What is created before the config is known is private, and a secret that is typed gets no further than this.
     """
     from llmrl.config.installed_options import offer_installed
-    from llmrl.config.option_reading import read_once
     from llmrl.config.overrides import translated
     from llmrl.config.trusting import guard_hydra
     from llmrl.core.option_files import hide_bases
@@ -71,7 +70,6 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
     for problem in offer_installed():
         say(name, problem)
     hide_bases()
-    read_once()
     if EXPLAIN in sys.argv:
         from llmrl.cli.explain import explain
 

@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from llmrl.config.installed_options import offer_installed
-from llmrl.config.option_reading import read_once
 from llmrl.config.overrides import translated
 from llmrl.config.suggestions import hint, removed
 from llmrl.config.trusting import guard_hydra
@@ -41,7 +40,6 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     refuse_arguments(overrides)
     guard_hydra()
     hide_bases()
-    read_once()
     for problem in offer_installed():
         log.debug("%s", problem)  # commands say it once
     typed, _ = translated(overrides)

@@ -1,7 +1,9 @@
-"""How Hydra reads and merges the shipped option files: with libyaml, and the same ones once a process.
+"""How tests make compositions cheap: shipped option files are read with libyaml, and read and merged once a process.
 
 Most of the time of a composition goes into reading some thirty files, making OmegaConf's nodes of them and merging
-these; a sweep, a command that asks for other runs' configs and a session of the Python API do that many times.
+these, and most tests begin with one. This goes round private functions of Hydra, so it is no part of the package;
+`tests/config/test_kept_options.py` compares what is composed with what Hydra alone composes, and commands that are
+started as processes of their own have Hydra as it is.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import Container, OmegaConf
 from omegaconf._utils import get_yaml_loader
 
-from llmrl.config.option_reading import loader, read_once
+from kept_options import loader, read_once
 from llmrl.core.option_files import root
 from llmrl.experiment.composition import composed, plain_config
 
