@@ -57,7 +57,7 @@ def draw(words: tuple[int, int], purpose: int, index: int) -> int:
 def threshold(probability: float) -> int:
     """Below how many of the 2**24 numbers something happens with a `probability`, rounded to float32 as the published
     recordings of these games have it."""
-    return math.ceil(float(np.float32(probability)) * 2**BITS)
+    return math.ceil(float(np.float32(probability)) * 2.0**BITS)
 
 
 class Draws:

@@ -18,7 +18,7 @@ from llmrl.envs.native.codes import number
 from llmrl.envs.native.draws import BITS, PURPOSES, Draws, threshold
 from llmrl.envs.native.maps import GameMap
 from llmrl.envs.native.state import Events, State
-from llmrl.envs.native.tree import Shared, compiled
+from llmrl.envs.native.tree import Shared, compiled, simulated
 
 MOST_PLAYERS = 253
 
@@ -60,7 +60,7 @@ class Engine:
         self.n_cells = game_map.n_cells
         self.actions = action_names(game_map.substrate, setup.rules)
         self.codes = number(game_map, n)
-        self.on_gpu = torch.device(device).type == "cuda"
+        self.on_gpu = torch.device(device).type == "cuda" or simulated()
         if self.on_gpu:
             from llmrl.envs.native.gpu import Launched
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from llmrl.envs.native.looking import lay, look, tell
 from llmrl.envs.native.rules import ALIVE, APPLES, DIRTY, ZAPS, start_game, step_game
 
@@ -32,11 +34,14 @@ def play(
 ) -> None:  # fmt: skip
     """Do with games `first` to `last` what `todo` [n_games] says, and write what is seen of them; `grid`, `ids` and
     `vector` may be empty: nobody looks."""
-    for b in range(first, last):
+    # Unsigned, so that Numba need not look whether they count from the end.
+    row: Any = np.uint32(lane)
+    for game in range(first, last):
+        b: Any = np.uint32(game)
         live = world[b, APPLES]
         if todo[b] == STEP:
             step_game(
-                b, lane, world, players, orchard, river, occupied, source, action, land, beams, near, spawn, chances,
+                b, row, world, players, orchard, river, occupied, source, action, land, beams, near, spawn, chances,
                 acts, facts, pay, deeds, notes,
             )  # fmt: skip
         elif todo[b] != KEEP:
@@ -48,8 +53,8 @@ def play(
         if info.shape[1] > 0:
             report(b, live, todo[b] == STEP, world, players, pay, deeds, info)
         if grid.shape[0] > 0 or ids.shape[0] > 0:
-            lay(b, lane, world, players, orchard, river, beams, facts, deeds, base, spots, codes)
-            look(b, lane, players, facts, turns, codes, grid_of, tile_of, grid, ids)
+            lay(b, row, world, players, orchard, river, beams, facts, deeds, base, spots, codes)
+            look(b, row, players, facts, turns, codes, grid_of, tile_of, grid, ids)
         if vector.shape[0] > 0:
             tell(b, players, facts, deeds, vector)
 

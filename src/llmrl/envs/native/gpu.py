@@ -1,11 +1,12 @@
 """The games as a kernel of an NVIDIA GPU: the same functions, one thread a game, in memory shared with torch.
 
-No GPU has run this. It has been run in Numba's simulator (`NUMBA_ENABLE_CUDASIM=1`), where it plays what processors play.
+No GPU has run this. Numba's simulator has (`NUMBA_ENABLE_CUDASIM=1`), where it plays what processors play.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 from types import FunctionType
 from typing import Any
 
@@ -13,18 +14,19 @@ import torch
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.native import games
-from llmrl.envs.native.tree import build, plain, said
+from llmrl.envs.native.tree import build, plain, said, simulated
 
 BLOCK = 64
 """Threads of a block: games differ in what happens, so small ones wait less for each other."""
-cuda, play = None, games.play  # in the kernel, Numba's and the device function
+cuda: Any = None  # in the kernel, Numba's
+play: Any = games.play  # in the kernel, the device function
 
 
-def _one_game(
+def _one_game(  # type: ignore[no-untyped-def]
     n, todo, action, source, pay, info, grid, ids, vector, world, players, orchard, river, occupied, deeds, notes,
     codes, land, beams, near, spawn, groups, places, soiled, chances, acts, facts, base, spots, turns, grid_of, tile_of,
-):  # type: ignore[no-untyped-def] # fmt: skip
-    b = cuda.grid(1)  # type: ignore[attr-defined]
+):  # fmt: skip
+    b = cuda.grid(1)
     if b < n:
         play(
             b, b + 1, b, todo, action, source, pay, info, grid, ids, vector, world, players, orchard, river, occupied,
@@ -40,24 +42,17 @@ def kernel() -> Any:
     Raises:
         ConfigError: `numba-cuda` is not installed.
     """
-    try:
-        from numba import cuda
-    except ImportError as error:
+    if importlib.util.find_spec("numba_cuda") is None:  # Numba's own is an older one
         raise ConfigError(
-            "Clean Up and Harvest on a GPU need numba-cuda, which is not installed: pip install 'llmrl[gpu]', or "
+            "Clean Up and Harvest on a GPU need numba-cuda, which is not installed: pip install 'llmrl[gpu]', or use "
             "hardware=cpu"
-        ) from error
+        )
+    from numba import cuda
+
     # In the simulator compiled helpers would hide what a device cannot type, and so it gets the plain ones.
     tree = plain() if simulated() else build(cuda.jit(device=True))
     names = {"cuda": cuda, "play": tree.play, "__name__": __name__}
     return cuda.jit(FunctionType(_one_game.__code__, names, "_one_game"))
-
-
-def simulated() -> bool:
-    """Whether Numba simulates a GPU in this process."""
-    from numba import config
-
-    return bool(config.ENABLE_CUDASIM)
 
 
 class Launched:

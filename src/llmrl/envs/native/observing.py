@@ -92,7 +92,8 @@ class Observer:
         game_map = self._engine.setup.game_map
         cells = self._laid(batch, index)[0].reshape(-1, game_map.stride)
         inside = slice(MARGIN, MARGIN + game_map.height)
-        return cells[inside, MARGIN : MARGIN + game_map.width].astype(np.int64)
+        codes: NDArray[np.int64] = cells[inside, MARGIN : MARGIN + game_map.width].astype(np.int64)
+        return codes
 
     def world(self, batch: Batch, index: int) -> NDArray[np.uint8]:
         """The whole world of game `index`, [8 height, 8 width, 3] uint8."""
@@ -110,12 +111,12 @@ class Observer:
 
     def _laid(self, batch: Batch, index: int) -> NDArray[np.int32]:
         """`looking.lay` of one game, on the host and as it is written: for one it need not be compiled."""
-        parts = batch.world, batch.players, batch.orchard, batch.river
-        one = [part[index : index + 1].cpu().numpy() for part in parts]
+        parts = batch.world, batch.players, batch.orchard, batch.river, batch.deeds
+        world, players, orchard, river, deeds = (part[index : index + 1].cpu().numpy() for part in parts)
         engine, codes = self._engine, np.zeros((1, self._engine.n_cells), np.int32)
         base, spots, *_ = (x.numpy() for x in self._tables("cpu", False))
-        deeds = batch.deeds[index : index + 1].cpu().numpy()
-        looking.lay(0, 0, *one, engine.beams, engine.numbers(True), deeds, base, spots, codes)
+        facts = engine.numbers(True)
+        looking.lay(0, 0, world, players, orchard, river, engine.beams, facts, deeds, base, spots, codes)
         return codes
 
     def _tables(self, device: str, drawn: bool) -> tuple[torch.Tensor, ...]:

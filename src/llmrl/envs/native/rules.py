@@ -179,32 +179,30 @@ def move(
     b: int, lane: int, words: Any, players: Any, occupied: Any, action: Any, land: Any, acts: Any, facts: Any,
     notes: Any,
 ) -> None:  # fmt: skip
-    """All turn; then, in a random order, each enters its cell if nobody is there at its turn."""
-    n = players.shape[1]
-    for i in range(n):
+    """All turn; then, in a random order, each who moves enters its cell if nobody is there at its turn."""
+    movers = 0
+    for i in range(players.shape[1]):
         notes[lane, BEFORE, i] = players[b, i, POS]
         if players[b, i, ALIVE] == 1:
             players[b, i, HEADING] = (players[b, i, HEADING] + acts[action[b, i], TURN]) & 3
-        if facts[FIXED_ORDER] == 1:
-            notes[lane, TURNS, n - 1 - i] = i
-        else:
-            number = draw(words, ORDER, i)
-            k = i
-            while k > 0 and notes[lane, LOTS, k - 1] > number:
-                notes[lane, LOTS, k] = notes[lane, LOTS, k - 1]
-                notes[lane, TURNS, k] = notes[lane, TURNS, k - 1]
-                k -= 1
-            notes[lane, LOTS, k] = number
-            notes[lane, TURNS, k] = i
-    for k in range(n):
+            if acts[action[b, i], MOVE] != ITSELF:
+                lot = -i if facts[FIXED_ORDER] == 1 else draw(words, ORDER, i)
+                k = movers
+                while k > 0 and notes[lane, LOTS, k - 1] > lot:
+                    notes[lane, LOTS, k] = notes[lane, LOTS, k - 1]
+                    notes[lane, TURNS, k] = notes[lane, TURNS, k - 1]
+                    k -= 1
+                notes[lane, LOTS, k] = lot
+                notes[lane, TURNS, k] = i
+                movers += 1
+    for k in range(movers):
         i = notes[lane, TURNS, k]
         way = acts[action[b, i], MOVE]
-        if players[b, i, ALIVE] == 1 and way != ITSELF:
-            target = land[players[b, i, POS], (players[b, i, HEADING] + way) & 3]
-            if occupied[b, target] == 0:
-                occupied[b, players[b, i, POS]] = 0
-                occupied[b, target] = i + 1
-                players[b, i, POS] = target
+        target = land[players[b, i, POS], (players[b, i, HEADING] + way) & 3]
+        if occupied[b, target] == 0:
+            occupied[b, players[b, i, POS]] = 0
+            occupied[b, target] = i + 1
+            players[b, i, POS] = target
 
 
 def eat(b: int, lane: int, players: Any, orchard: Any, action: Any, land: Any, acts: Any, pay: Any, notes: Any) -> None:

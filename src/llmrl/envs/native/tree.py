@@ -93,11 +93,11 @@ def spread() -> Any:
 prange, play = range, games.play  # in the compiled one, Numba's and the compiled one
 
 
-def _shares(
+def _shares(  # type: ignore[no-untyped-def]
     threads, n, todo, action, source, pay, info, grid, ids, vector, world, players, orchard, river, occupied, deeds,
     notes, codes, land, beams, near, spawn, groups, places, soiled, chances, acts, facts, base, spots, turns, grid_of,
     tile_of,
-):  # type: ignore[no-untyped-def] # fmt: skip
+):  # fmt: skip
     for k in prange(threads):
         play(
             k * n // threads, (k + 1) * n // threads, k, todo, action, source, pay, info, grid, ids, vector, world,
@@ -119,7 +119,7 @@ class Threads:
     def __init__(self, games: int) -> None:
         import numba
 
-        self.most = min(numba.config.NUMBA_NUM_THREADS, max(1, games // WORTH))
+        self.most: int = min(numba.config.NUMBA_NUM_THREADS, max(1, games // WORTH))
 
     def now(self) -> int:
         """How many there are at this step."""
@@ -152,7 +152,14 @@ class Shared:
 
 
 _ALONE = threading.Lock()
-os.register_at_fork(after_in_child=lambda: _ALONE._at_fork_reinit())
+os.register_at_fork(after_in_child=_ALONE._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+def simulated() -> bool:
+    """Whether Numba simulates a GPU in this process: then games are played by the kernel, in memory of the host."""
+    import numba
+
+    return bool(numba.config.ENABLE_CUDASIM)
 
 
 @contextlib.contextmanager

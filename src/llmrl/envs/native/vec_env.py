@@ -266,8 +266,8 @@ class NativeEnv:
         self._episodes[:] = 0
 
     def _room(self, *shape: int) -> Array:
-        """Memory of its own for what the loops write: a NumPy array on the host, which is made in a third of the time of
-        a tensor, and of which `_tensor` makes one where one is wanted."""
+        """Memory of its own for what the loops write. On the host a NumPy array, which is made in a third of the time
+        of a tensor; `_tensor` makes one of it where one is wanted."""
         if self._on_host:
             return np.empty(shape, dtype=np.float32)
         return torch.empty(shape, dtype=torch.float32, device=self._device)
