@@ -1,7 +1,7 @@
 """Speed of the native engine beside Melting Pot, in one run: agent steps a second with random actions, 7 players.
 
     python benchmarks/native_engine.py [--substrate cleanup harvest] [--batch 1 64 1024 4096] [--seconds 2] [--rounds 3]
-        [--what rules grid pixels]
+        [--what rules grid pixels] [--cpu]
 
 The reference plays one process a core: `stock` as dm-meltingpot builds the engine, with all it observes; `pictures`
 asked for the players' pictures alone. Ours plays in one process with one thread, in one with as many threads as there
@@ -10,6 +10,7 @@ are cores, and in a process a core with one thread each, as the runs of a sweep 
 is measured in turns, `--rounds` times, and the medians are printed, with their ratio to `stock` on all cores. Starts of
 episodes, which take the reference as long as a thousand steps and ours less than one, are left out. Last comes which
 share of the memory's streaming bandwidth `pixels` reach, measured by a loop that only writes past the caches.
+`--cpu` counts processor time instead, of one process of each kind: for machines that others use, too.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ MANY = 1024
 """Games from which on a process a core is measured, too."""
 STEPS = 1000
 """Of an episode of the reference; ours goes on for as long as it is measured."""
+CLOCK = time.perf_counter
 STREAM = r"""
 #include <cstdint>
 #include <emmintrin.h>
@@ -69,10 +71,10 @@ def reference_process(kind: str, substrate: SubstrateName, seconds: float, barri
     barrier.wait()
     done, spent = 0, 0.0
     while spent < seconds:
-        begin = time.perf_counter()
+        begin = CLOCK()
         for action in actions[:100]:
             env.step(action)
-        spent += time.perf_counter() - begin
+        spent += CLOCK() - begin
         done += 100
         if done % STEPS == 0:
             env.reset()
@@ -103,7 +105,11 @@ class Native:
         self.batch = batch
         generator = torch.Generator().manual_seed(0)
         self.actions = torch.randint(self.env.spec.n_actions, (16, batch, PLAYERS), generator=generator)
-        self._room = self.env._room(3, batch, PLAYERS), self.env._room(8, batch)
+        observer, frame = self.env.observer, self.env.observer.frame()
+        room = self.env._room(3, batch, PLAYERS), self.env._room(8, batch)
+        vector = observer.vector()[1] if observer.vectors else self.env.engine.untold
+        self._given = (self.env._source, *room, frame["grid"][1], frame["ids"][1], vector, *self.env._fixed)
+        self._frame = frame
         for action in self.actions[:8]:
             self.step(action), self.kernel(action)
 
@@ -113,17 +119,20 @@ class Native:
 
     def kernel(self, action: torch.Tensor) -> None:
         """The loops, and the painting of pictures."""
-        self.env._played(self.env._todo, action.numpy(), *self._room)
+        env = self.env
+        env.engine.run(env._threads.now(), self.batch, (env._todo, action.numpy(), *self._given))
+        if env.observer.pixels:
+            env.observer.pictures.expand(self._frame["ids"][0], out=self._frame["pixels"][0])
 
     def rate(self, seconds: float, way: str = "step") -> float:
         """Agent steps a second."""
         done, step = 0, getattr(self, way)
-        begin = time.perf_counter()
-        while time.perf_counter() - begin < seconds:
+        begin = CLOCK()
+        while CLOCK() - begin < seconds:
             for action in self.actions:
                 step(action)
             done += len(self.actions)
-        return PLAYERS * self.batch * done / (time.perf_counter() - begin)
+        return PLAYERS * self.batch * done / (CLOCK() - begin)
 
 
 def native_process(
@@ -161,11 +170,12 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
                 print(f"left out: {error}")
     measured: dict[Any, list[float]] = defaultdict(list)
     fill = streaming()
+    threads = sorted({1, cores})
     for _ in range(arguments.rounds):
         for kind in ("stock", "pictures"):
             measured[kind].append(reference(kind, substrate, cores, arguments.seconds))
         for key, player in players.items():
-            for n in sorted({1, cores}):
+            for n in threads:
                 torch.set_num_threads(n)
                 for way in ("kernel", "step"):
                     measured[(*key, way, n)].append(player.rate(arguments.seconds, way))
@@ -173,7 +183,7 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
                     room = player.env.observer.frame()["pixels"][0]
                     views = room.numel() / np.prod(PIXELS)
                     measured[(*key, "stream", n)].append(views / best(lambda r=room, n=n: fill(r, n), 5))  # type: ignore[misc]
-    large = [key for key in players if key[1] >= MANY]
+    large = [key for key in players if key[1] >= MANY and not arguments.cpu]
     many = {key: in_processes(substrate, key[1], key[0], cores, arguments) for key in large}
     median = {key: statistics.median(rates) for key, rates in measured.items()}
     stock = median["stock"]
@@ -185,7 +195,7 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
             rates = "   ".join(
                 f"{n} thread{'s' * (n > 1)} {median[what, batch, way, n]:12,.0f} "
                 f"({median[what, batch, way, n] / stock:6.1f}x)"
-                for n in sorted({1, cores})
+                for n in threads
             )
             if way == "step" and (together := many.get((what, batch))):
                 whole = statistics.median(together)
@@ -221,9 +231,9 @@ def best(work: Callable[[], Any], times: int) -> float:
     work()
     seconds = []
     for _ in range(times):
-        begin = time.perf_counter()
+        begin = CLOCK()
         work()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(CLOCK() - begin)
     return min(seconds)
 
 
@@ -234,7 +244,10 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--what", nargs="+", default=["rules", "grid", "pixels"], choices=["rules", "grid", "pixels"])
+    parser.add_argument("--cpu", action="store_true", help="processor time, one process of each")
     chosen = parser.parse_args()
+    if chosen.cpu:
+        CLOCK = time.process_time
     with torch.inference_mode():
         for name in chosen.substrate:
-            compare(name, chosen, Machine.this().cores)
+            compare(name, chosen, 1 if chosen.cpu else Machine.this().cores)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
+import time
 from types import FunctionType
 from typing import Any
 
@@ -14,7 +16,9 @@ import torch
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.native import games
-from llmrl.envs.native.tree import build, plain, said, simulated
+from llmrl.envs.native.tree import build, plain, simulated
+
+log = logging.getLogger(__name__)
 
 BLOCK = 64
 """Threads of a block: games differ in what happens, so small ones wait less for each other."""
@@ -74,6 +78,7 @@ class Launched:
         if self._known:
             self._kernel[grid, BLOCK, stream](n, *arrays)
             return
-        with said("the kernel of the native games"):
-            self._kernel[grid, BLOCK, stream](n, *arrays)
+        begin = time.perf_counter()
+        self._kernel[grid, BLOCK, stream](n, *arrays)
+        log.info("compiled the kernel of the native games in %.1f s", time.perf_counter() - begin)
         self._known = True

@@ -1,4 +1,4 @@
-"""What never changes on a map, as tensors to index: where a step leads, what a beam meets, which cells are in view."""
+"""What never changes on a map, as tables to index: where a step leads, what a beam meets, which cells are in view."""
 
 from __future__ import annotations
 

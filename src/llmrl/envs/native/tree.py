@@ -135,14 +135,14 @@ class Shared:
 
     def __call__(self, threads: int, n: int, arrays: tuple[Any, ...]) -> None:
         if not self._play.overloads:
-            with said("the rules of the native games"):
+            with said("the rules of the native games", self._play):
                 self._play(0, 0, 0, *arrays)
         if threads == 1 or self._told:
             self._play(0, n, 0, *arrays)
             return
         both = spread()
         if not both.overloads:
-            with said("their threads"), _ALONE:
+            with said("their threads", both), _ALONE:
                 both(threads, 0, *arrays)
         import numba
 
@@ -163,13 +163,12 @@ def simulated() -> bool:
 
 
 @contextlib.contextmanager
-def said(what: str) -> Iterator[None]:
-    """Say how long compiling took, where it took any time: what was kept is loaded in less."""
+def said(what: str, function: Any) -> Iterator[None]:
+    """Say how long the first call of a compiled function took, unless what was kept on disk was loaded."""
     begin = time.perf_counter()
     yield
-    seconds = time.perf_counter() - begin
-    if seconds > 2:
-        log.info("compiled %s in %.1f s; kept in %s", what, seconds, cache_folder())
+    if not function.stats.cache_hits:
+        log.info("compiled %s in %.1f s; kept in %s", what, time.perf_counter() - begin, cache_folder())
 
 
 def digest() -> str:
