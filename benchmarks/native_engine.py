@@ -1,43 +1,42 @@
 """Speed of the native engine beside Melting Pot, in one run: agent steps a second with random actions, 7 players.
 
     python benchmarks/native_engine.py [--substrate cleanup harvest] [--batch 1 64 1024 4096] [--seconds 2] [--rounds 3]
-        [--device cuda] [--profile | --pictures | --compiled]
+        [--what rules grid pixels] [--cpu]
 
 The reference plays one process a core: `stock` as dm-meltingpot builds the engine, with all it observes; `pictures`
 asked for the players' pictures alone. Ours plays in one process with one thread, in one with as many threads as there
-are cores, and in a process a core with one thread each, as the runs of a sweep do: `rules` are the steps alone, `grid`
-and `pixels` with what all players see. Everything is measured in turns, `--rounds` times, and the medians are printed,
-with their ratio to `stock` on all cores. Starts of episodes, which take the reference as long as a thousand steps and
-ours less than one, are left out. `--profile` says where the time goes; `--pictures` and `--compiled` compare ways.
+are cores, and in a process a core with one thread each, as the runs of a sweep do: `rules` without anything seen,
+`grid` and `pixels` with what all players see. `kernel` is the compiled loops alone, `step` is `VecEnv.step`. Everything
+is measured in turns, `--rounds` times, and the medians are printed, with their ratio to `stock` on all cores. Starts of
+episodes, which take the reference as long as a thousand steps and ours less than one, are left out. Last comes which
+share of the memory's streaming bandwidth `pixels` reach, measured by a loop that only writes past the caches.
+`--cpu` counts processor time instead, of one process of each kind: for machines that others use, too.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import ctypes
 import multiprocessing
 import statistics
+import subprocess
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from melting_pot import Bare, Official
-from torch.profiler import ProfilerActivity, profile, record_function
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.melting_pot.describe import SubstrateSettings
 from llmrl.envs.melting_pot.layout import PIXELS
 from llmrl.envs.melting_pot.rules import SUBSTRATES, SubstrateName
-from llmrl.envs.native import maps
-from llmrl.envs.native.engine import Engine
-from llmrl.envs.native.pictures import Pictures
-from llmrl.envs.native.tables import VIEW
-from llmrl.envs.native.tiles import tiles
 from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.sweeps.machine import Machine
 
@@ -46,6 +45,23 @@ MANY = 1024
 """Games from which on a process a core is measured, too."""
 STEPS = 1000
 """Of an episode of the reference; ours goes on for as long as it is measured."""
+CLOCK = time.perf_counter
+STREAM = r"""
+#include <cstdint>
+#include <emmintrin.h>
+#include <thread>
+#include <vector>
+extern "C" void stream(uint8_t* out, int64_t size, int64_t threads) {
+  std::vector<std::thread> all;
+  for (int64_t t = 0; t < threads; ++t) all.emplace_back([=] {
+    const __m128i zero = _mm_setzero_si128();
+    for (int64_t i = size / 16 * t / threads; i < size / 16 * (t + 1) / threads; ++i)
+      _mm_stream_si128((__m128i*)out + i, zero);
+    _mm_sfence();
+  });
+  for (auto& each : all) each.join();
+}
+"""
 
 
 def reference_process(kind: str, substrate: SubstrateName, seconds: float, barrier: Barrier, rates: Any) -> None:
@@ -55,10 +71,10 @@ def reference_process(kind: str, substrate: SubstrateName, seconds: float, barri
     barrier.wait()
     done, spent = 0, 0.0
     while spent < seconds:
-        begin = time.perf_counter()
+        begin = CLOCK()
         for action in actions[:100]:
             env.step(action)
-        spent += time.perf_counter() - begin
+        spent += CLOCK() - begin
         done += 100
         if done % STEPS == 0:
             env.reset()
@@ -80,45 +96,43 @@ def reference(kind: str, substrate: SubstrateName, processes: int, seconds: floa
 
 
 class Native:
-    """What is measured of one batch: `rules`, `grid` or `pixels`."""
+    """What is measured of one batch: `rules`, `grid` or `pixels`, as `kernel` or whole `step`."""
 
-    def __init__(self, substrate: SubstrateName, batch: int, what: str, device: str) -> None:
-        observe = ["grid" if what == "rules" else what]
-        self.env = NativeEnv(SubstrateSettings(substrate, batch, observe=observe, horizon=None), Seeds(0), device)
+    def __init__(self, substrate: SubstrateName, batch: int, what: str) -> None:
+        observe = ["vector" if what == "rules" else what]
+        self.env = NativeEnv(SubstrateSettings(substrate, batch, observe=observe, horizon=None), Seeds(0))
         self.env.reset(seed=1)
-        self.batch, self.device = batch, device
+        self.batch = batch
         generator = torch.Generator().manual_seed(0)
-        n = self.env.spec.n_actions
-        self.actions = torch.randint(n, (16, batch, PLAYERS), generator=generator).to(device)
-        self.step: Callable[[torch.Tensor], None] = self._rules if what == "rules" else self._whole
-        state, draws = self.env._state, self.env._draws
-        assert state is not None and draws is not None
-        self._state, self._draws = state, draws
+        self.actions = torch.randint(self.env.spec.n_actions, (16, batch, PLAYERS), generator=generator)
+        observer, frame = self.env.observer, self.env.observer.frame()
+        room = self.env._room(3, batch, PLAYERS), self.env._room(8, batch)
+        vector = observer.vector()[1] if observer.vectors else self.env.engine.untold
+        self._given = (self.env._source, *room, frame["grid"][1], frame["ids"][1], vector, *self.env._fixed)
+        self._frame = frame
         for action in self.actions[:8]:
-            self.step(action)
+            self.step(action), self.kernel(action)
 
-    def _rules(self, action: torch.Tensor) -> None:
-        self._state, _ = self.env.engine.step(self._state, action, self._draws)
-
-    def _whole(self, action: torch.Tensor) -> None:
+    def step(self, action: torch.Tensor) -> None:
         if self.env.step(action).truncated.any():
             self.env.reset()
 
-    def wait(self) -> None:
-        if self.device.startswith("cuda"):
-            torch.cuda.synchronize()
+    def kernel(self, action: torch.Tensor) -> None:
+        """The loops, and the painting of pictures."""
+        env = self.env
+        env.engine.run(env._threads.now(), self.batch, (env._todo, action.numpy(), *self._given))
+        if env.observer.pixels:
+            env.observer.pictures.expand(self._frame["ids"][0], out=self._frame["pixels"][0])
 
-    def rate(self, seconds: float) -> float:
+    def rate(self, seconds: float, way: str = "step") -> float:
         """Agent steps a second."""
-        done = 0
-        self.wait()
-        begin = time.perf_counter()
-        while time.perf_counter() - begin < seconds:
+        done, step = 0, getattr(self, way)
+        begin = CLOCK()
+        while CLOCK() - begin < seconds:
             for action in self.actions:
-                self.step(action)
-            self.wait()
+                step(action)
             done += len(self.actions)
-        return PLAYERS * self.batch * done / (time.perf_counter() - begin)
+        return PLAYERS * self.batch * done / (CLOCK() - begin)
 
 
 def native_process(
@@ -126,7 +140,7 @@ def native_process(
 ) -> None:
     torch.set_num_threads(1)
     with torch.inference_mode():
-        player = Native(substrate, batch, what, "cpu")
+        player = Native(substrate, batch, what)
         for _ in range(rounds):
             barrier.wait()
             rates.put(player.rate(seconds))
@@ -147,113 +161,69 @@ def in_processes(substrate: SubstrateName, batch: int, what: str, processes: int
 
 
 def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int) -> None:
-    device = arguments.device
-    threads = [1] if device.startswith("cuda") else sorted({1, cores})
     players: dict[tuple[str, int], Native] = {}
-    for what in ("rules", "grid", "pixels"):
+    for what in arguments.what:
         for batch in arguments.batch:
             try:
-                players[what, batch] = Native(substrate, batch, what, device)
+                players[what, batch] = Native(substrate, batch, what)
             except ConfigError as error:
                 print(f"left out: {error}")
     measured: dict[Any, list[float]] = defaultdict(list)
+    fill = streaming()
+    threads = sorted({1, cores})
     for _ in range(arguments.rounds):
         for kind in ("stock", "pictures"):
             measured[kind].append(reference(kind, substrate, cores, arguments.seconds))
         for key, player in players.items():
             for n in threads:
                 torch.set_num_threads(n)
-                measured[(*key, n)].append(player.rate(arguments.seconds))
-    many = {}
-    if not device.startswith("cuda"):
-        large = [key for key in players if key[1] >= MANY]
-        many = {key: in_processes(substrate, key[1], key[0], cores, arguments) for key in large}
+                for way in ("kernel", "step"):
+                    measured[(*key, way, n)].append(player.rate(arguments.seconds, way))
+                if key[0] == "pixels" and fill is not None:
+                    room = player.env.observer.frame()["pixels"][0]
+                    views = room.numel() / np.prod(PIXELS)
+                    measured[(*key, "stream", n)].append(views / best(lambda r=room, n=n: fill(r, n), 5))  # type: ignore[misc]
+    large = [key for key in players if key[1] >= MANY and not arguments.cpu]
+    many = {key: in_processes(substrate, key[1], key[0], cores, arguments) for key in large}
     median = {key: statistics.median(rates) for key, rates in measured.items()}
     stock = median["stock"]
     print(f"\n{substrate}: agent steps/s (x stock engine on {cores} cores)")
     for kind, label in (("stock", "all it observes"), ("pictures", "pictures only")):
         print(f"  Melting Pot, {cores} processes, {label:16} {median[kind]:12,.0f}  ({median[kind] / stock:6.2f}x)")
     for what, batch in players:
-        rates = "   ".join(
-            f"{n} thread{'s' * (n > 1)} {median[what, batch, n]:12,.0f} ({median[what, batch, n] / stock:6.1f}x)"
-            for n in threads
-        )
-        if together := many.get((what, batch)):
-            whole = statistics.median(together)
-            rates += f"   {cores} processes {whole:12,.0f} ({whole / stock:6.1f}x)"
-        print(f"  native {what:7} {batch:6,} games   {rates}")
-    for what in ("grid", "pixels"):
-        if sizes := [batch for kind, batch in players if kind == what]:
-            env = players[what, sizes[-1]].env
-            state = env._state
-            assert state is not None
-            print(
-                f"  memory of a game with {what}: {env.observer.bytes_per_game / 1024:,.1f} KiB, its state alone "
-                f"{state.nbytes / env.spec.n_envs:,.0f} bytes"
+        for way in ("kernel", "step"):
+            rates = "   ".join(
+                f"{n} thread{'s' * (n > 1)} {median[what, batch, way, n]:12,.0f} "
+                f"({median[what, batch, way, n] / stock:6.1f}x)"
+                for n in threads
             )
-
-
-def show_profile(substrate: SubstrateName, batch: int, device: str) -> None:
-    """What the time of a step with pictures goes to, and the operations that take most of it."""
-    torch.set_num_threads(1)
-    env = Native(substrate, batch, "pixels", device).env
-    actions = torch.randint(env.spec.n_actions, (20, batch, PLAYERS)).to(device)
-    state, draws, observer = env._state, env._draws, env.observer
-    assert state is not None and draws is not None
-    picture = observer.frame("pixels", (batch, PLAYERS, *PIXELS), torch.uint8)
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.startswith("cuda") else [])
-    with profile(activities=activities) as measured:
-        for action in actions:
-            with record_function("1 rules"):
-                state, events = env.engine.step(state, action, draws)
-            with record_function("2 codes of all cells"):
-                cells = observer.views.cells(state, events, water=True)
-            with record_function("3 codes of cells in view"):
-                seen = observer.views.seen(cells, state).view(-1)
-            with record_function("4 grid"):
-                observer.grid.index_select(0, seen)
-            with record_function("5 pictures"):
-                ids = observer.tiles.index_select(0, seen).view(batch, PLAYERS, 11, 11)
-                observer.pictures.expand(ids, out=picture)
-    averages = measured.key_averages()
-    print(f"\n{substrate}: a step of {batch:,} games, one thread, ms")
-    for each in sorted((a for a in averages if a.key[0].isdigit()), key=lambda a: a.key):
-        print(f"  {each.key[2:]:26} {each.cpu_time_total / 1e3 / len(actions):8.2f}")
-    print("  operations that take most:")
-    own = sorted((a for a in averages if not a.key[0].isdigit()), key=lambda a: -a.self_cpu_time_total)[:8]
-    for each in own:
-        print(f"    {each.key:30} {each.self_cpu_time_total / 1e3 / len(actions):8.2f}")
-
-
-def show_pictures(threads: list[int], views: int) -> None:
-    """Million views of 88 x 88 painted a second: memory filled with zeros, PyTorch's way, and the compiled loop."""
-    drawn = tiles("cleanup", maps.find("cleanup", "auto").text, PLAYERS, "auto")
-    ids = torch.randint(len(drawn.bank), (views, *VIEW), dtype=torch.int32)
-    out = torch.empty((views, *PIXELS), dtype=torch.uint8)
-    ways: dict[str, Callable[[], Any]] = {"only zeros": out.zero_}
-    for name, compiled in (("torch", False), ("loop in C++", True)):
-        ways[name] = functools.partial(Pictures(drawn.bank, compiled=compiled).expand, ids, out=out)
-    for name, paint in ways.items():
-        rates = []
-        for n in threads:
-            torch.set_num_threads(n)
-            rates.append(views / best(paint, 10) / 1e6)
+            if way == "step" and (together := many.get((what, batch))):
+                whole = statistics.median(together)
+                rates += f"   {cores} processes {whole:12,.0f} ({whole / stock:6.1f}x)"
+            print(f"  native {what:7} {batch:6,} games {way:7} {rates}")
+    for (what, batch, way, n), rate in ((key, x) for key, x in median.items() if key[2:3] == ("stream",)):
+        share = median[what, batch, "step", n] / rate
         print(
-            f"  {name:12}"
-            + "".join(f"  {n} thread{'s' * (n > 1)} {x:.2f}" for n, x in zip(threads, rates, strict=True))
+            f"  {batch:6,} games, {n} threads: {share:.0%} of {rate / 1e6:.2f} M views/s, which is what can be {way}ed"
         )
+    for (what, batch), player in players.items():
+        if batch == arguments.batch[-1]:
+            print(f"  memory of a game with {what}: {player.env.observer.bytes_per_game / 1024:,.1f} KiB")
 
 
-def show_compiled(substrate: SubstrateName, batch: int, device: str) -> None:
-    """Milliseconds of a step of the rules, as it is and compiled."""
-    torch.set_num_threads(1)
-    player = Native(substrate, batch, "rules", device)
-    engine = Engine(player.env.engine.setup, device, branches=False)
-    ways = {"as it is": player.env.engine.step, "compiled": torch.compile(engine.step, dynamic=False)}
-    state, draws = player._state, player._draws
-    for name, advance in ways.items():
-        took = best(lambda advance=advance: advance(state, player.actions[0], draws), 20)  # type: ignore[misc]
-        print(f"  {substrate}, {batch:,} games, rules {name}: {took * 1e3:.2f} ms")
+def streaming() -> Callable[[torch.Tensor, int], None] | None:
+    """A loop that writes zeros past the caches; None where there is no compiler for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, built = Path(folder) / "stream.cpp", Path(folder) / "stream.so"
+        source.write_text(STREAM)
+        command = ["g++", "-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", str(source), "-o", str(built)]
+        try:
+            subprocess.run(command, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        function = ctypes.CDLL(str(built)).stream
+    function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    return lambda room, threads: function(room.data_ptr(), room.numel(), threads)
 
 
 def best(work: Callable[[], Any], times: int) -> float:
@@ -261,9 +231,9 @@ def best(work: Callable[[], Any], times: int) -> float:
     work()
     seconds = []
     for _ in range(times):
-        begin = time.perf_counter()
+        begin = CLOCK()
         work()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(CLOCK() - begin)
     return min(seconds)
 
 
@@ -273,19 +243,11 @@ if __name__ == "__main__":
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 64, 1024, 4096])
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--profile", action="store_true", help="only say where the time goes, with 1,024 games")
-    parser.add_argument("--pictures", action="store_true", help="only compare ways to paint 7,168 views")
-    parser.add_argument("--compiled", action="store_true", help="only compare compiled steps of 1,024 games")
+    parser.add_argument("--what", nargs="+", default=["rules", "grid", "pixels"], choices=["rules", "grid", "pixels"])
+    parser.add_argument("--cpu", action="store_true", help="processor time, one process of each")
     chosen = parser.parse_args()
-    if chosen.pictures:
-        show_pictures(sorted({1, Machine.this().cores}), 7168)
-        raise SystemExit
-    for name in chosen.substrate:
-        with torch.inference_mode():
-            if chosen.profile:
-                show_profile(name, 1024, chosen.device)
-            elif chosen.compiled:
-                show_compiled(name, 1024, chosen.device)
-            else:
-                compare(name, chosen, Machine.this().cores)
+    if chosen.cpu:
+        CLOCK = time.process_time
+    with torch.inference_mode():
+        for name in chosen.substrate:
+            compare(name, chosen, 1 if chosen.cpu else Machine.this().cores)

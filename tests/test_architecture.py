@@ -56,6 +56,8 @@ HEAVY = {
     "gpytorch",
     "scipy",
     "sklearn",
+    "numba",
+    "llvmlite",
     "cmaes",
     "pandas",
     "pyarrow",

@@ -17,7 +17,7 @@ SUBSTRATES = ("cleanup", "harvest")
 
 def native(substrate: str, n_envs: int, seed: int = 0, **options: Any) -> NativeEnv:
     """Games with the settings and the options of the engine that are given."""
-    own = {name: options.pop(name) for name in ("device", "tiles", "compile") if name in options}
+    own = {name: options.pop(name) for name in ("device", "tiles") if name in options}
     settings = SubstrateSettings(substrate, n_envs, **{"observe": ["grid", "vector"], **options})  # type: ignore[arg-type]
     return NativeEnv(settings, Seeds(seed), **own)
 

@@ -31,7 +31,6 @@ def substrate_env(
     render: bool = False,
     map: str = "auto",
     tiles: Literal["auto", "melting_pot", "plain"] = "auto",
-    compile: bool = False,
 ) -> VecEnv:
     """A batch of games on the engine asked for: `melting_pot.vec_env.MeltingPotEnv` or `native.vec_env.NativeEnv`,
     whose arguments these are.
@@ -44,10 +43,9 @@ def substrate_env(
     if engine == "native":
         from llmrl.envs.native.vec_env import NativeEnv
 
-        return NativeEnv(game, seeds, device, tiles, compile)
-    for name, given in (("tiles", tiles != "auto"), ("compile", compile)):
-        if given:
-            raise ConfigError(f"env.{name} is for env.engine=native; Melting Pot has its own way: leave it as it is")
+        return NativeEnv(game, seeds, device, tiles)
+    if tiles != "auto":
+        raise ConfigError("env.tiles is for env.engine=native; Melting Pot has its own way: leave it as it is")
     from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 
     try:

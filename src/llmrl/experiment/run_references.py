@@ -33,7 +33,7 @@ _OWN, _SHARED = "own", "shared"
 _TAKEN_OVER = ("output_root", "hardware", "trusted_modules", "checkpoint_seconds", "private")
 """What the run of a preset has from the run that needs it, and that changes no numbers."""
 
-OWN_GAMES = ("n_envs", "render", "compile")
+OWN_GAMES = ("n_envs", "render")
 """Options of the environment that the preset keeps: how many games there are, and what is not of the game."""
 
 SHAPE = (

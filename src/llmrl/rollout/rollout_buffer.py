@@ -150,7 +150,8 @@ class RolloutBuffer:
         self._entropies.write(info, n, rest=True)
         for i, name in enumerate(self._per_step):
             if self._told:
-                info[i, :n] = torch.stack([each[name] for each in self._told])
+                told = [each[name] for each in self._told]
+                info[i, :n] = torch.from_numpy(np.stack(told)) if isinstance(told[0], np.ndarray) else torch.stack(told)
         self._told = []
         reward, base_reward, info = self._reward[:n], self._base_reward[:n], info[:, :n]
         episodes = running.add(reward, base_reward, info, self._ends[:n], waiting)

@@ -12,9 +12,9 @@ from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.records import on_host
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.native import maps
+from llmrl.envs.native.calendar import over
 from llmrl.envs.native.draws import game_keys
 from llmrl.envs.native.engine import Setup
-from llmrl.envs.native.vec_env import over
 from native_games import SUBSTRATES, flat, native, random_actions
 
 

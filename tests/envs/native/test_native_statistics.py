@@ -14,10 +14,10 @@ import torch
 from scipy import stats
 
 from llmrl.envs.melting_pot import install
+from llmrl.envs.native.calendar import over
 from llmrl.envs.native.draws import Draws, game_keys
 from llmrl.envs.native.engine import Engine, Setup
 from llmrl.envs.native.maps import GameMap, parse
-from llmrl.envs.native.vec_env import over
 from statistics_of_games import condition_of, of_native, reference, z_scores
 
 pytestmark = pytest.mark.meltingpot

@@ -12,7 +12,6 @@ import torch
 import scripted
 from engine_games import Rig, play
 from llmrl.envs.native.draws import Draws, game_keys
-from llmrl.envs.native.engine import Engine
 from llmrl.envs.native.maps import OWN_MAPS, parse
 from replays import engine_of, replay
 from some import some
@@ -62,9 +61,8 @@ def test_an_episode_agrees_step_by_step(name):
 def test_episodes_agree_step_by_step(name):
     rig = EPISODES[name][0]
     recordings = episodes(name, 2, 300, seed=100)
-    for branches in (True, False):
-        verdict = replay(recordings, Engine(engine_of(recordings[0]).setup, branches=branches))
-        assert verdict.steps == 600 and not verdict.mismatches, verdict.mismatches[:5]
+    verdict = replay(recordings)
+    assert verdict.steps == 600 and not verdict.mismatches, verdict.mismatches[:5]
     if rig.n_agents == 7 and rig.rules == "upstream":
         assert all(verdict.counts[each] > 0 for each in HAPPENS[rig.substrate])
 

@@ -1,1 +1,1 @@
-"""Clean Up and Harvest as batched tensor programs: the rules of Melting Pot, thousands of games in lock step."""
+"""Clean Up and Harvest as compiled loops: the rules of Melting Pot, one to thousands of games in lock step."""

@@ -1,10 +1,14 @@
 """Random numbers by address: a hash of (game, step, purpose, index), so that a game draws the same in any batch.
 
 A generator that is advanced would tie a game's numbers to how many games there are and what else was drawn; here
-nothing is advanced, nothing is saved, and all numbers of a step come from a few integer operations on the device.
+nothing is advanced and nothing is saved. A number is an integer of 24 bits, and happens with probability p where it is
+below `threshold(p)`. All arithmetic is on 64-bit integers cut to 32 bits, which Python and Numba do alike.
 """
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,23 +17,54 @@ from numpy.typing import NDArray
 PURPOSES = ("place", "heading", "phase", "order", "grow", "spill", "return", "return_heading")
 """What numbers are for: who starts where, facing where; frames of the water; who moves first; what grows; which dirt
 appears; who comes back where, facing where."""
+PLACE, FACE, WATER, ORDER, GROW, SPILL, RETURN, RETURN_FACE = range(8)
 
-_SCALE = 2.0**-24
-_GOLDEN = -1640531527  # 2**32 divided by the golden ratio, odd, as a signed number
-_MIX_1 = 0x7FEB352D
-_MIX_2 = 0x846CA68B - 2**32
+BITS = 24
+"""Of a number."""
+SCALE = np.float32(2.0**-24)
+CUT = 0xFFFFFFFF
+GOLDEN = 0x9E3779B9
+"""2**32 divided by the golden ratio, odd."""
+MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B
 """Multipliers of a 32-bit finaliser with very low bias (Wellons 2018, "lowbias32")."""
 
 
-def _mixed(x: torch.Tensor) -> torch.Tensor:
-    """A bijection of int32 whose every output bit depends on every input bit."""
-    x = (x ^ ((x >> 16) & 0xFFFF)) * _MIX_1
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * _MIX_2
-    return x ^ ((x >> 16) & 0xFFFF)
+def mixed(x: int) -> int:
+    """A bijection of 32 bits whose every output bit depends on every input bit."""
+    x = ((x ^ (x >> 16)) * MIX_1) & CUT
+    x = ((x ^ (x >> 15)) * MIX_2) & CUT
+    return x ^ (x >> 16)
+
+
+def begin(source: NDArray[Any], b: int, t: int) -> tuple[int, int]:
+    """What all numbers of game `b` at step `t` are made of: two words, because with millions of games and steps one of
+    32 bits would come up again. `source` [n_games, 2] int32 are the games' keys."""
+    first = mixed((int(source[b, 0]) + int(t) * GOLDEN) & CUT)
+    second = mixed((int(source[b, 1]) ^ (int(t) * MIX_1)) & CUT)
+    return first, second
+
+
+def draw(words: tuple[int, int], purpose: int, index: int) -> int:
+    """The number of a purpose and an index, 0 to 2**24 - 1."""
+    x = ((int(index) * 8 + purpose) * GOLDEN + words[0]) & CUT
+    x = ((x ^ (x >> 16)) * MIX_1) & CUT
+    x = ((x ^ (x >> 15)) + words[1]) & CUT
+    x = (x * MIX_2) & CUT
+    x = ((x ^ (x >> 16)) * MIX_1) & CUT
+    return x >> 8
+
+
+def threshold(probability: float) -> int:
+    """Below how many of the 2**24 numbers something happens with a `probability`, rounded to float32 as the published
+    recordings of these games have it."""
+    return math.ceil(float(np.float32(probability)) * 2.0**BITS)
 
 
 class Draws:
-    """The numbers of a batch of games.
+    """The same numbers as tensors, to look at: the rules draw for themselves.
+
+    A subclass whose `uniform` says something else decides what the rules draw (`Engine.step`): tests tell games so what
+    the real engine drew.
 
     Args:
         keys: of each game's episode, [n_games, 2] int32; equal keys draw equal numbers.
@@ -37,40 +72,18 @@ class Draws:
 
     def __init__(self, keys: torch.Tensor) -> None:
         self.keys = keys
-        self._step: torch.Tensor | None = None
-        self._words: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._addresses: dict[tuple[str, int], torch.Tensor] = {}
 
     def uniform(self, purpose: str, t: torch.Tensor, n: int) -> torch.Tensor:
         """Numbers in [0, 1) in steps of 2**-24, [n_games, n] float32, for step `t` [n_games] of each game."""
-        if self._step is not t:
-            # Two words, because with millions of games and steps one of 32 bits would come up again.
-            ticks = t.to(torch.int32)
-            self._step = t
-            self._words = (
-                _mixed(self.keys[:, 0] + ticks * _GOLDEN)[:, None],
-                _mixed(self.keys[:, 1] ^ (ticks * _MIX_1))[:, None],
-            )
-        assert self._words is not None
-        first, second = self._words
-        x = self._address(purpose, n) + first
-        x = (x ^ ((x >> 16) & 0xFFFF)) * _MIX_1
-        x = (x ^ ((x >> 15) & 0x1FFFF)) + second
-        x = x * _MIX_2
-        x = (x ^ ((x >> 16) & 0xFFFF)) * _MIX_1
-        return ((x >> 8) & 0xFFFFFF).to(torch.float32) * _SCALE
-
-    def of(self, games: torch.Tensor) -> Draws:
-        """The numbers of some games, by index [k]."""
-        return Draws(self.keys[games])
-
-    def _address(self, purpose: str, n: int) -> torch.Tensor:
-        known = self._addresses.get((purpose, n))
-        if known is None:
-            index = torch.arange(n, dtype=torch.int32, device=self.keys.device)
-            known = (index * len(PURPOSES) + PURPOSES.index(purpose)) * _GOLDEN
-            self._addresses[purpose, n] = known
-        return known
+        keys, ticks = self.keys.to(torch.int64), t.to(torch.int64)
+        first = _all_mixed((keys[:, 0] + ticks * GOLDEN) & CUT)[:, None]
+        second = _all_mixed((keys[:, 1] ^ (ticks * MIX_1)) & CUT)[:, None]
+        x = ((torch.arange(n) * 8 + PURPOSES.index(purpose)) * GOLDEN + first) & CUT
+        x = ((x ^ (x >> 16)) * MIX_1) & CUT
+        x = ((x ^ (x >> 15)) + second) & CUT
+        x = (x * MIX_2) & CUT
+        x = ((x ^ (x >> 16)) * MIX_1) & CUT
+        return (x >> 8).to(torch.float32) * float(SCALE)
 
 
 def game_keys(roots: NDArray[np.int64], games: NDArray[np.int64], episodes: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -89,3 +102,10 @@ def _split_mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def _all_mixed(x: torch.Tensor) -> torch.Tensor:
+    """`mixed` of many words."""
+    x = ((x ^ (x >> 16)) * MIX_1) & CUT
+    x = ((x ^ (x >> 15)) * MIX_2) & CUT
+    return x ^ (x >> 16)

@@ -1,14 +1,10 @@
-"""The rules of Clean Up and Harvest, one step of a whole batch at a time, without a loop over games.
-
-The order of what happens in a step is the engine's: everything that grows or spills reads the state before; then turns
-and moves, one player after the other; beams, all of the same world; returns; and only then what was hit or eaten is
-gone (docs/native_engine.md). Without `branches` no shape depends on what happens: a step is always the same sequence of
-operations, and nobody waits for the device.
-"""
+"""What is played, as the tables that the rules read; and whole batches of games stepped by them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +12,13 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.melting_pot.rules import SUBSTRATES, Rules, action_names, changes
-from llmrl.envs.native import beams, sites, tables
-from llmrl.envs.native.beams import Beam
-from llmrl.envs.native.draws import Draws
+from llmrl.envs.native import games, looking, rules, tables
+from llmrl.envs.native.batch import Batch, array
+from llmrl.envs.native.codes import number
+from llmrl.envs.native.draws import BITS, PURPOSES, Draws, threshold
 from llmrl.envs.native.maps import GameMap
 from llmrl.envs.native.state import Events, State
+from llmrl.envs.native.tree import Shared, compiled, simulated
 
 MOST_PLAYERS = 253
 
@@ -39,293 +37,199 @@ class Setup:
 
 
 class Engine:
-    """Steps states; holds nothing but constants.
+    """Plays batches of games; holds nothing but constants.
 
     Args:
         setup: what is played.
-        device: torch device.
-        branches: look who fires, who comes back and where anything can grow before working out what, which saves time
-            on a processor; on a GPU it would make the host wait. The results are the same. None: on processors.
+        device: torch device of all games.
 
     Raises:
-        ConfigError: fewer spawn cells than players, or rules with cells of their own that the map has walls on.
+        ConfigError: fewer spawn cells than players, or rules with cells of their own that the map has walls on; a GPU,
+            and what plays on it is not installed.
     """
 
-    def __init__(self, setup: Setup, device: str = "cpu", branches: bool | None = None) -> None:
+    def __init__(self, setup: Setup, device: str = "cpu") -> None:
         game_map, n = setup.game_map, setup.n_agents
         if n > MOST_PLAYERS:
             raise ConfigError(f"env.n_agents={n}: players are numbered with 8 bits; use at most {MOST_PLAYERS}")
         self.setup, self.device, self.n_agents = setup, device, n
-        self.branches = torch.device(device).type == "cpu" if branches is None else branches
         self.facts = SUBSTRATES[game_map.substrate]
         self.harvest = game_map.substrate == "harvest"
         self.n_apples, self.n_dirt = len(game_map.apples), len(game_map.dirt)
         self.n_water = self.n_dirt + len(game_map.river)
         self.n_cells = game_map.n_cells
         self.actions = action_names(game_map.substrate, setup.rules)
+        self.codes = number(game_map, n)
+        self.on_gpu = torch.device(device).type == "cuda" or simulated()
+        if self.on_gpu:
+            from llmrl.envs.native.gpu import Launched
+
+            self.run: Any = Launched()
+        else:
+            self.run = Shared()
         own = _own_cells(setup) if setup.switched("own_spawn_cells") else None
         starts = game_map.starts(n) if own is None else [own[i : i + 1] for i in range(n)]
-        moved: dict[int, torch.Tensor] = {}
-        self._starts = [moved.setdefault(id(cells), self._tensor(cells)) for cells in starts]
-        self._own = None if own is None else self._tensor(own[:n])
-        self._spawn = self._tensor(game_map.spawn)
-        self._north = setup.switched("start_heading_north")
-        self._fixed_order = setup.switched("fixed_move_order")
-        self._full_start = self.harvest or setup.switched("apples_at_start")
-        self._dirty = self._tensor(game_map.dirty)
-
+        groups, places = _shared_starts(starts)
+        spawn = game_map.spawn if own is None else own[:n]
+        near = tables.neighbours(game_map, game_map.apples)
+        self.near = self._tensor(near)
+        land = np.zeros((self.n_cells, 7), np.int32)
+        land[:, : rules.SITE] = tables.steps(game_map)
+        land[:, rules.SITE] = tables.slots(game_map, game_map.apples)
+        land[:, rules.SPOT] = tables.slots(game_map, game_map.dirt)
         moves = [tables.MOVES.get(name, tables.STAY) for name in self.actions]
-        self._move_of = torch.tensor(moves, device=device)
-        self._turn_of = torch.tensor([tables.TURNS.get(name, 0) for name in self.actions], device=device)
-        self._zap = self.actions.index("zap") if "zap" in self.actions else None
-        self._clean = self.actions.index("clean") if "clean" in self.actions else None
-        self._steps = self._tensor(tables.steps(game_map)).reshape(-1)
-        met = tables.beams(game_map).reshape(-1, 9)
-        # Floor alone is numbered anew where players stand is looked up: the margin would be most of what is cleared.
-        floor = np.flatnonzero(~game_map.wall)
-        places = np.zeros(game_map.n_cells, np.int64)
-        places[floor] = np.arange(1, len(floor) + 1)
-        self._floor, self._n_floor = self._tensor(places), len(floor) + 1
-        self._zap_beam = Beam(self._tensor(places[met]), self._n_floor, 0, self.branches)
-        self._clean_beam = Beam(
-            self._tensor(tables.slots(game_map, game_map.dirt)[met]), self.n_dirt, self.n_dirt, self.branches
-        )
-        self._spawn_floor = self._tensor(places[game_map.spawn])
-        self._own_floor = None if own is None else self._tensor(places[own[:n]])
-        self._site = self._tensor(tables.slots(game_map, game_map.apples))
-        self._near = self._tensor(tables.neighbours(game_map, game_map.apples))
-        # A table, because a division rounds differently on different devices.
-        share = np.arange(self.n_dirt + 1) / max(1, self.n_dirt)
-        chance = tables.GROWTH * np.minimum((share - tables.TOO_DIRTY) / -tables.TOO_DIRTY, 1)
-        self._growth = self._tensor(chance.astype(np.float32))
-        self._rates = torch.tensor((0.0, *tables.REGROWTH), device=device)
-        # The smallest numbers that can count the river's cells: reading and writing them is what counting costs.
-        self._count = torch.uint8 if self.n_dirt < 2**8 else torch.int32
-        self._players = torch.arange(n, device=device)
+        turns = [tables.TURNS.get(name, 0) for name in self.actions]
+        self.beams = tables.beams(game_map).reshape(-1, 9).astype(np.int32)
+        parts = [
+            land,
+            self.beams,
+            _listed(near) if self.harvest else np.zeros((self.n_apples, 1)),  # only there they matter
+            spawn,
+            groups,
+            places,
+            game_map.dirty,
+            self._chances(),
+            np.stack([moves, turns], 1),
+        ]
+        self._tables = tuple(array(self._tensor(part.astype(np.int32))) for part in parts)
+        self._n_spawn = len(spawn)
+        shapes = ((0,), (0,), (0, 0), (0, 0), (0, 0))
+        self.unseen = tuple(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes)
+        """Instead of the tables of `looking`, where nobody looks; and instead of what is written:"""
+        self.unshown = array(torch.zeros((0, 0, 0), dtype=torch.int32, device=device))
+        self.untold = array(torch.zeros((0, 0, 0), dtype=torch.float32, device=device))
+        self.uncounted = array(torch.zeros((0, 0), dtype=torch.float32, device=device))
+
+    def outside(self, action: NDArray[np.int64], n_actions: int) -> bool:
+        """Whether any of `action` on the host is none of 0 to n_actions - 1."""
+        return bool(compiled().outside(action, n_actions))
+
+    def numbers(self, water: bool) -> NDArray[np.int32]:
+        """What `rules` and `looking` call `facts`; `water`: whether its frames are shown."""
+        facts, codes = self.facts, self.codes
+        chance, first = tables.SPILL
+        named = {
+            rules.HARVEST: self.harvest,
+            rules.ZAP: self.actions.index("zap") if "zap" in self.actions else -1,
+            rules.CLEAN: self.actions.index("clean") if "clean" in self.actions else -1,
+            rules.ZAP_COOLDOWN: facts.zap_cooldown,
+            rules.CLEAN_COOLDOWN: facts.clean_cooldown,
+            rules.AWAY: facts.away,
+            rules.FIXED_ORDER: self.setup.switched("fixed_move_order"),
+            rules.OWN_CELLS: self.setup.switched("own_spawn_cells"),
+            rules.NORTH: self.setup.switched("start_heading_north"),
+            rules.FULL: self.harvest or self.setup.switched("apples_at_start"),
+            rules.N_DIRT: self.n_dirt,
+            rules.SPILLS: threshold(chance),
+            rules.FIRST_SPILL: first,
+            looking.GROUNDS: codes.n_grounds,
+            looking.AVATARS: codes.n_avatars,
+            looking.CODES: codes.n_codes,
+            looking.WATER_STIRS: water,
+        }
+        return np.array([named[k] for k in range(len(named))], dtype=np.int32)
+
+    def batch(self, n: int, threads: int) -> Batch:
+        """Room for `n` games, played by at most so many `threads`; on a GPU each game has its own."""
+        sizes = (self.n_agents, self.n_apples, self.n_dirt, self.n_water, self.n_cells)
+        return Batch(n, *sizes, n if self.on_gpu else threads, self.device)
 
     def start(self, draws: Draws) -> State:
         """New episodes of all games that `draws` has keys of."""
-        games = draws.keys.shape[0]
-        t = torch.zeros(games, dtype=torch.int32, device=self.device)
-        n_places = len(self.setup.game_map.spawn) + len(self.setup.game_map.inside)
-        pos = self._placed(draws.uniform("place", t, n_places))
-        heading = torch.zeros_like(pos)
-        if not self._north:
-            heading = _quarters(draws.uniform("heading", t, self.n_agents))
-        nobody = torch.zeros((games, self.n_agents), dtype=torch.int32, device=self.device)
-        bare = torch.zeros((games, self.n_apples), dtype=torch.bool, device=self.device)
-        group = torch.full((games, self.n_apples if self.harvest else 0), -1, dtype=torch.int8, device=self.device)
-        return State(
-            t=t,
-            pos=pos,
-            heading=heading,
-            alive=nobody == 0,
-            out_for=nobody,
-            zap_wait=nobody,
-            clean_wait=nobody if self.n_dirt else nobody[:, :0],
-            apple=~bare if self._full_start else bare,
-            dirt=self._dirty.expand(games, -1).clone(),
-            phase=_quarters(draws.uniform("phase", t, self.n_water)).to(torch.uint8),
-            group=group,
-            dry=group > 0,
-            cleaners=nobody > 0 if self.n_dirt else nobody[:, :0] > 0,
-        )
+        batch = self.batch(len(draws.keys), 1)
+        action = torch.zeros(batch.players.shape[:2], dtype=torch.int64, device=self.device)
+        self._play(batch, games.START, action, draws)
+        return batch.state(self.harvest)
 
     def step(self, state: State, action: torch.Tensor, draws: Draws) -> tuple[State, Events]:
-        """One step of all games; `action` [B, N] int64. The state given stays as it is."""
-        t = state.t + 1
-        alive = state.alive
-        dirt, grew = state.dirt, None
+        """One step of all games; `action` [B, N] int64. The state given stays as it is: for looking into the rules;
+        who plays on changes a batch in place (`fixed`)."""
+        batch = self.batch(len(state.t), 1)
+        batch.load(state, self.near)
+        reward = self._play(batch, games.STEP, action, draws)
+        return batch.state(self.harvest), batch.events(reward, "zap" in self.actions)
+
+    def fixed(self, batch: Batch, water: bool, tables: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """What `run` takes last, the same at every step: the arrays of a batch, and of the rules; `tables`: those of
+        `looking`, see `Observer`, and whether the water stirs."""
+        facts = self._tensor(self.numbers(water))
+        return (*map(array, batch.parts), *self._tables, array(facts), *map(array, tables))
+
+    def _play(self, batch: Batch, what: int, action: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Rewards [B, N] of what is done with all games."""
+        n, players = action.shape
+        run, source = self.run, draws.keys
+        if type(draws).uniform is not Draws.uniform:
+            run, source = Shared((_told_begin, _told_draw)), self._told(draws, batch.world[:, rules.T] + 1)
+        todo = torch.full((n,), what, dtype=torch.uint8, device=self.device)
+        pay = torch.zeros((3, n, players), dtype=torch.float32, device=self.device)
+        given = map(array, (todo, action.contiguous(), source.contiguous(), pay))
+        unseen = (self.uncounted, self.unshown, self.unshown, self.untold)
+        run(1, n, (*given, *unseen, *self.fixed(batch, False, self.unseen)))
+        return pay[0]
+
+    def _told(self, draws: Draws, t: torch.Tensor) -> torch.Tensor:
+        """Numbers that somebody says, as a table of which the first columns say where those of a purpose begin."""
+        wanted = {"grow": self.n_apples, "return": self._n_spawn}
+        if not self.setup.switched("fixed_move_order"):
+            wanted["order"] = self.n_agents
         if not self.harvest:
-            grew = self._grown(state, draws, t)
-            dirt = self._spilled(state, draws, t)
+            wanted["spill"] = 2
+        wanted["return_heading"] = self.n_agents
+        if "zap" not in self.actions or self.setup.switched("own_spawn_cells"):
+            del wanted["return"]
+        columns, said = len(PURPOSES), []
+        where = torch.zeros((len(t), columns), dtype=torch.int64)
+        for purpose, n in wanted.items():
+            where[:, PURPOSES.index(purpose)] = columns
+            said.append((draws.uniform(purpose, t, n).to(torch.float64) * 2**BITS).to(torch.int64))
+            columns += n
+        return torch.cat([where, *said], 1)
 
-        # Moves, one player after the other.
-        move = self._move_of[action]
-        moving = (move != tables.STAY) & alive
-        heading = (state.heading + self._turn_of[action] * alive) & 3
-        pos = self._moved(state, torch.where(moving, (heading + move) & 3, tables.STAY), draws, t)
-
-        # Apples: whoever issued a move eats where it ends up; what grows under a player is eaten at once.
-        live = state.apple if grew is None else state.apple | grew
-        site = self._site[pos]
-        ate = moving & sites.at(live, site)
-        eaten = sites.marked(ate, site, self.n_apples)
-        reward = ate.to(torch.float32)
-        if grew is not None:
-            before = self._site[state.pos]
-            ate = alive & sites.at(grew, before)
-            eaten = eaten | sites.marked(ate, before, self.n_apples)
-            reward = reward + ate
-
-        # Beams meet the world after the moves; nothing is removed before all have been fired.
-        place = pos * 4 + heading
-        nothing = torch.zeros_like(action)
-        occupied, killed = None, None
-        zap_wait, zaps, zapped = state.zap_wait, nothing, None
-        if self._zap is not None:
-            fires, zap_wait = beams.triggered(action == self._zap, alive, zap_wait, self.facts.zap_cooldown)
-            occupied = self._occupied(pos)
-            zaps, zapped, struck, who = self._zap_beam.fire(fires, place, occupied)
-            killed = self._victims(struck, who, len(pos))
-        clean_wait, cleaned, cleaners, washed = state.clean_wait, nothing, state.cleaners, None
-        others = nothing
-        if self._clean is not None:
-            others = cleaners.sum(-1, keepdim=True) - cleaners.to(torch.int64)
-            fires, clean_wait = beams.triggered(action == self._clean, alive, clean_wait, self.facts.clean_cooldown)
-            cleaned, washed, struck, _ = self._clean_beam.fire(fires, place, dirt)
-            cleaners = cleaned > 0
-            dirt = dirt & ~beams.marked(struck, len(pos), self.n_dirt)
-
-        # Returns: after the beams, and while those who were hit are still there.
-        out_for = (state.out_for - 1).clamp_min(0)
-        now_alive = alive
-        if killed is not None:
-            assert occupied is not None
-            returning = ~alive & (out_for == 0)
-            pos, heading, back = self._returned(returning, pos, heading, occupied, draws, t)
-            now_alive = (alive & ~killed) | back
-            out_for = torch.where(killed, self.facts.away + 1, out_for)
-
-        apple, group, dry = live & ~eaten, state.group, state.dry
+    def _chances(self) -> NDArray[np.int64]:
+        """Thresholds of what grows: by dirty cells in Clean Up, by apples near in Harvest."""
         if self.harvest:
-            sprouts = (state.group >= 0) & (draws.uniform("grow", t, self.n_apples) < self._rate(state.group))
-            under = (alive | now_alive) & sites.at(sprouts, self._site[pos])
-            reward = reward + under
-            around = (state.apple.to(torch.float32) @ self._near).clamp_max_(3).to(torch.int8)
-            group = torch.where(state.apple | sprouts, -1, around)
-            dry = torch.where(state.apple, dry, around == 0)
-            apple = apple | (sprouts & ~sites.marked(under, self._site[pos], self.n_apples))
-        after = State(
-            t=t,
-            pos=pos if killed is None else torch.where(now_alive, pos, 0),
-            heading=heading,
-            alive=now_alive,
-            out_for=out_for,
-            zap_wait=zap_wait,
-            clean_wait=clean_wait,
-            apple=apple,
-            dirt=dirt,
-            phase=state.phase,
-            group=group,
-            dry=dry,
-            cleaners=cleaners,
-        )
-        return after, Events(reward, cleaned, zaps, others, place, zapped, washed)
-
-    def _grown(self, state: State, draws: Draws, t: torch.Tensor) -> torch.Tensor:
-        """Clean Up: bare sites on which an apple grows, [B, A]; the faster the less dirt there was."""
-        chance = self._growth[counted(state.dirt)[:, None]]
-        if self.branches:
-            games = (chance[:, 0] > 0).nonzero()[:, 0]
-            if len(games) * 2 < len(chance):
-                grown = torch.zeros_like(state.apple)
-                lucky = draws.of(games).uniform("grow", t[games], self.n_apples) < chance[games]
-                return grown.index_copy_(0, games, ~state.apple[games] & lucky)
-        return ~state.apple & (draws.uniform("grow", t, self.n_apples) < chance)
-
-    def _spilled(self, state: State, draws: Draws, t: torch.Tensor) -> torch.Tensor:
-        """Clean Up: dirt [B, D] with one more cell, sometimes."""
-        chance, first = tables.SPILL
-        u = draws.uniform("spill", t, 2)
-        clean = ~state.dirt
-        rank = clean.view(torch.uint8).cumsum(-1, dtype=self._count)
-        chosen = ((u[:, 1:] * rank[:, -1:]).to(torch.int32) + 1).to(self._count)
-        spills = ((u[:, 0] < chance) & (t >= first))[:, None]
-        return state.dirt | (clean & (rank == chosen) & spills)
-
-    def _moved(self, state: State, direction: torch.Tensor, draws: Draws, t: torch.Tensor) -> torch.Tensor:
-        """Cells [B, N] after the moves: in a random order, each enters its cell if nobody is there at its turn."""
-        wanted = self._steps[state.pos * 5 + direction]
-        pos = state.pos.clone()
-        if self._fixed_order:
-            order = [self._players[k : k + 1].expand(len(pos), 1) for k in reversed(range(self.n_agents))]
-        else:
-            order = list(torch.split(draws.uniform("order", t, self.n_agents).argsort(dim=-1, stable=True), 1, dim=1))
-        for who in order:
-            target = wanted.gather(1, who)
-            # Who stays finds its own cell taken.
-            taken = (pos == target).any(1, keepdim=True)
-            pos.scatter_(1, who, torch.where(taken, pos.gather(1, who), target))
-        return pos
-
-    def _occupied(self, pos: torch.Tensor) -> torch.Tensor:
-        """Who is on each cell of the floor, slot + 1, [B, n_floor] uint8."""
-        occupied = torch.zeros((len(pos), self._n_floor), dtype=torch.uint8, device=self.device)
-        slots = (self._players + 1).to(torch.uint8).expand(len(pos), -1)
-        occupied.scatter_(1, self._floor[pos], slots)
-        occupied[:, 0] = 0  # where players are who are nowhere
-        return occupied
-
-    def _returned(
-        self,
-        returning: torch.Tensor,
-        pos: torch.Tensor,
-        heading: torch.Tensor,
-        occupied: torch.Tensor,
-        draws: Draws,
-        t: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Cells and headings after players have come back on free spawn cells, and who has, each [B, N]."""
-        if self.branches:
-            games = returning.any(1).nonzero()[:, 0]
-            if len(games) * 2 < len(pos):
-                if not len(games):
-                    return pos, heading, returning
-                found = self._found(returning[games], occupied[games], draws.of(games), t[games])
-                cells, facing, back = (x.new_zeros(pos.shape).index_copy_(0, games, x) for x in found)
-                return torch.where(back, cells, pos), torch.where(back, facing, heading), back
-        cells, facing, back = self._found(returning, occupied, draws, t)
-        return torch.where(back, cells, pos), torch.where(back, facing, heading), back
-
-    def _found(
-        self, returning: torch.Tensor, occupied: torch.Tensor, draws: Draws, t: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Where players who are due come back, facing where, and who of them can, each [B, N]."""
-        drawn = draws.uniform("return_heading", t, self.n_agents)
-        facing = _quarters(drawn)
-        if self._own is not None:
-            assert self._own_floor is not None
-            back = returning & (occupied.gather(1, self._own_floor.expand_as(returning)) == 0)
-            return self._own.expand_as(returning), facing, back
-        free = occupied.gather(1, self._spawn_floor.expand(len(occupied), -1)) == 0
-        u = draws.uniform("return", t, free.shape[1])
-        most = min(self.n_agents, free.shape[1])
-        ranked = torch.where(free, u, 2.0).topk(most, dim=1, largest=False, sorted=True).indices
-        room = free.sum(-1, keepdim=True)
-        turn = returning.cumsum(-1) - 1
-        # Where there is no room for all, chance decides who waits; what is left of a heading's number is one, too.
-        lots = (drawn * 4).frac()
-        earlier = self._players[None, :] < self._players[:, None]  # of equal lots
-        ahead = (lots[:, None, :] < lots[:, :, None]) | ((lots[:, None, :] == lots[:, :, None]) & earlier)
-        luck = (ahead & returning[:, None, :]).sum(-1)
-        turn = torch.where(returning.sum(-1, keepdim=True) > room, luck, turn)
-        back = returning & (turn < room)
-        return self._spawn[ranked.gather(1, turn.clamp(0, most - 1))], facing, back
-
-    def _victims(self, struck: torch.Tensor, who: torch.Tensor, games: int) -> torch.Tensor:
-        """Players who were hit, [B, N], from places on the floor that were struck and who, slot + 1, was there."""
-        game = struck.div(self._n_floor, rounding_mode="floor")
-        players = torch.where(game < games, game * self.n_agents + who.to(torch.int64) - 1, games * self.n_agents)
-        return beams.marked(players, games, self.n_agents)
-
-    def _rate(self, group: torch.Tensor) -> torch.Tensor:
-        return self._rates[(group + 1).to(torch.int32)]
-
-    def _placed(self, u: torch.Tensor) -> torch.Tensor:
-        """Cells [B, N] to begin on: players who share spawn cells take different ones."""
-        chosen, taken, drawn = [], 0, 0
-        while taken < self.n_agents:
-            cells = self._starts[taken]
-            share = sum(1 for each in self._starts[taken:] if each is cells)
-            noise = u[:, drawn : drawn + len(cells)]
-            order = noise.argsort(dim=-1, stable=True)[:, :share]
-            chosen.append(cells[order] if len(cells) > 1 else cells.expand(len(u), 1))
-            taken, drawn = taken + share, drawn + len(cells)
-        return torch.cat(chosen, dim=1)
+            return np.array([threshold(rate) for rate in tables.REGROWTH])
+        share = np.arange(self.n_dirt + 1) / max(1, self.n_dirt)
+        chance = tables.GROWTH * np.minimum((share - tables.TOO_DIRTY) / -tables.TOO_DIRTY, 1)
+        return np.array([max(0, threshold(each)) for each in chance])
 
     def _tensor(self, table: NDArray[np.generic]) -> torch.Tensor:
         return tables.tensor(table, self.device)
+
+
+def _told_begin(source: Any, b: int, t: int) -> Any:
+    """Instead of `draws.begin`: the row of what is said of a game."""
+    return source[b]
+
+
+def _told_draw(words: Any, purpose: int, index: int) -> Any:
+    """Instead of `draws.draw`."""
+    return words[words[purpose] + index]
+
+
+def _shared_starts(starts: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Players who share cells to begin on, as `rules.start_game` has them: groups and places."""
+    groups: list[list[int]] = []
+    places: list[int] = []
+    taken = 0
+    while taken < len(starts):
+        cells = starts[taken]
+        share = sum(each is cells for each in starts[taken:])
+        groups.append([len(places), len(cells), share])
+        places += cells.tolist()
+        taken += share
+    return np.array(groups), np.array(places)
+
+
+def _listed(near: NDArray[np.float32]) -> NDArray[np.int64]:
+    """How many neighbours each site has, and which, [A, 1 + most]."""
+    counts = near.sum(1).astype(np.int64)
+    table = np.zeros((len(near), 1 + int(counts.max(initial=0))), np.int64)
+    table[:, 0] = counts
+    for site, row in enumerate(near):
+        table[site, 1 : 1 + counts[site]] = np.flatnonzero(row)
+    return table
 
 
 def _own_cells(setup: Setup) -> NDArray[np.int64]:
@@ -341,13 +245,3 @@ def _own_cells(setup: Setup) -> NDArray[np.int64]:
             f"with it, or at most {len(places)} players on env.map=auto"
         )
     return cells
-
-
-def counted(sites: torch.Tensor) -> torch.Tensor:
-    """How many are true, [B] int32, of [B, n] bool: counted as bytes, without a wider copy."""
-    return sites.view(torch.uint8).sum(-1, dtype=torch.int32)
-
-
-def _quarters(u: torch.Tensor) -> torch.Tensor:
-    """0 to 3 for numbers in [0, 1)."""
-    return (u * 4).to(torch.int64)

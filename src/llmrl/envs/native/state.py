@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 
@@ -55,12 +54,6 @@ class State:
 
         return self.map(chosen)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of all games, in bytes."""
-        tensors = [getattr(self, each.name) for each in fields(self)]
-        return sum(x.numel() * x.element_size() for x in tensors)
-
 
 @dataclass
 class Events:
@@ -83,15 +76,3 @@ class Events:
     place: torch.Tensor
     zapped: torch.Tensor | None
     washed: torch.Tensor | None
-
-    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Events:
-        """The events with every tensor changed."""
-
-        def changed(x: Any) -> Any:
-            return None if x is None else change(x)
-
-        return Events(**{each.name: changed(getattr(self, each.name)) for each in fields(self)})
-
-    def only(self, games: torch.Tensor) -> Events:
-        """Those of the games where `games` [B] is true; nothing elsewhere."""
-        return self.map(lambda x: x * games.view(-1, *(1,) * (x.dim() - 1)))

@@ -1,4 +1,4 @@
-"""What never changes on a map, as tensors to index: where a step leads, what a beam meets, which cells are in view."""
+"""What never changes on a map, as tables to index: where a step leads, what a beam meets, which cells are in view."""
 
 from __future__ import annotations
 
@@ -62,10 +62,9 @@ def beams(game_map: GameMap) -> NDArray[np.int64]:
 
 
 def views(game_map: GameMap) -> NDArray[np.int64]:
-    """[5, 121]: what to add to a player's cell to get the cells it sees, with each heading; the last row, of zeros, is
-    for players out of the game."""
+    """[4, 121]: what to add to a player's cell to get the cells it sees, with each heading."""
     rows, columns = np.divmod(np.arange(VIEW[0] * VIEW[1]), VIEW[1])
-    table = np.zeros((5, rows.size), np.int64)
+    table = np.zeros((4, rows.size), np.int64)
     for heading in range(4):
         ahead, right = offsets(game_map)[heading], offsets(game_map)[(heading + 1) % 4]
         table[heading] = (9 - rows) * ahead + (columns - 5) * right

@@ -1,0 +1,158 @@
+"""One call tree, in plain Python, compiled and in the simulator of a GPU; threads, forks, and what is kept on disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import llmrl
+from llmrl.core.errors import ConfigError
+from llmrl.envs.native import draws, gpu, tree
+from llmrl.envs.native.draws import PURPOSES, Draws, game_keys
+from played_games import digest, digests, small
+
+SUPPORT = Path(__file__).parents[2] / "support"
+
+
+def keys(games: int = 20) -> np.ndarray:
+    return game_keys(np.full(games, 7), np.arange(games), np.zeros(games, np.int64))
+
+
+def drawn(functions: Any, source: np.ndarray) -> np.ndarray:
+    """10,000 numbers of 20 games, of every purpose."""
+    return np.array(
+        [[functions.draw(functions.begin(source, b, 40 + b), k % 8, k) for k in range(500)] for b in range(len(source))]
+    )
+
+
+def by_tensors(source: np.ndarray) -> np.ndarray:
+    t = 40 + torch.arange(len(source), dtype=torch.int32)
+    numbers = Draws(torch.from_numpy(source))
+    every = np.stack([(numbers.uniform(name, t, 500) * 2**24).long().numpy() for name in PURPOSES])
+    return every[np.arange(500) % 8, :, np.arange(500)].T
+
+
+def test_numbers_are_the_same_in_python_compiled_and_as_tensors() -> None:
+    source = keys()
+    plain = drawn(draws, source)
+    assert plain.size == 10_000 and len(np.unique(plain)) > 9_980
+    assert np.array_equal(plain, drawn(tree.compiled(), source)) and np.array_equal(plain, by_tensors(source))
+
+
+def test_thresholds_are_what_comparing_floats_says() -> None:
+    rng = np.random.default_rng(0)
+    for p in [*rng.random(200), 0.0, 0.0025, 0.5, 0.05, 1.0, -0.1, 2.0**-24, 3 * 2.0**-25]:
+        limit = draws.threshold(p)
+        near = np.clip(np.arange(limit - 3, limit + 3), 0, 2**24 - 1)
+        assert np.array_equal(near < limit, near.astype(np.float32) * draws.SCALE < np.float32(p)), p
+
+
+def in_plain_python(threads: int, n: int, arrays: tuple[Any, ...]) -> None:
+    tree.plain().play(0, n, 0, *arrays)
+
+
+@pytest.mark.slow
+def test_200_episodes_are_the_same_in_python_compiled_and_simulated() -> None:
+    compiled = digests()
+    assert len(set(compiled)) == 4 and compiled == digests(in_plain_python)
+    code = (
+        "import sys, numpy as np\n"
+        "from llmrl.envs.native import gpu, tree\n"
+        "from played_games import digests, small\n"
+        "assert isinstance(small('harvest').engine.run, gpu.Launched)\n"
+        f"source = np.array({keys().tolist()}, np.int32)\n"
+        "numbers = np.zeros((20, 500), np.int64)\n"
+        "import drawn_numbers\n"
+        "drawn_numbers.drawn[1, 32](source, numbers)\n"
+        "print(*digests(), numbers.tobytes().hex()[:64], int(numbers.sum()))"
+    )
+    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(SUPPORT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    numbers = drawn(draws, keys()).astype(np.int64)
+    assert done.stdout.split() == [*compiled, numbers.tobytes().hex()[:64], str(int(numbers.sum()))]
+
+
+def test_threads_change_nothing_and_can_be_used_by_several_at_once() -> None:
+    def played(found: list[str]) -> None:
+        found.append(digest(small("cleanup", 64)))
+
+    before = torch.get_num_threads()
+    alone: list[str] = []
+    together: list[str] = []
+    try:
+        torch.set_num_threads(1)
+        played(alone)
+        torch.set_num_threads(2)
+        others = [threading.Thread(target=played, args=(together,)) for _ in range(3)]
+        for other in others:
+            other.start()
+        for other in others:
+            other.join()
+    finally:
+        torch.set_num_threads(before)
+    assert together == alone * 3
+
+
+def test_a_process_that_forks_after_threads_have_played_goes_on() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        env = small("harvest", 64)  # torch's own threads would not survive the fork, and it has them make its zeros
+        wanted = digest(env)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if digest(env) == wanted else 3)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+def test_what_is_kept_on_disk_is_of_this_code(tmp_path: Path) -> None:
+    """A rule of another file than that of the outermost function is edited, and the game changes with it."""
+    shutil.copytree(Path(llmrl.__file__).parent, tmp_path / "llmrl", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(llmrl.__file__).parents[2] / "conf", tmp_path / "conf", dirs_exist_ok=True)
+    code = (
+        "import logging; logging.basicConfig(level='INFO')\n"
+        "import numpy as np\n"
+        "from played_games import small\n"
+        "env = small('harvest'); env.reset(seed=1)\n"
+        "print(sum(float(env.step(np.full((50, 2), 1)).reward.sum()) for _ in range(4)))\n"
+    )
+    environment = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(SUPPORT)]),
+    }
+
+    def told() -> tuple[float, bool]:
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return float(done.stdout), "compiled the rules of the native games in" in done.stderr
+
+    first, compiling = told()
+    assert first > 0 and compiling
+    assert told() == (first, False)
+    rules = tmp_path / "llmrl" / "envs" / "native" / "rules.py"
+    source = rules.read_text()
+    assert source.count("pay[0, b, i] += 1") == 3
+    rules.write_text(source.replace("pay[0, b, i] += 1", "pay[0, b, i] += 2"))
+    assert told() == (2 * first, True)
+    assert len(list((tmp_path / "cache" / "llmrl").glob("games-*"))) == 2
+
+
+def test_a_gpu_without_what_plays_on_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    gpu.kernel.cache_clear()
+    with pytest.raises(ConfigError, match=r"numba-cuda.*llmrl\[gpu\]"):
+        gpu.kernel()
