@@ -156,3 +156,17 @@ def test_a_gpu_without_what_plays_on_it_is_refused(monkeypatch: pytest.MonkeyPat
     gpu.kernel.cache_clear()
     with pytest.raises(ConfigError, match=r"numba-cuda.*llmrl\[gpu\]"):
         gpu.kernel()
+
+
+def test_numba_is_imported_by_who_plays_alone(tmp_path: Path) -> None:
+    """Neither to print a config of these games nor by what every run imports."""
+    code = (
+        "import importlib, sys; sys.argv = ['llmrl-train', '--cfg', 'job', 'env=harvest']\n"
+        "from llmrl.cli.train import main; main()\n"
+        "for name in ('experiment.training', 'loops.design', 'envs.substrates', 'envs.particles'):\n"
+        "    importlib.import_module(f'llmrl.{name}')\n"
+        "assert 'torch' in sys.modules and not {'numba', 'llvmlite'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "substrate: harvest" in done.stdout
