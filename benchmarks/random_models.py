@@ -23,22 +23,37 @@ def save_tokenizer(folder: Path, vocabulary: int, chat_template: str | None = No
     fast.save_pretrained(folder)
 
 
-def save_t5(folder: Path, vocabulary: int) -> None:
-    """The shape of Flan-T5-small, its untied output layer included."""
+def save_t5(
+    folder: Path,
+    vocabulary: int,
+    width: int = 512,
+    inner: int = 1024,
+    layers: int = 8,
+    heads: int = 6,
+    weights: bool = True,
+) -> None:
+    """The shape of Flan-T5-small if nothing else is said, its untied output layer included.
+
+    `width` and `inner`: of the residual stream and the feed-forward layers; `layers`: of the encoder, and as many of
+    the decoder; without `weights`, `config.json` alone, for `llm.weights=random`.
+    """
     config = transformers.T5Config(
         vocab_size=vocabulary,
-        d_model=512,
+        d_model=width,
         d_kv=64,
-        d_ff=1024,
-        num_layers=8,
-        num_decoder_layers=8,
-        num_heads=6,
+        d_ff=inner,
+        num_layers=layers,
+        num_decoder_layers=layers,
+        num_heads=heads,
         feed_forward_proj="gated-gelu",
         tie_word_embeddings=False,
         decoder_start_token_id=0,
     )
+    if not weights:
+        config.save_pretrained(folder)
+        return
     model = transformers.T5ForConditionalGeneration(config)
-    model.lm_head.weight = torch.nn.Parameter(torch.randn(vocabulary, 512) * 0.05)
+    model.lm_head.weight = torch.nn.Parameter(torch.randn(vocabulary, width) * 0.05)
     model.save_pretrained(folder)
 
 

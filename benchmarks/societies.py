@@ -26,6 +26,8 @@ from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.envs.escape_room import EscapeRoom
+from llmrl.loops.executor import Executor
+from llmrl.loops.requests import PlayEpisode
 from llmrl.loops.societies import Societies
 from llmrl.rollout.collector import Collector
 
@@ -91,15 +93,17 @@ class Setting:
         agents = [plain_ppo(one.spec, each, ppo, device, share_parameters=share) for each in seeds]
         self.societies = Societies(env, agents, 1, several)
         self.collector = Collector(env, self.societies.policy, device)
+        self.executor = Executor(None)
 
     def round(self) -> tuple[float, float]:
         """Seconds of playing, and of learning."""
         seeds, clock = Seeds(0).child("round"), time.process_time if self.device == "cpu" else time.perf_counter
         start = clock()
-        self.collector.reset(self.societies.game_seeds(seeds))
-        rollout = self.collector.collect(self.horizon, self.societies.generators(seeds))
+        game_seeds, actions = self.societies.game_seeds(seeds), self.societies.action_seeds(seeds)
+        asked = PlayEpisode(collector=self.collector, steps=self.horizon, seed=game_seeds, actions=actions)
+        rollout = self.executor.answer(asked)
         played = clock()
-        self.societies.update(rollout, seeds)
+        self.executor.answer(self.societies.learn(rollout, seeds))
         return played - start, clock() - played
 
 
