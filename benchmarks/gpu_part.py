@@ -11,12 +11,8 @@ from typing import Any
 
 import torch
 
-from llmrl.core.errors import ConfigError
-
-LIMITS = {"check": 80, "games": 170, "ppo": 80, "societies": 80, "scorer": 130}
+LIMITS = {"check": 120, "games": 150, "ppo": 80, "societies": 80, "scorer": 130}
 """Seconds of each part."""
-TOO_LARGE = (ConfigError, torch.OutOfMemoryError)
-"""How a size that does not fit is refused: before it is allocated, or then."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +50,10 @@ class Sizes:
 TOY = Sizes((4, 4), (2, 4), 0.0, 2, ((1, 3, 7), (2, 3, 14)), (1, 2), 1, 2, 1, (64, 128, 2, 2), (2, 8), 1, 1)
 
 
-class TimeUp(BaseException):
-    """The time of a part is up; no `except Exception` on the way is meant."""
+def too_large(error: Exception) -> bool:
+    """Whether it says that something does not fit into memory: before it is allocated, or then, in torch or Numba."""
+    told = str(error).lower().replace("_", " ")
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in told or "gib free" in told
 
 
 class Part:
@@ -82,7 +80,9 @@ class Part:
         self.free()
         try:
             work()
-        except TOO_LARGE as error:
+        except Exception as error:
+            if not too_large(error):
+                raise
             self.row(title, f"left out, does not fit: {' '.join(str(error).split())[:160]}")
             return False
         finally:

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from llmrl.core import ram
+from llmrl.core.errors import ConfigError
+
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import gpu as benchmark
 import gpu_games
@@ -24,7 +27,7 @@ def test_all_of_it_runs_at_toy_size():
     lines = done.stdout.splitlines()
     assert "NOTHING HERE IS A MEASUREMENT" in lines[0]
     assert sum("equal, bit for bit" in line for line in lines) == 2
-    for title in ("cleanup, grid, 1 games", "harvest, pixels, 1 games", "2 games x 3 steps", "1 games of 2 steps"):
+    for title in ("cleanup, grid, 1 games", "harvest, pixels, 1 games", "2 games x 3 steps", "harvest, 1 games of"):
         assert any(line.startswith(f"  {title}") for line in lines), title
     assert sum("2 prompts, 40 candidates, forward and backward" in line for line in lines) == 2
     assert not any(word in done.stdout for word in ("left out", "stopped", "FAILED"))
@@ -65,6 +68,16 @@ def test_a_part_ends_when_its_time_is_up(monkeypatch, capsys):
     monkeypatch.setitem(benchmark.PARTS, "games", lambda part: [None for _ in iter(int, 1)])
     assert benchmark.ended(Part("games", TOY, "cpu"))
     assert "stopped: the 1 s of this part are up" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_is_left_out_and_other_faults_are_not(monkeypatch, capsys):
+    part = Part("games", TOY, "cpu")
+    monkeypatch.setattr(ram, "free_memory", lambda device: 2**20)
+    assert not part.fits("a hundred games", lambda: gpu_games.harvest("cpu", 100))
+    assert "a hundred games" in (told := capsys.readouterr().out) and "left out, does not fit" in told
+    monkeypatch.setattr(gpu_games, "PLAYERS", 254)
+    with pytest.raises(ConfigError, match=r"n_agents=254"):
+        part.fits("too many players", lambda: gpu_games.harvest("cpu", 1))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
