@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from batched_societies import Maps, Setting
 from gpu_games import PLAYERS, harvest
 from gpu_part import Part, seconds
 from plain_ppo import NUMBERS, plain_ppo
@@ -15,7 +16,6 @@ from llmrl.core.protocols import VecEnv
 from llmrl.core.seeding import Seeds
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.rollout.collector import Collector
-from societies import Maps, Setting
 
 
 class Learning:

@@ -39,6 +39,7 @@ def test_wheel_holds_every_config_and_prompt(wheel):
     assert len(configs) > 20 and not (configs | sources) - packed
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_wheel_works_in_a_fresh_environment(wheel, tmp_path):
     """Dependencies are taken from this environment through a path file, llmrl itself only from the wheel."""

@@ -111,6 +111,7 @@ def test_language_model_server_down(tmp_path):
     assert not list(tmp_path.rglob("s[0-9]*")), "nothing was begun"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.meltingpot
 def test_engine_killed_in_mid_episode_and_resumed(tmp_path):

@@ -62,6 +62,7 @@ def train(words: list[str], site: Path, cwd: Path) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_page_runs_as_it_is(site, tmp_path):
     """One run with its environment and principal, and one sweep of two runs on its backend; no flag, no edited file."""

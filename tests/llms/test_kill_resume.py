@@ -135,6 +135,7 @@ def whole(tmp_path_factory):
     return rows
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_kill_9_after_200_calls(tmp_path, whole):
     with faulty_server() as server:

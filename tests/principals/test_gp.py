@@ -50,6 +50,7 @@ def test_smooth_function_of_three_numbers_is_solved_in_30_evaluations(seed):
     assert best_found(SMOOTH, optimize(SMOOTH, principal, seed, 30)) < 0.01
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_many_at_once_differ_and_serve_as_well():
     principal = GaussianProcessPrincipal(SMOOTH.spec.proposals, Seeds(0), initial=8)

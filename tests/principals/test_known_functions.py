@@ -5,7 +5,6 @@ import pytest
 
 from known_functions import CONTEXTUAL, FUNCTIONS, PRINCIPALS, best_found, optimize, suits
 from llmrl.core.seeding import Seeds
-from some import some
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +44,7 @@ def late_regret(principal, function, seed, evaluations):
 @pytest.mark.parametrize(
     ("principal", "function"),
     [
-        pytest.param(p, f, marks=[pytest.mark.long] * (p in STEPS and f not in ("contextual", "noisy")))
+        pytest.param(p, f, marks=[pytest.mark.long] * (f not in ("contextual", "noisy")))
         for p in PRINCIPALS
         for f in FUNCTIONS
         if p not in ("random", "gp")
@@ -66,7 +65,8 @@ def test_what_is_learned_beats_chance(principal, function):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", some(["contextual"], FUNCTIONS))
+@pytest.mark.long
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_gp_finds_more_than_random_search(function):
     known = FUNCTIONS[function]
 

@@ -98,7 +98,7 @@ def check(context, tmp_path, overrides, duration):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("principal", some(("llm", "dual_rl, two at once"), PRINCIPALS))
+@pytest.mark.parametrize("principal", some(("llm",), PRINCIPALS))
 def test_design_run_survives_kills(context, tmp_path, principal):
     check(context, tmp_path, (*DESIGN, *PRINCIPALS[principal]), duration=3.0)
 
@@ -140,6 +140,7 @@ TAUGHT = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", some(("a memory, a scripted planner that errs",), TAUGHT))
 def test_taught_run_survives_kills(context, tmp_path, parts):

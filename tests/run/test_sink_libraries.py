@@ -157,6 +157,7 @@ except Stopped:
     assert "loggers.wandb could not be closed: it did not answer in time" in record.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_mlflow_in_a_database(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")

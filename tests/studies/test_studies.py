@@ -246,7 +246,8 @@ class TestThePage:
     def test_everything_named_in_commands_exists(self):
         """In all pages, comments of options, programs and tests."""
         files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *CONF.rglob("*.yaml")]
-        files += [p for folder in ("benchmarks", "scripts", "examples") for p in (ROOT / folder).rglob("*.*y*")]
+        folders = [ROOT / name for name in ("benchmarks", "scripts", "examples")]
+        files += [file for each in folders for kind in ("*.py", "*.yaml") for file in each.rglob(kind)]
         for file in files:
             text = file.read_text()
             for group, known in (("experiment", studies()), ("treatment", treatments())):

@@ -98,8 +98,9 @@ def test_a_search_from_one_command_to_the_best_again(tmp_path, options_folder):
     assert code == 1 and "agent.pause_s was not given and is 1" in printed
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", some(["llmrl"], ["basic", "llmrl"]))
+@pytest.mark.parametrize("launcher", ["basic", "llmrl"])
 def test_a_search_killed_in_the_middle_pays_for_nothing_twice(tmp_path, options_folder, launcher):
     arguments = (*GAME, "seed=0,1", "agent.skill=interval(0,1)", f"hydra/launcher={launcher}", "agent.pause_s=0.5")
     more = ("hydra.sweeper.trials=6", "hydra.sweeper.parallel_trials=2")

@@ -73,7 +73,7 @@ def check_alike(first, second):
         pytest.param("causal", ("agent.kl_coefficient=0.1",), False, marks=pytest.mark.long),
         ("causal", (), True),
         pytest.param("seq2seq", (), True, marks=pytest.mark.long),
-        ("causal", ("agent.tune=lora", "agent.kl_coefficient=0.1"), False),
+        pytest.param("causal", ("agent.tune=lora", "agent.kl_coefficient=0.1"), False, marks=pytest.mark.long),
         pytest.param("causal", ("agent.tune=lora", "agent.kl_coefficient=0.1"), True, marks=pytest.mark.long),
     ],
     ids=["whole", "divided", "divided-seq2seq", "whole-lora", "divided-lora"],
@@ -93,6 +93,7 @@ def test_two_processes_learn_what_one_does(tmp_path, models, kind, own, divided)
     assert agents[0]["tokens"] == agents[1]["tokens"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes_imitate_as_one_does(tmp_path, models):
     run(*ENV, "agent=bot", "play.episodes=6", "play.trajectories=true", f"output_root={tmp_path / 'bot'}")

@@ -16,7 +16,6 @@ from experiments import comparable_metrics, compose, only_run_folder, silent_run
 from llmrl.core.errors import ConfigError, Diverged, LLMError
 from llmrl.run.content import saved_state
 from llmrl.run.status import read_status
-from some import some
 
 SIZE = ("--width", "16", "--layers", "1", "--heads", "2", "--vocabulary", "320")
 ENV = ("env=goto_red_ball", "env.actions=restricted", "env.history=1")
@@ -71,7 +70,8 @@ def killed_at(step, *overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tune", some(["lora"], ["full", "lora"]))
+@pytest.mark.long
+@pytest.mark.parametrize("tune", ["full", "lora"])
 def test_killed_in_the_middle_of_an_update_it_ends_with_the_same_numbers(context, tmp_path, model, tune):
     overrides = (*RUN, f"llm.model={model}", f"agent.tune={tune}")
     silent_run(*overrides, f"output_root={tmp_path / 'whole'}")

@@ -60,6 +60,7 @@ def in_plain_python(threads: int, n: int, arrays: tuple[Any, ...]) -> None:
     tree.plain().play(0, n, 0, *arrays)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_200_episodes_are_the_same_in_python_compiled_and_simulated() -> None:
     compiled = digests()
@@ -117,6 +118,7 @@ def test_a_process_that_forks_after_threads_have_played_goes_on() -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_is_kept_on_disk_is_of_this_code(tmp_path: Path) -> None:
     """A rule of another file than that of the outermost function is edited, and the game changes with it."""

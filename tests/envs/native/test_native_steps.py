@@ -47,9 +47,7 @@ def episodes(name, games, steps, seed=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", some(["cleanup, clean start", "harvest"], ["cleanup, clean start", "harvest", "cleanup, legislative"])
-)
+@pytest.mark.parametrize("name", some(["harvest"], ["cleanup, clean start", "harvest", "cleanup, legislative"]))
 def test_an_episode_agrees_step_by_step(name):
     verdict = replay(episodes(name, 1, 200))
     assert verdict.steps == 200 and not verdict.mismatches, verdict.mismatches[:5]
@@ -57,7 +55,7 @@ def test_an_episode_agrees_step_by_step(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some(["cleanup, our map", "harvest, our map, legislative"], EPISODES))
+@pytest.mark.parametrize("name", some(["harvest, our map, legislative"], EPISODES))
 def test_episodes_agree_step_by_step(name):
     rig = EPISODES[name][0]
     recordings = episodes(name, 2, 300, seed=100)
@@ -121,6 +119,7 @@ def test_the_table_of_the_documentation_can_be_printed():
     assert "| harvest | legislative | uniform | 20 | 0 |" in result.stdout
 
 
+@pytest.mark.long
 def test_the_engine_starts_where_the_native_one_may():
     """Places and headings at the start are among those the native engine draws from, apples and dirt are equal."""
     for name in ("cleanup", "harvest", "cleanup, legislative", "harvest, legislative"):

@@ -20,6 +20,7 @@ NEEDS = (
 )
 
 
+@pytest.mark.long
 def test_who_needs_a_run_waits_for_its_job(slurm_cluster: Cluster, tmp_path: Path):
     """Submitted at once, and nobody holds a place while it is computed."""
     done = sweep(*NEEDS, "agent.init_from_seed=shared", "seed=0,1", cwd=tmp_path)

@@ -204,6 +204,7 @@ def test_the_example_job_resumes_after_a_warning_and_after_a_requeue(slurm_clust
     assert disturbed.numbers() == reference.numbers()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_cancelled_example_job_saves_and_stays_away(slurm_cluster, tmp_path):
     example = Example(slurm_cluster, tmp_path, steps=50, name="cancelled")

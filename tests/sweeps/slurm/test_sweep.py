@@ -170,6 +170,7 @@ def test_submit_and_return_then_cancel(slurm_cluster: Cluster, tmp_path: Path):
         assert told in row["error"], row
 
 
+@pytest.mark.long
 def test_launching_from_inside_an_allocation_and_another_folder(slurm_cluster: Cluster, tmp_path: Path):
     """Nothing of the enclosing job is handed on; overrides with spaces, `=` and `/` arrive as they are."""
     marker = tmp_path / "a b=c" / "ok file"

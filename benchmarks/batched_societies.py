@@ -1,6 +1,6 @@
 """What societies cost that are computed in one batch (`design.societies`, `design.candidates`), against one society.
 
-    python benchmarks/societies.py [--societies 16] [--rounds 5] [--device cpu] [--threads 1]
+    python benchmarks/batched_societies.py [--societies 16] [--rounds 5] [--device cpu] [--threads 1]
 
 Training rounds (a rollout of every game, one update) of one society and of several take turns within a round; printed
 are medians over rounds of the time of a training round (CPU-seconds; on a GPU, wall-clock seconds), and ratios. The
