@@ -40,12 +40,15 @@ def read_once() -> None:
     What is kept belongs to the texts of files, so one that has changed is read anew. What Hydra is given is its own
     each time. Files of the user's own are read and merged as Hydra does it.
     """
+    import hydra
     from hydra._internal import defaults_list
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.plugins import Plugins
     from omegaconf import OmegaConf
 
+    if not hydra.__version__.startswith("1.3."):  # others have other private functions
+        return
     Plugins.instance()  # registers what reads packages
     Source: Any = SourcesRegistry.instance().resolve("pkg")  # noqa: N806
     read, merge = Source._read_config, ConfigLoaderImpl._compose_config_from_defaults_list
