@@ -93,17 +93,9 @@ def spread() -> Any:
 prange, play = range, games.play  # in the compiled one, Numba's and the compiled one
 
 
-def _shares(  # type: ignore[no-untyped-def]
-    threads, n, todo, action, source, pay, info, grid, ids, vector, world, players, orchard, river, occupied, deeds,
-    notes, codes, land, beams, near, spawn, groups, places, soiled, chances, acts, facts, base, spots, turns, grid_of,
-    tile_of,
-):  # fmt: skip
+def _shares(threads, n, arrays):  # type: ignore[no-untyped-def]
     for k in prange(threads):
-        play(
-            k * n // threads, (k + 1) * n // threads, k, todo, action, source, pay, info, grid, ids, vector, world,
-            players, orchard, river, occupied, deeds, notes, codes, land, beams, near, spawn, groups, places, soiled,
-            chances, acts, facts, base, spots, turns, grid_of, tile_of,
-        )  # fmt: skip
+        play(k * n // threads, (k + 1) * n // threads, k, *arrays)
 
 
 class Threads:
@@ -143,12 +135,12 @@ class Shared:
         both = spread()
         if not both.overloads:
             with said("their threads", both), _ALONE:
-                both(threads, 0, *arrays)
+                both(threads, 0, arrays)
         import numba
 
         with _ALONE:
             numba.set_num_threads(threads)
-            both(threads, n, *arrays)
+            both(threads, n, arrays)
 
 
 _ALONE = threading.Lock()
