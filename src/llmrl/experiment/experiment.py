@@ -14,6 +14,7 @@ from llmrl.core.processes import Processes
 from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.loggers import build_loggers
 from llmrl.experiment.means import Means
+from llmrl.loops.requests import Seat
 from llmrl.run.folder import config_hash, find_folder
 from llmrl.run.run import Run
 from llmrl.run.sinks.sink import Sink
@@ -34,16 +35,18 @@ class Experiment:
     Args:
         config: resolved, plain containers; digests in it, if any, are held against the files as they are now.
         overrides: what was typed for it.
+        seat: where its requests to play and to update are answered, of a run beside others in one process; None: in
+            its own thread.
 
     Raises:
         ConfigError: a file that decides results is not there, or has changed since the digests were taken.
     """
 
-    def __init__(self, config: Mapping[str, Any], overrides: Iterable[str] = ()) -> None:
+    def __init__(self, config: Mapping[str, Any], overrides: Iterable[str] = (), seat: Seat | None = None) -> None:
         self.application = application_of(config)
         self.config = self.application.with_digests(dict(config))
         self.overrides = list(overrides)
-        self.means = Means(self.config, self.application.make_model)
+        self.means = Means(self.config, self.application.make_model, seat)
 
     @classmethod
     def compose(cls, *overrides: str, primary: str = "train", config_dirs: Sequence[str | Path] = ()) -> Experiment:
@@ -155,10 +158,14 @@ class Experiment:
         try:
             with kept_private(self.config.get("private", True)), self._open() as run:
                 if not run.finished:
-                    self.application.compute(self.config, self.means, run, _compute)
+                    self.application.compute(self.config, self.means, run, self._compute_needed)
         finally:
             self.means.close()
         return run
+
+    def _compute_needed(self, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+        """Compute a run that this one needs, which waits meanwhile."""
+        Experiment(config, overrides, self.means.seat).run()
 
     def _open(self) -> Run:
         """Open the run's folder, or follow the process of this run that does."""
@@ -191,8 +198,3 @@ def application_of(config: Mapping[Any, Any]) -> Application:
     from llmrl.experiment.training import Training
 
     return Training()
-
-
-def _compute(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Compute a run that another one needs."""
-    Experiment(config, overrides).run()

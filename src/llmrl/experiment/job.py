@@ -8,20 +8,24 @@ from contextlib import contextmanager
 from typing import Any
 
 from llmrl.experiment.experiment import Experiment, application_of
+from llmrl.loops.requests import Seat
 from llmrl.run.ending import EXIT_INTERRUPTED, ending, say
 
 _TALKATIVE = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets")
 """Libraries that tell of every request or file; failures are told by us."""
 
 
-def compute(config: dict[str, Any], overrides: list[str]) -> float | None:
+def compute(config: dict[str, Any], overrides: list[str], seat: Seat | None = None) -> float | None:
     """Compute the run of a resolved config as a command does; what jobs of a sweep call.
+
+    Args:
+        config, overrides, seat: as `Experiment` takes them.
 
     Raises:
         SystemExit: the run did not finish.
     """
     with reporting(application_of(config).command):
-        return run_and_print(Experiment(config, overrides))
+        return run_and_print(Experiment(config, overrides, seat))
 
 
 def run_and_print(experiment: Experiment, quiet: bool = False) -> float | None:

@@ -15,6 +15,7 @@ from llmrl.core.processes import local_device
 from llmrl.core.protocols import Scorer
 from llmrl.core.trust import Trust
 from llmrl.llms.client import ChatClient
+from llmrl.loops.requests import Seat
 from llmrl.sweeps.backends.protocol import Hardware
 from llmrl.sweeps.machine import RUNS_BESIDE, Machine
 
@@ -28,10 +29,13 @@ class Means:
     Args:
         config: resolved, plain containers.
         make_model: makes the language model for the run on a device, unchecked; None: none is asked.
+        seat: where the run's requests to play and to update are answered; None: where they are asked.
     """
 
-    def __init__(self, config: Config, make_model: Callable[[Means], Model] = lambda means: None) -> None:
-        self.config, self._make_model = config, make_model
+    def __init__(
+        self, config: Config, make_model: Callable[[Means], Model] = lambda means: None, seat: Seat | None = None
+    ) -> None:
+        self.config, self._make_model, self.seat = config, make_model, seat
 
     @cached_property
     def hardware(self) -> Hardware:

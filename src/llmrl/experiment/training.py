@@ -71,7 +71,7 @@ class Training(Application):
             loop = build_loop(config, parts, lambda: references.known(behind))  # before hours are spent on references
             references.log_left_out(config, parts)
             ensure(behind, run, compute_needed)
-            run.result = serve(loop.requests(run), run)
+            run.result = serve(loop.requests(run), run, means.seat)
             run.summary |= llm_summary(llm)
         finally:
             parts.close()

@@ -1,4 +1,4 @@
-"""Serves one loop: answers each of its requests when it comes."""
+"""Serves one loop: answers each of its requests when it comes, or has others answer what it need not do itself."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from llmrl.loops.requests import (
     Request,
     Requests,
     SafePoint,
+    Seat,
     T,
     Update,
 )
@@ -39,17 +40,22 @@ if TYPE_CHECKING:
     import torch
 
 
-def serve(requests: Requests[T], run: RunContext | None = None) -> T:
+_OWN = (Ask, Chat, Delegate, Log, SafePoint)
+"""Requests of a run that nobody else answers for it: they wait, write or call a library, and play nothing."""
+
+
+def serve(requests: Requests[T], run: RunContext | None = None, seat: Seat | None = None) -> T:
     """Answer all requests of a loop, one after the other; returns what the loop returns.
 
     Args:
         requests: of the loop.
         run: where it logs and saves; None for a part of a loop that does neither.
+        seat: where requests to play and to update are answered, for several runs together; None: here.
 
     Raises:
         Whatever an answer raises and the loop does not catch.
     """
-    executor = Executor(run)
+    executor = Executor(run, seat)
     go_on, answer = requests.send, None
     try:
         while True:
@@ -72,16 +78,19 @@ class Executor:
 
     Args:
         run: where the loop logs and saves; None: it does neither.
+        seat: where requests to play and to update are answered; None: here.
     """
 
-    def __init__(self, run: RunContext | None) -> None:
-        self._run = run
+    def __init__(self, run: RunContext | None, seat: Seat | None = None) -> None:
+        self._run, self._seat = run, seat
         self._generators: list[torch.Generator] = []  # that the last request to play drew actions with
         self._trainer: BatchedTrainer | None = None
         self._evaluators: dict[tuple[bool, int | None], Evaluator] = {}
 
     def answer(self, request: Request) -> Any:
         """Do what is asked for; returns what the request's class says."""
+        if self._seat is not None and not isinstance(request, _OWN):
+            return self._seat.answer(request)
         match request:
             case Begin():
                 if request.seed is not None:

@@ -260,6 +260,23 @@ Request = (
 )
 """All that a loop may ask for."""
 
+
+class Seat(Protocol):
+    """A run's place at an executor that answers the requests of several runs of a process (`llmrl.loops.rows`)."""
+
+    def answer(self, request: Request) -> Any:
+        """Wait for the answer to a request, in the thread of the run.
+
+        Raises:
+            Whatever the answer raised.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Ask no more."""
+        ...
+
+
 T = TypeVar("T")
 Requests = Generator[Request, Any, T]
 """A loop, or a part of one, that is under way and returns a T."""

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-EXIT_IN_USE = 4
-"""Another live process holds the run's folder."""
 EXIT_BUDGET = 3
 """The run's budget for language models is used up; with a larger one the same command goes on."""
 EXIT_IN_USE = 4
