@@ -52,34 +52,31 @@ class BatchedTrainer:
         self._stacks: dict[tuple[int, ...], StackedOptimizerStep] = {}
 
     def update(
-        self, rollout: Rollout, generators: Sequence[torch.Generator], chosen: Sequence[int] | None = None
+        self, rollout: Rollout, generators: Sequence[torch.Generator]
     ) -> list[dict[str, float] | Diverged]:
-        """Improve policies; returns the metrics of each, or what stopped it: its losses are no numbers any more.
+        """Improve every policy; returns the metrics of each, or what stopped it: its losses are no numbers any more.
 
         Args:
-            rollout: of all games of all agents.
-            generators: of each chosen agent's minibatches; one object each, though they may stand at the same number.
-            chosen: agents that update; None: all.
+            rollout: of all games.
+            generators: of each agent's minibatches; one object each, though they may stand at the same number.
 
         Raises:
             ConfigError: as `PPO.update`.
         """
-        own = list(range(len(self.agents)) if chosen is None else chosen)
         if self._learners is None:
-            parts = split(rollout, len(self.agents))
-            return [_told(self.agents[i], parts[i], draws) for i, draws in zip(own, generators, strict=True)]
-        drawn = dict(zip(own, generators, strict=True))
+            each = zip(self.agents, split(rollout, len(self.agents)), generators, strict=True)
+            return [_told(*own) for own in each]
         found: dict[int, dict[str, float] | Diverged] = {}
-        for alike in self._alike(self._learners, own):
-            found |= self._stacked(self._learners, alike, rollout, [drawn[i] for i in alike])
-        return [found[i] for i in own]
+        for alike in self._alike(self._learners):
+            found |= self._stacked(self._learners, alike, rollout, [generators[i] for i in alike])
+        return [found[i] for i in range(len(found))]
 
     @staticmethod
-    def _alike(learners: Sequence[PPO], chosen: Sequence[int]) -> list[list[int]]:
-        """The chosen in groups whose steps can be taken together."""
+    def _alike(learners: Sequence[PPO]) -> list[list[int]]:
+        """Numbers of the learners, in groups whose steps can be taken together."""
         groups: list[tuple[object, list[int]]] = []
-        for i in chosen:
-            place = (learners[i].settings, [_place(each) for each in learners[i].updaters])
+        for i, ppo in enumerate(learners):
+            place = (ppo.settings, [_place(each) for each in ppo.updaters])
             for other, members in groups:
                 if other == place:
                     members.append(i)
@@ -102,7 +99,8 @@ class BatchedTrainer:
         steps, games = len(advantage), advantage.shape[1] // len(learners)
         index = sample_indices(rollout.reward.shape, len(learners), len(first.updaters))
         index = index.unflatten(0, (len(learners), -1))[list(alike)].flatten(0, 1)
-        where = index.to(advantage.device)
+        # What is indexed lies as its index does: contiguously, whoever is beside it.
+        where = index.contiguous().to(advantage.device)
         weight = torch.empty_like(advantage).flatten()
         weight[where] = first.normalize_over_rollout(advantage.flatten()[where], steps, games)
         data = first.samples(rollout, slice(None)) | {"advantage": weight, "target": target.flatten()}
@@ -301,7 +299,8 @@ class StackedMinibatches:
 
     def _epoch(self, order: torch.Tensor) -> Iterator[Batch]:
         for chosen in split_minibatches(order, self.size, self.drop_last):
-            yield {name: x[chosen] for name, x in self.data.items()}
+            own = chosen.contiguous()
+            yield {name: x[own] for name, x in self.data.items()}
 
 
 def _place(updater: OptimizerStep) -> list[object]:
