@@ -65,6 +65,10 @@ class Observer:
     def on_step(self, transition: Transition) -> None:
         """All games were stepped."""
 
+    def on_progress(self, steps: int) -> None:
+        """Every game has made so many steps since this was told last: some twenty times a second, where steps are that
+        fast, and when a collection is over. For whoever need not look at each."""
+
     def on_episode_end(self, episode: Episode) -> None:
         """An episode is over; told when the collection that it ended in is, in the order of ends and then of games."""
 

@@ -219,12 +219,13 @@ class PlanesCore(nn.Module):
         self.linear = nn.Sequential(layer, nn.ReLU())
 
     def forward(self, codes: torch.Tensor, joined: torch.Tensor | None = None) -> torch.Tensor:
-        numbers = codes.unbind(-1)
+        numbers = codes.flatten(-3, -2).unbind(-1)
         facts = [
             numbers[k] == low if low == high else (numbers[k] >= low) & (numbers[k] <= high)
             for k, low, high in self.planes
         ]
-        flat = torch.cat([fact.flatten(-2) for fact in facts], dim=-1).to(self.linear[0].weight.dtype)  # type: ignore[arg-type]
+        # As bytes, which are converted six times as fast as truth values.
+        flat = torch.cat(facts, dim=-1).view(torch.uint8).to(self.linear[0].weight.dtype)  # type: ignore[arg-type]
         return self.linear(beside(flat, joined))  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,10 @@ from llmrl.core.records import Act, Array, Observation, State
 from llmrl.core.rollouts import Rollout
 from llmrl.rollout.episode_accumulator import EpisodeAccumulator
 from llmrl.rollout.rollout_buffer import RolloutBuffer, moved
+
+
+PROGRESS_S = 0.05
+"""Least seconds between two times that observers are told how many steps were made."""
 
 
 class Collector:
@@ -125,6 +130,7 @@ class Collector:
         if learn and not restart:
             raise ValueError("a learner needs rollouts of games that go on: restart=True")
         buffer, watching = self._buffer, self._told()
+        counted, counted_at = 0, time.monotonic()
         buffer.begin(n_steps, learn, keep_exposure)
         with unchanged(self.policy):
             for _ in range(n_steps):
@@ -139,15 +145,24 @@ class Collector:
                     transition = Transition(seen, act, step, self._ended)
                     for each in watching:
                         each.on_step(transition)
+                    if (now := time.monotonic()) - counted_at > PROGRESS_S:
+                        self._count(buffer.played - counted)
+                        counted, counted_at = buffer.played, now
                 if buffer.wants_value:
                     reached = buffer.tensors(step.observation, self.policy.channels)
                     buffer.add_value(self.policy.values(reached, self._state))
+        if buffer.played > counted:
+            self._count(buffer.played - counted)
         rollout = buffer.finish(self._running, self._ended, self._state)
         for observer in self._observers:
             for episode in rollout.episodes:
                 observer.on_episode_end(episode)
             observer.on_rollout(rollout)
         return rollout
+
+    def _count(self, steps: int) -> None:
+        for observer in self._observers:
+            observer.on_progress(steps)
 
     def _restart(self, watching: Sequence[StepObserver]) -> np.ndarray:
         """Begin new episodes in the games that have ended; returns the games that wait after that, none, [n_envs]."""

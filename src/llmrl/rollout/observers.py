@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from llmrl.core.observers import Observer, Transition
+from llmrl.core.observers import Observer
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.run_context import ProgressDisplay, RunContext
@@ -24,8 +24,8 @@ class StepProgress(Observer):
     def __init__(self, display: ProgressDisplay, games: int) -> None:
         self.display, self.games = display, games
 
-    def on_step(self, transition: Transition) -> None:
-        self.display.advance(self.games)
+    def on_progress(self, steps: int) -> None:
+        self.display.advance(steps * self.games)
 
 
 class EpisodeProgress(Observer):
@@ -38,7 +38,7 @@ class EpisodeProgress(Observer):
     def __init__(self, display: ProgressDisplay) -> None:
         self.display = display
 
-    def on_step(self, transition: Transition) -> None:
+    def on_progress(self, steps: int) -> None:
         self.display.advance(0)  # its clock goes on
 
     def on_episode_end(self, episode: Episode) -> None:
@@ -46,7 +46,7 @@ class EpisodeProgress(Observer):
 
 
 class GraceWatch(Observer):
-    """Gives up the way to the next safe point, after any step of it, where a stop takes too long.
+    """Gives up the way to the next safe point, in the midst of a collection, where a stop takes too long.
 
     Args:
         run: that is to stop.
@@ -56,7 +56,7 @@ class GraceWatch(Observer):
     def __init__(self, run: RunContext, resumable: Callable[[], tuple[int, Callable[[], State]]]) -> None:
         self.run, self.resumable = run, resumable
 
-    def on_step(self, transition: Transition) -> None:
+    def on_progress(self, steps: int) -> None:
         self.run.within_grace(*self.resumable())
 
 

@@ -164,7 +164,16 @@ class _Observers(Observer):
         self._tell(lambda each, own: each.on_reset(games[own], _part(observation, own)))
 
     def on_step(self, transition: Transition) -> None:
-        self._tell(lambda each, own: each.on_step(_Part(transition, own)))  # type: ignore[arg-type]
+        if self._look:
+            self._tell(lambda each, own: each.on_step(_Part(transition, own)))  # type: ignore[arg-type]
+
+    def on_progress(self, steps: int) -> None:
+        self._tell(lambda each, own: each.on_progress(steps))
+
+    @property
+    def _look(self) -> bool:
+        """Whether any observer looks at steps."""
+        return any(type(each).on_step is not Observer.on_step for m in self._members for each in m.collector.observers)
 
     def finish(self, i: int, rollout: Rollout) -> Rollout | BaseException:
         """What member i gets, once its observers have been told of it."""

@@ -299,8 +299,8 @@ class StackedMinibatches:
 
     def _epoch(self, order: torch.Tensor) -> Iterator[Batch]:
         for chosen in split_minibatches(order, self.size, self.drop_last):
-            own = chosen.contiguous()
-            yield {name: x[own] for name, x in self.data.items()}
+            own = chosen.flatten()  # rows are picked by one list in half the time that a table of them takes
+            yield {name: x.index_select(0, own).unflatten(0, chosen.shape) for name, x in self.data.items()}
 
 
 def _place(updater: OptimizerStep) -> list[object]:
