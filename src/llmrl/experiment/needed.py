@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,14 +95,26 @@ Compute = Callable[[Mapping[str, Any], Sequence[str]], object]
 """Computes the run of a resolved config, with the overrides that its folder is named after."""
 
 
-def ensure(needed: Sequence[NeededRun], run: Run, compute: Compute) -> None:
-    """Compute the runs that are not finished, one after the other, or wait for the process that does; `run` is the one
-    that needs them. One that has ended without a result since a launcher took `run` on is not tried again.
+def ensure(
+    needed: Sequence[NeededRun],
+    run: Run,
+    compute: Compute,
+    away: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
+    """Compute the runs that are not finished, one after the other, or wait for who does: another process, or another
+    run of this one. One that has ended without a result since a launcher took `run` on is not tried again.
+
+    Args:
+        needed: in their order.
+        run: that needs them.
+        compute: computes one.
+        away: around a span in which `run` waits.
 
     Raises:
         Stopped: a signal asked to stop meanwhile.
         NeededRunFailed: one of them ended without a result, with its reason.
     """
+    from llmrl.run.owner import wait_for_release
     from llmrl.run.signals import Stopped
 
     since, launch = _taken_on(run)
@@ -116,10 +129,11 @@ def ensure(needed: Sequence[NeededRun], run: Run, compute: Compute) -> None:
                 compute(each.config, each.overrides)
             except RunInUse as error:
                 if not waiting:
-                    log.info("waiting for the %s that another process computes: %s", each.what, error)
+                    log.info("waiting for the %s that another run computes: %s", each.what, error)
                     since = min(since, time.time())
                 waiting = True
-                time.sleep(_POLL_S)
+                with away():
+                    wait_for_release(_POLL_S)
             except NotAsked:
                 raise
             except LlmrlError as error:

@@ -19,6 +19,7 @@ from llmrl.core.rollouts import Rollout
 from llmrl.loops.executor import Executor
 from llmrl.loops.requests import PlayEpisode, PlaySteps, Request, Update
 from llmrl.rollout.wave import Begun, Member, Wave
+from llmrl.run.signals import GivenUp
 
 State = Literal["works", "asks", "away", "left"]
 """Of a seat: its run computes something itself, waits for an answer, waits for what may take long, or has ended."""
@@ -55,7 +56,7 @@ class Rows:
         """Answer until every seat has left.
 
         Raises:
-            KeyboardInterrupt: as a signal wants.
+            KeyboardInterrupt, GivenUp: as a signal wants.
         """
         while (seats := self._next()) is not None:
             self._answer(seats)
@@ -98,7 +99,7 @@ class Rows:
                 answers = self._update(seats)
             else:
                 answers = self._play(seats)
-        except KeyboardInterrupt:  # of the process
+        except (KeyboardInterrupt, GivenUp):  # of the process
             raise
         except BaseException as error:  # noqa: BLE001 (raised again where the runs asked)
             answers = [error] * len(seats)
