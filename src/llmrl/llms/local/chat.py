@@ -54,6 +54,7 @@ class LocalChat(Provider):
 
     parallel = False
     remote = False
+    loads_weights = True
 
     def __init__(
         self,
