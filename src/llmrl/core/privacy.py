@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 OWNER_ONLY = 0o077
@@ -27,18 +29,42 @@ def keep_private_like(folder: Path) -> None:
     keep_private(not folder.exists() or not folder.stat().st_mode & OWNER_ONLY)
 
 
+@dataclass
+class _Kept:
+    """Blocks of `kept_private` that ask for the same, and what was before the first of them."""
+
+    private: bool
+    umask: int
+    users: str | None
+    blocks: int = 0
+
+
+_changing = threading.Lock()
+_kept: list[_Kept] = []
+
+
 @contextmanager
 def kept_private(private: bool) -> Iterator[None]:
-    """`keep_private` until the block is over."""
-    before, users = os.umask(OWNER_ONLY), os.environ.get(_USERS_UMASK)
-    os.umask(before)
-    keep_private(private)
+    """`keep_private` until the block is over, and those of other threads beside it, which are to ask for the same."""
+    with _changing:
+        # Not set again where it is: files that another thread makes that instant would get the wrong mode.
+        if not _kept or _kept[-1].private != private:
+            before = os.umask(OWNER_ONLY)
+            os.umask(before)
+            _kept.append(_Kept(private, before, os.environ.get(_USERS_UMASK)))
+            keep_private(private)
+        own = _kept[-1]
+        own.blocks += 1
     try:
         yield
     finally:
-        os.umask(before)
-        if users is None:
-            os.environ.pop(_USERS_UMASK, None)
+        with _changing:
+            own.blocks -= 1
+            if not own.blocks:
+                _kept.remove(own)
+                os.umask(own.umask)
+                if own.users is None:
+                    os.environ.pop(_USERS_UMASK, None)
 
 
 def make_folder(folder: Path, private: bool) -> None:

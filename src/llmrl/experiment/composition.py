@@ -19,6 +19,7 @@ from llmrl.config.trusting import guard_hydra
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import hide_bases
 from llmrl.core.secrets import refuse, refuse_arguments
+from llmrl.core.threads import in_turn
 
 log = logging.getLogger(__name__)
 
@@ -45,24 +46,25 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     typed, _ = translated(overrides)
     folders = [f"file://{Path(folder).expanduser().absolute()}" for folder in config_dirs]
     search = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
-    own = HydraConfig.instance()
-    before = GlobalHydra.instance().hydra, own.cfg
-    GlobalHydra.instance().hydra = None
-    try:
+    with in_turn():
+        own = HydraConfig.instance()
+        before = GlobalHydra.instance().hydra, own.cfg
+        GlobalHydra.instance().hydra = None
         try:
-            with initialize_config_module("llmrl.conf", **BASE):
-                config = compose(primary, [*search, *typed], return_hydra_config=True)
-        except (HydraException, OmegaConfBaseException) as error:
-            where = [word for folder in config_dirs for word in ("--config-dir", str(folder))]
-            meant = hint([*where, *typed], primary)
-            raise ConfigError(f"{error}\n{meant}" if meant else str(error)) from error
-        own.set_config(config)
-        with read_write(config), open_dict(config):
-            del config["hydra"]
-        yield config
-    finally:
-        # Hydra puts another instance in its place when it is left.
-        GlobalHydra.instance().hydra, own.cfg = before
+            try:
+                with initialize_config_module("llmrl.conf", **BASE):
+                    config = compose(primary, [*search, *typed], return_hydra_config=True)
+            except (HydraException, OmegaConfBaseException) as error:
+                where = [word for folder in config_dirs for word in ("--config-dir", str(folder))]
+                meant = hint([*where, *typed], primary)
+                raise ConfigError(f"{error}\n{meant}" if meant else str(error)) from error
+            own.set_config(config)
+            with read_write(config), open_dict(config):
+                del config["hydra"]
+            yield config
+        finally:
+            # Hydra puts another instance in its place when it is left.
+            GlobalHydra.instance().hydra, own.cfg = before
 
 
 def job_environment() -> dict[str, str]:

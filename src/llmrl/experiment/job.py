@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from llmrl.core.threads import in_turn
 from llmrl.experiment.experiment import Experiment, application_of
 from llmrl.loops.requests import Seat
 from llmrl.run.ending import EXIT_INTERRUPTED, ending, say
@@ -15,16 +16,18 @@ _TALKATIVE = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets")
 """Libraries that tell of every request or file; failures are told by us."""
 
 
-def compute(config: dict[str, Any], overrides: list[str], seat: Seat | None = None) -> float | None:
+def compute(config: dict[str, Any], overrides: list[str], seat: Seat | None = None, whose: str = "") -> float | None:
     """Compute the run of a resolved config as a command does; what jobs of a sweep call.
 
     Args:
         config, overrides, seat: as `Experiment` takes them.
+        whose: name of the run, for messages of one beside others in a process.
 
     Raises:
         SystemExit: the run did not finish.
     """
-    with reporting(application_of(config).command):
+    command = application_of(config).command
+    with reporting(f"{command} ({whose})" if whose else command):
         return run_and_print(Experiment(config, overrides, seat))
 
 
@@ -47,10 +50,11 @@ def run_and_print(experiment: Experiment, quiet: bool = False) -> float | None:
         return None
     run = experiment.run()
     if run.processes.leads and not quiet:
-        if run.finished:
-            print_skipped(run)
-        else:
-            experiment.application.print_end(run)
+        with in_turn():
+            if run.finished:
+                print_skipped(run)
+            else:
+                experiment.application.print_end(run)
     return run.result
 
 

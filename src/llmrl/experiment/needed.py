@@ -95,13 +95,15 @@ Compute = Callable[[Mapping[str, Any], Sequence[str]], object]
 
 
 def ensure(needed: Sequence[NeededRun], run: Run, compute: Compute) -> None:
-    """Compute the runs that are not finished, one after the other, or wait for the process that does; `run` is the one
-    that needs them. One that has ended without a result since a launcher took `run` on is not tried again.
+    """Compute the runs that are not finished, one after the other, or wait for who does: another process, or another run
+    of this one. `run` is the one that needs them. One that has ended without a result since a launcher took `run` on is
+    not tried again.
 
     Raises:
         Stopped: a signal asked to stop meanwhile.
         NeededRunFailed: one of them ended without a result, with its reason.
     """
+    from llmrl.run.owner import wait_for_release
     from llmrl.run.signals import Stopped
 
     since, launch = _taken_on(run)
@@ -116,10 +118,10 @@ def ensure(needed: Sequence[NeededRun], run: Run, compute: Compute) -> None:
                 compute(each.config, each.overrides)
             except RunInUse as error:
                 if not waiting:
-                    log.info("waiting for the %s that another process computes: %s", each.what, error)
+                    log.info("waiting for the %s that another run computes: %s", each.what, error)
                     since = min(since, time.time())
                 waiting = True
-                time.sleep(_POLL_S)
+                wait_for_release(_POLL_S)
             except NotAsked:
                 raise
             except LlmrlError as error:

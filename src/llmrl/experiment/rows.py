@@ -1,42 +1,113 @@
-"""Several runs computed together in one process: each in a thread of its own, whose games and updates the main thread
-computes for all of them."""
+"""Several runs computed together in one process: each in a thread of its own, from its folder to its last word, while
+the main thread plays and updates for all of them (`llmrl.loops.rows`)."""
 
 from __future__ import annotations
 
 import contextvars
+import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
+from llmrl.config.builder import Builder
+from llmrl.core.errors import ConfigError
+from llmrl.experiment.experiment import application_of
 from llmrl.experiment.job import compute
+from llmrl.experiment.means import Means
+from llmrl.experiment.models import asking
+from llmrl.experiment.parts import loop_kind
 from llmrl.loops.requests import Seat
 from llmrl.loops.rows import Rows
+from llmrl.run.ending import EXIT_FAILED
+from llmrl.run.progress_rows import RowsDisplay
+from llmrl.run.signals import PROMISED_S, GivenUp, StopFlag
 from llmrl.sweeps.work import RowEnd, Work
+
+_ALIKE = ("hardware", "loggers", "output_root", "private", "trusted_modules")
+"""Keys of a config that say something of its whole process: threads and precision of torch, variables that libraries
+of loggers read, modes of files, and which code may be imported."""
 
 
 def compute_rows(works: Sequence[Work]) -> list[RowEnd]:
-    """Compute runs together in this process; returns how each ended, in their order. One that fails ends alone.
+    """Compute runs together in this process; returns how each ended, in their order.
 
-    Called in the main thread of a process that is prepared (`Work.prepare`).
+    What ends one of them (an error, a spent budget, weights that are no numbers) ends it alone. A signal is meant for
+    all: each saves and stops as it would by itself. To be called in the main thread of a process that is prepared
+    (`Work.prepare`).
 
     Args:
-        works: the runs, alike in all that a process shares.
+        works: the runs: none has to be `alone`, and they are `alike`.
     """
-    rows, ends = Rows(), [RowEnd(work.folder, 1, "not begun") for work in works]
+    if len(works) == 1:
+        return [works[0].end(compute)]
+    with suppress(ConfigError):  # every run says so itself
+        _ = Means(works[0].config).device  # torch counts its threads in each thread, and this one has the work
+
+    def given_up() -> GivenUp:
+        assert stop.signal is not None
+        return GivenUp(stop.signal)
+
+    stop = StopFlag(f"saving and stopping all runs, within {PROMISED_S} s; a second Ctrl-C stops at once", given_up)
+    rows, ends = Rows(), [RowEnd(work.folder, EXIT_FAILED, "its thread has ended without a word") for work in works]
 
     def live(number: int, work: Work, seat: Seat) -> None:
         try:
-            ends[number] = work.end(partial(compute, seat=seat))
+            name = f"{work.folder.parent.name}/{work.folder.name}"
+            stop.lead()
+            display.show_here(name)
+            ends[number] = work.end(partial(compute, seat=seat, whose=name))
         finally:
             seat.leave()
 
-    threads = []
-    for number, work in enumerate(works):
-        context, seat = contextvars.copy_context(), rows.seat()
-        threads.append(threading.Thread(target=context.run, args=(live, number, work, seat), name=work.folder.name))
-    for thread in threads:
-        thread.start()
-    rows.run()
-    for thread in threads:
-        thread.join()
+    with stop, RowsDisplay(len(works)) as display:
+        threads = []
+        for number, work in enumerate(works):
+            context, row = contextvars.copy_context(), partial(live, number, work, rows.seat())
+            threads.append(threading.Thread(target=context.run, args=(row,), name=work.folder.name))
+        _until_the_end(rows, threads)
     return ends
+
+
+def _until_the_end(rows: Rows, threads: Sequence[threading.Thread]) -> None:
+    """Start the threads, answer them, and wait until all have ended, whatever comes in between."""
+    error: BaseException | None = None
+    while True:
+        try:
+            if error is not None:
+                rows.abandon(error)
+            for thread in threads:
+                if thread.ident is None:
+                    thread.start()
+            if error is None:
+                rows.run()
+            for thread in threads:
+                thread.join()
+            return
+        except BaseException as raised:  # noqa: BLE001 (every run is told of it, and ends by it)
+            error = raised
+
+
+def alone(config: Mapping[str, Any]) -> str | None:
+    """Return why the run of a resolved config cannot share its process with others; None if it can.
+
+    Raises:
+        ConfigError: no run could be built with it.
+    """
+    if "method" in config:
+        return "a model is trained, with the whole memory of its process"
+    if Means(config).hardware.backend.processes > 1:
+        return "several processes compute it"
+    if loop_kind(config) == "baseline":
+        return "its library draws from torch's, NumPy's and Python's own streams as long as it trains"
+    builder = Builder(trusted=config["trusted_modules"])
+    if asking(config) and builder.needs(config["llm"], "device", "llm"):
+        return "its language model is computed in its process"
+    return None
+
+
+def alike(config: Mapping[str, Any]) -> str:
+    """Return what has to be equal in the resolved configs of runs that share a process, as text; so have the variables
+    that are set for them (`Work.environment`)."""
+    return json.dumps([application_of(config).command, *(config.get(key) for key in _ALIKE)], sort_keys=True)

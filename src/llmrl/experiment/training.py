@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from llmrl.core.threads import in_turn
 from llmrl.experiment import references
 from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.distributed_checks import check_alike
@@ -61,14 +62,16 @@ class Training(Application):
         run.status.shared = shared_of(config, asks=llm is not None)
         run.metrics.attach(Transcript.TAG, Transcript(run.folder))
         ensure(needed(config), run, compute_needed)
-        parts = build_parts(config, llm, folder=run.folder, means=means)
+        with in_turn():  # networks are made with torch's own random stream, and games compiled
+            parts = build_parts(config, llm, folder=run.folder, means=means)
         run.status.env = parts.env.spec.name
         try:
             check_alike(parts.env.spec, run.processes)
             if run.processes.leads and (short := shortage(config, parts.principal)) is not None:
                 log.warning("%s", short)
             behind = references.needed(config, parts)
-            loop = build_loop(config, parts, lambda: references.known(behind))  # before hours are spent on references
+            with in_turn():
+                loop = build_loop(config, parts, lambda: references.known(behind))  # before hours go into references
             references.log_left_out(config, parts)
             ensure(behind, run, compute_needed)
             run.result = serve(loop.requests(run), run, means.seat)

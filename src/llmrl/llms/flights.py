@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from llmrl.core.errors import Interrupted
+from llmrl.core.threads import helping
 from llmrl.llms.budget import Reservation
 
 WAIT_SLICE = 0.1
@@ -76,7 +77,7 @@ class Departures(Generic[Answer]):
         self._news = threading.Condition()
         self._error: BaseException | None = None
         for _ in range(min(at_once, n)):
-            threading.Thread(target=self._work, name="llm", daemon=True).start()
+            helping("llm", self._work).start()
 
     def wait(self, stopping: Callable[[], bool]) -> None:
         """Until all answers are there, or, once `stopping`, a little longer for those that are about to arrive.

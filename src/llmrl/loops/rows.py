@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextvars
 import queue
 import threading
 from typing import Any
 
 from llmrl.loops.executor import Executor
 from llmrl.loops.requests import Request
+from llmrl.run.signals import GivenUp
 
 
 class Rows:
     """Answers requests of several loops in the thread that calls `run`, one after the other."""
 
     def __init__(self) -> None:
-        self._news: queue.SimpleQueue[tuple[Seat, Request] | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[tuple[Seat, Request, contextvars.Context] | None] = queue.SimpleQueue()
         self._seated = 0
         self._lock = threading.Lock()
         self._seats: list[Seat] = []
@@ -36,8 +38,8 @@ class Rows:
             match self._news.get():
                 case None:
                     self._seated -= 1
-                case (seat, request):
-                    seat.take(request)
+                case (seat, request, context):
+                    context.run(seat.take, request)
 
     def abandon(self, error: BaseException) -> None:
         """Let every request that waits or will come be answered by `error`."""
@@ -49,7 +51,7 @@ class Rows:
 class Seat:
     """The place of one loop."""
 
-    def __init__(self, rows: Rows, news: queue.SimpleQueue[tuple[Seat, Request] | None]) -> None:
+    def __init__(self, rows: Rows, news: queue.SimpleQueue[tuple[Seat, Request, contextvars.Context] | None]) -> None:
         self._rows, self._news = rows, news
         self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._executor = Executor(None)
@@ -58,7 +60,7 @@ class Seat:
         """Wait for the answer; raises what it raised."""
         if self._rows.error is not None:
             raise self._rows.error
-        self._news.put((self, request))
+        self._news.put((self, request, contextvars.copy_context()))
         answer, error = self._answers.get()
         if error is not None:
             raise error
@@ -73,7 +75,9 @@ class Seat:
         """Answer a request, in the executor's thread."""
         try:
             self._answers.put((self._executor.answer(request), None))
-        except Exception as error:  # noqa: BLE001 (it is the loop's)
+        except (KeyboardInterrupt, GivenUp):  # meant for all
+            raise
+        except BaseException as error:  # noqa: BLE001 (it is the loop's)
             self.put(error)
 
     def put(self, error: BaseException) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from llmrl.core.threads import helping
+
 log = logging.getLogger(__name__)
 
 EVERY_S = 30.0
@@ -24,7 +26,7 @@ class Heartbeat:
         self._path, self._still = path, still
         self._stopped = threading.Event()
         # A daemon thread, because a long step of the main thread must not make the process look dead.
-        threading.Thread(target=self._beat, name="llmrl-heartbeat", daemon=True).start()
+        helping("llmrl-heartbeat", self._beat).start()
 
     def stop(self) -> None:
         """Touch it no more."""

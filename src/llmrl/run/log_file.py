@@ -1,9 +1,18 @@
-"""`run.log`: what is logged while a run goes on."""
+"""`run.log`: what is logged while a run goes on.
+
+A process may compute several runs, each in a thread of its own. What is logged in a thread of a run (and in those that
+it starts by `llmrl.core.threads.helping`) goes to the file of that run, and of those that wait for it. What is logged
+where no run is known, such as warnings of libraries in threads of their own, goes to the files of all.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from llmrl.core.disk import why
@@ -13,6 +22,9 @@ from llmrl.core.secrets import redact
 
 FILE_NAME = "run.log"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+_here: ContextVar[tuple[LogFile, ...]] = ContextVar("llmrl_log_files", default=())
+"""The files of the run of this thread: its own the last, before it those of runs that wait for it."""
 
 
 class SafeFormatter(logging.Formatter):
@@ -46,22 +58,68 @@ class LogFile:
         except OSError as error:
             raise RunFolderError(f"cannot write {folder / FILE_NAME}: {why(folder, error)}") from error
         self._handler.setFormatter(SafeFormatter(_FORMAT))
+        self._handler.addFilter(self._is_ours)
+        self._waiting = _here.get()
+        _here.set((*self._waiting, self))
+        _talkative.begin()
         logging.getLogger().addHandler(self._handler)
-        package = logging.getLogger("llmrl")
-        self._level = package.level
-        if not package.isEnabledFor(logging.INFO):
-            package.setLevel(logging.INFO)
 
-    def error(self, log: logging.Logger, message: str) -> None:
-        """Write an error into the file alone: what is shown on the terminal is the command line's business."""
-        self._handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, message, (), None))
+    def _is_ours(self, _: logging.LogRecord) -> bool:
+        files = _here.get()
+        return not files or self in files
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """Let what this thread logs go to this file, and to those of runs that wait for it."""
+        before = _here.get()
+        _here.set((*self._waiting, self))
+        try:
+            yield
+        finally:
+            _here.set(before)
+
+    def write(self, log: logging.Logger, level: int, message: str) -> None:
+        """Write a message into the file alone: what is shown on the terminal is the command line's business."""
+        with self.here():
+            self._handler.handle(log.makeRecord(log.name, level, __file__, 0, message, (), None))
 
     def close(self) -> None:
         """Stop writing; asked again, it does nothing."""
         if self._handler in logging.getLogger().handlers:
             logging.getLogger().removeHandler(self._handler)
-            logging.getLogger("llmrl").setLevel(self._level)
+            _talkative.end()
+            _here.set(tuple(file for file in _here.get() if file is not self))
             try:
                 self._handler.close()
             except OSError as error:  # what is left could not be written; the run has been told of that
                 sys.stderr.write(f"{self._handler.baseFilename} cannot be written: {error}\n")
+
+
+def files_here() -> tuple[LogFile, ...]:
+    """Return the open files of the run of this thread, its own the last; none where no run is known."""
+    return _here.get()
+
+
+class _Talkative:
+    """Lets the package tell of what it does as long as a run's file is open."""
+
+    def __init__(self) -> None:
+        self._lock, self._open, self._level = threading.Lock(), 0, logging.NOTSET
+
+    def begin(self) -> None:
+        package = logging.getLogger("llmrl")
+        with self._lock:
+            self._open += 1
+            if self._open == 1:
+                self._level = package.level
+            if not package.isEnabledFor(logging.INFO):
+                package.setLevel(logging.INFO)
+
+    def end(self) -> None:
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                logging.getLogger("llmrl").setLevel(self._level)
+
+
+_talkative = _Talkative()

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import socket
+import threading
 import time
 import uuid
 from dataclasses import asdict, dataclass
@@ -32,6 +33,8 @@ JOB_ID = "LLMRL_JOB_ID"
 """Tells a process the id of its scheduler's job, where that is not SLURM."""
 _EMPTY_GRACE_S = 2.0
 """An owner file is empty for an instant between its creation and its writing; longer means its writer died there."""
+
+_released = threading.Condition()
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,10 @@ class Ownership:
         self._heartbeat.stop()
         if os.getpid() == self.owner.pid and self.held:
             self._path.unlink(missing_ok=True)
+            # Not for ever: at a last resort the thread that has the lock may be stuck.
+            if _released.acquire(timeout=1.0):
+                _released.notify_all()
+                _released.release()
 
     def _acquire(self) -> None:
         for _ in range(100):
@@ -175,6 +182,12 @@ class Ownership:
         except OSError as error:
             raise unwritable(self.folder, error) from error
         log.warning("%s did not tell who works on the folder, and is moved aside", self._path)
+
+
+def wait_for_release(at_most_s: float) -> None:
+    """Wait until this process lets go of some folder, or so long: another process may let go of one meanwhile."""
+    with _released:
+        _released.wait(at_most_s)
 
 
 def read_owner(folder: Path) -> Owner | None:

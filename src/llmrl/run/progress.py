@@ -1,5 +1,5 @@
 """How far a run is: a bar on a terminal or in a notebook, a log line now and then otherwise, and always numbers for
-`status.json`."""
+`status.json`. Runs of one process are shown together (`llmrl.run.progress_rows`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.printable import printable
-from llmrl.core.terminal import drawing
 from llmrl.run import status
+from llmrl.run.log_file import files_here
+from llmrl.run.progress_rows import DisplayRow, bars, row_here
 
 if TYPE_CHECKING:
     import rich.progress
@@ -55,12 +56,17 @@ class Progress:
         self._bar: rich.progress.Progress | None = None
         self._task: rich.progress.TaskID | None = None
         self._line: NotebookLine | None = None
+        self._row: DisplayRow | None = None
+        self._files = files_here()
         self._first_done = done
         self._first_time = self._last_report = self._last_log = time.monotonic()
 
     def __enter__(self) -> Progress:
         self._first_time = self._last_report = self._last_log = time.monotonic()
-        if self._terminal:
+        self._row, self._files = row_here(), files_here()
+        if self._row is not None:
+            self._show()
+        elif self._terminal:
             self._open_bar()
         elif in_notebook():
             self._line = NotebookLine(str(self), self._share)
@@ -72,7 +78,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
         else:
-            log.info("%s", self)
+            self._log()
         if self._line is not None:
             self._line.update(str(self), self._share)
         if self._report is not None:
@@ -95,7 +101,9 @@ class Progress:
                 self._line.update(str(self), self._share)
         elif now - self._last_log >= self._log_every_s:
             self._last_log = now
-            log.info("%s", self)
+            self._log()
+        if self._row is not None:
+            self._show()
         if self._report is not None and now - self._last_report >= self._report_every_s:
             self._last_report = now
             self._report(numbers)
@@ -113,6 +121,16 @@ class Progress:
             log.info("%s", text)
             if self._line is not None:
                 sys.stdout.write(f"{printable(text)}\n")
+
+    def _log(self) -> None:
+        if self._row is None:
+            log.info("%s", self)
+        for file in self._files if self._row is not None else ():  # whichever thread computes it
+            file.write(log, logging.INFO, str(self))
+
+    def _show(self) -> None:
+        assert self._row is not None
+        self._row.show(self._description, self.numbers, self._speed())
 
     def __str__(self) -> str:
         n = self.numbers
@@ -135,21 +153,8 @@ class Progress:
         return f"{speed:,.0f} {self.numbers.unit}/s" if speed >= 100 else f"{speed:.3g} {self.numbers.unit}/s"
 
     def _open_bar(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn(self.numbers.unit),
-            TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(),
-            console=Console(file=drawing(sys.stderr)),
-        )
-        n = self.numbers
-        self._task = self._bar.add_task(self._description, total=n.total, completed=int(n.done), speed="")
+        self._bar, n = bars(), self.numbers
+        self._task = self._bar.add_task(self._description, total=n.total, completed=int(n.done), unit=n.unit, speed="")
         self._bar.start()
 
 

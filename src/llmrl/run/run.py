@@ -18,7 +18,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -53,7 +53,7 @@ from llmrl.run.metrics import MetricLog
 from llmrl.run.progress import Progress
 from llmrl.run.provenance import write_provenance
 from llmrl.run.queued import warn_of_changed_code
-from llmrl.run.signals import PROMISED_S, StopFlag, Stopped, agreed
+from llmrl.run.signals import PROMISED_S, GivenUp, StopFlag, Stopped, agreed
 from llmrl.run.sinks.sink import Opening, Sink
 from llmrl.run.tensorboard import hyperparameters_of
 
@@ -219,6 +219,7 @@ class Run:
     ) -> None:
         if self.finished:
             return
+        cause, error = error, self.given_up() if isinstance(error, GivenUp) else error
         with self.stop.saving():
             try:
                 if error is not None:
@@ -232,6 +233,8 @@ class Run:
         if error is None or (isinstance(error, Stopped) and error.together):
             # Nobody leaves before all is written: who starts processes may end those that are left.
             self.processes.barrier()
+        if error is not cause and error is not None:
+            raise error from cause
 
     def _finish_or_fail(self) -> None:
         try:
@@ -248,7 +251,7 @@ class Run:
             RunFolderError: another process has taken over the folder, or somebody has changed what the run writes.
         """
         self._check_held()
-        with self.saving():
+        with self._logged(), self.saving():
             path = self.checkpoints.save(iteration, {**self.mark(), **state})
             self._saved = iteration
         self._last_checkpoint = time.monotonic()
@@ -298,7 +301,8 @@ class Run:
             Stopped: after saving.
         """
         if any(self.processes.everyone(self.stop.waiting_s > GRACE_S)):
-            log.info("the next safe point is not reached in %g s: giving up the work since the last one", GRACE_S)
+            with self._logged():
+                log.info("the next safe point is not reached in %g s: giving up the work since the last one", GRACE_S)
             self.safe_point(iteration, state)
 
     def given_up(self) -> Stopped:
@@ -310,7 +314,7 @@ class Run:
         return Stopped(self.folder, self.stop.signal, kept, together=False)
 
     def _overdue(self) -> None:
-        """End the process in the main thread's place, which is where no signal interrupts it. Takes no lock."""
+        """Record the end of the process, whose main thread is where no signal interrupts it. Waits for no lock."""
         stopped = self.given_up()
         if self._ownership is not None and self._ownership.held:
             self.status.state, self.status.error = stopped.state, stopped.brief
@@ -319,7 +323,10 @@ class Run:
                 self.status.write(self.folder)
             self._ownership.release()
         os.write(2, f"\n{stopped}\n".encode())
-        os._exit(stopped.exit_code)
+
+    def _logged(self) -> AbstractContextManager[None]:
+        """Around what may be done for this run in a thread of others: what it logs is this run's."""
+        return nullcontext() if self._log_file is None else self._log_file.here()
 
     @contextmanager
     def saved_if_refused(self, iteration: int, state: Callable[[], State], learns: bool = False) -> Iterator[None]:
@@ -395,7 +402,8 @@ class Run:
         lines = traceback.format_exception(error)
         self.status.error = error.brief if isinstance(error, Stopped) else short_error(error)
         if self._log_file is not None:
-            self._log_file.error(log, "".join(lines) if self.status.state == "failed" else self.status.error)
+            failed = self.status.state == "failed"
+            self._log_file.write(log, logging.ERROR, "".join(lines) if failed else self.status.error)
         try:
             if self.status.state == "failed":
                 write_atomic(self.folder / TRACEBACK_NAME, "".join(lines))

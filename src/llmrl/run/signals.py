@@ -5,6 +5,9 @@ clock: a thread watches it from the signal on. After `GIVE_UP_S` an exception is
 that is, as a Ctrl-C would raise one. After `OVERDUE_S` the thread ends the process itself: the main thread is inside a
 call of a library that no signal interrupts. Saving is never interrupted.
 
+A process that computes several runs has one flag in its main thread, which the flags of the runs, in threads of their
+own, follow. What is given up is what they wait for in the main thread; the last resort ends the process for all.
+
 Worker processes: forked ones inherit these handlers but ignore the signals (the flag belongs to the process that made
 it); spawned ones start with Python's own handlers and should ignore SIGINT and SIGUSR1/2 themselves, because a
 terminal sends Ctrl-C, and a scheduler its warning, to every process of a run.
@@ -20,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
@@ -86,15 +90,32 @@ class Stopped(BaseException):  # it is an outcome, not an error, and no library 
         return "stopped" if self.signal == signal.SIGINT else "preempted"
 
 
+class GivenUp(Stopped):
+    """All that the main thread computes for several runs is given up. Each says for itself what of it is kept.
+
+    Args:
+        signal_number: that asked.
+    """
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(Path(), signal_number, "the work of all runs of this process is given up", together=False)
+
+
+_leader: ContextVar[StopFlag | None] = ContextVar("llmrl_stop", default=None)
+"""The flag of the main thread that flags of this thread follow."""
+
+
 class StopFlag:
     """While entered, the first of `SIGNALS` sets `requested`; a second Ctrl-C interrupts at once, but never a save.
 
-    Does nothing outside the main thread, where Python delivers no signals.
+    Outside the main thread, where Python delivers no signals, it follows the flag that `lead` has named, which has to
+    be entered; where none has, it does nothing.
 
     Args:
         says: what the first signal prints, after its name; empty: somebody else says what is going on.
         give_up: makes what is raised in the main thread `GIVE_UP_S` after the signal; None: nothing is.
-        overdue: called in another thread `OVERDUE_S` after the signal, if this is entered still; ends the process.
+        overdue: called in another thread `OVERDUE_S` after the signal, if this is entered still, before the process
+            ends.
     """
 
     def __init__(
@@ -111,6 +132,9 @@ class StopFlag:
         self._saving = 0
         self._interrupt_after_saving = False
         self._said = False
+        self._leader: StopFlag | None = None
+        self._followers: tuple[StopFlag, ...] = ()
+        self._following = threading.Lock()
         self._giving_up = False  # the watching thread asks for it
         # Where that thread is told, a pipe. Python's own handler in C writes there, whatever the main thread is at.
         self._news: int | None = None
@@ -133,6 +157,9 @@ class StopFlag:
 
     def __enter__(self) -> StopFlag:
         if threading.current_thread() is not threading.main_thread():
+            if (leader := _leader.get()) is not None:
+                leader._take(self)
+                return self
             log.warning("not in the main thread: this run cannot be stopped safely by signals")
             return self
         global _watching
@@ -151,6 +178,10 @@ class StopFlag:
 
     def __exit__(self, *_: object) -> None:
         global _watching
+        if self._leader is not None:
+            self._leader._let_go(self)
+            self._leader = None
+            return
         self._giving_up = False
         outer: StopFlag | None = None
         for number, handler in self._previous.items():
@@ -173,13 +204,31 @@ class StopFlag:
     @contextmanager
     def saving(self) -> Iterator[None]:
         """Around a save: an interrupt waits until it is done."""
-        self._saving += 1
+        # Interrupted is the main thread, which may save for a run of another one.
+        main = threading.current_thread() is threading.main_thread()
+        flag = self._leader if self._leader is not None and main else self
+        flag._saving += 1
         try:
             yield
         finally:
-            self._saving -= 1
-        if self._interrupt_after_saving and not self._saving:
+            flag._saving -= 1
+        if flag._interrupt_after_saving and not flag._saving:
             raise KeyboardInterrupt
+
+    def lead(self) -> None:
+        """Let flags that are entered in this thread from now on, which is not the main one, follow this one."""
+        _leader.set(self)
+
+    def _take(self, follower: StopFlag) -> None:
+        follower._leader, follower._said = self, True
+        with self._following:
+            self._followers = (*self._followers, follower)
+        if self.signal is not None:  # a signal that comes now finds it among the followers
+            follower._begin(self.signal, self._since)
+
+    def _let_go(self, follower: StopFlag) -> None:
+        with self._following:
+            self._followers = tuple(each for each in self._followers if each is not follower)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if os.getpid() != self._pid:
@@ -199,6 +248,8 @@ class StopFlag:
 
     def _begin(self, number: int, since: float) -> None:
         self.signal, self._since = number, since
+        for follower in self._followers:
+            follower._begin(number, since)
         if self._says and not self._said:
             self._said = True
             self._say(self._says)
@@ -235,17 +286,25 @@ class StopFlag:
                     signal.pthread_kill(main, number)
             after = OVERDUE_S
             while not over(after):
-                if not self._saving:
-                    if self.signal is None:
-                        self.signal, self._since = number, since
+                if not self._anybody_saves:
+                    self._said = True
+                    self._begin(number if self.signal is None else self.signal, since)
+                    # Those that others wait for last.
+                    for follower in reversed(self._followers):
+                        follower._overdue()
                     self._overdue()
-                    return
-                while self._saving and not over(time.monotonic() - since + _SAVING_POLL_S):
+                    assert self.signal is not None
+                    os._exit(128 + self.signal)
+                while self._anybody_saves and not over(time.monotonic() - since + _SAVING_POLL_S):
                     pass
                 # Whoever has just saved is about to end by itself.
                 after = time.monotonic() - since + OVERDUE_S - GIVE_UP_AGAIN_S
         finally:
             os.close(news)
+
+    @property
+    def _anybody_saves(self) -> bool:
+        return bool(self._saving) or any(follower._saving for follower in self._followers)
 
     def _say(self, text: str, number: int | None = None) -> None:
         # Not through logging or sys.stderr: the signal may have come in the middle of one of their writes.

@@ -143,7 +143,7 @@ class Works:
     """The runs that a process computes together; small and plain, as `Work`.
 
     Attributes:
-        works: one or more, alike in all that runs of a process share (`llmrl.experiment.rows.alike`).
+        works: one or more, whose environments are equal, and what else a process has once.
         task_rows: what to call for several.
     """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from llmrl.core.errors import short_error
 from llmrl.core.secrets import redact, redact_all
+from llmrl.core.threads import helping
 from llmrl.run.sinks.sink import Ending, Opening, Row, Sink
 
 log = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ class _Background(_Guard):
         self._failures = 0
         self._again = 0.0
         self._behind = False
-        self._thread = threading.Thread(target=self._work, name=f"llmrl-{name}", daemon=True)
+        self._thread = helping(f"llmrl-{name}", self._work)
 
     @property
     def busy(self) -> bool:

@@ -1,0 +1,118 @@
+"""How far several runs of one process are, shown together: a bar for each on a terminal, else one line about all of
+them now and then on standard error. Each run's own lines are in its `run.log`."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from llmrl.core.printable import printable
+from llmrl.core.terminal import drawing
+
+if TYPE_CHECKING:
+    import rich.progress
+
+    from llmrl.run.status import Progress as Numbers
+
+_row: ContextVar[DisplayRow | None] = ContextVar("llmrl_progress_row", default=None)
+
+
+class RowsDisplay:
+    """Shows how far runs are, each in a thread of its own; a context manager.
+
+    Args:
+        runs: how many there are.
+        every_s: seconds between two lines, where there is no terminal.
+        terminal: whether to draw bars; None: if standard error is a terminal.
+    """
+
+    def __init__(self, runs: int, every_s: float = 30.0, terminal: bool | None = None) -> None:
+        self._runs, self._every_s = runs, every_s
+        self._terminal = sys.stderr.isatty() if terminal is None else terminal
+        self._bars: rich.progress.Progress | None = None
+        self._lock = threading.Lock()
+        self._rows: dict[str, tuple[float, float]] = {}  # of each run the share that is done, and steps a second
+        self._told = time.monotonic()
+
+    def __enter__(self) -> RowsDisplay:
+        if self._terminal:
+            self._bars = bars()
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def show_here(self, name: str) -> None:
+        """Let what is done in this thread, from now on, be shown as that of the run called `name`."""
+        _row.set(DisplayRow(self, name))
+
+    def tell(self, name: str, numbers: Numbers) -> None:
+        """Take down how far a run is, and print a line about all of them where it is time."""
+        share = min(numbers.done / numbers.total, 1.0) if numbers.total else 0.0
+        with self._lock:
+            self._rows[name] = share, numbers.steps_per_second or 0.0
+            if (now := time.monotonic()) - self._told < self._every_s:
+                return
+            self._told = now
+            shares, speeds = zip(*self._rows.values(), strict=True)
+        done, speed = sum(shares) / len(shares), sum(speeds)
+        sys.stderr.write(f"{len(shares)} of {self._runs} runs under way, {done:.1%} of these, {speed:,.4g} a second\n")
+
+
+class DisplayRow:
+    """The place of one run in a display.
+
+    Args:
+        display: of all runs.
+        name: of the run.
+    """
+
+    def __init__(self, display: RowsDisplay, name: str) -> None:
+        self._display, self._name = display, name
+        self._task: rich.progress.TaskID | None = None
+
+    def show(self, description: str, numbers: Numbers, speed: str) -> None:
+        """Show how far the run is with what it does, in any thread; cheap enough for every step."""
+        drawn = self._display._bars
+        if drawn is None:
+            self._display.tell(self._name, numbers)
+            return
+        if self._task is None:
+            self._task = drawn.add_task(self._name, total=None, unit="", speed="")
+        said = {"unit": numbers.unit, "speed": speed}
+        drawn.update(
+            self._task,
+            description=printable(f"{self._name} {description}"),
+            total=numbers.total,
+            completed=numbers.done,
+            **said,
+        )
+
+
+def row_here() -> DisplayRow | None:
+    """Return the place of the run of this thread in the display of several; None where there is none."""
+    return _row.get()
+
+
+def bars() -> rich.progress.Progress:
+    """Return bars, not started, of tasks with the fields `unit` and `speed`, on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[unit]}"),
+        TextColumn("{task.fields[speed]}"),
+        TimeRemainingColumn(),
+        console=Console(file=drawing(sys.stderr)),
+    )
