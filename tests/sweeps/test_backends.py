@@ -264,7 +264,8 @@ def test_runs_of_one_process_are_the_runs_of_many(tmp_path):
     learning = ("env=escape_room", "env.n_envs=4", "design.references=0", "design.adapt_rounds=2", "principal=ucb")
     overrides = (*learning, "design.validate_episodes=4", "design.steps=2", "seed=0,1")
     for backend in ("here", "local"):
-        done = sweeping.sweep(*overrides, f"hardware/backend={backend}", f"output_root={backend}", cwd=tmp_path)
+        where = (f"hardware/backend={backend}", "hardware.rows=1", f"output_root={backend}")
+        done = sweeping.sweep(*overrides, *where, cwd=tmp_path)
         assert "2 finished" in done.stdout, done.stdout + done.stderr
     for seed in (0, 1):
         one, many = (

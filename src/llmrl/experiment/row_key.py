@@ -16,6 +16,7 @@ from typing import Any
 from llmrl.config.builder import Builder
 from llmrl.experiment.models import asking
 from llmrl.experiment.parts import loop_kind
+from llmrl.experiment.rows import alike
 from llmrl.experiment.used import JUDGED
 from llmrl.run.folder import EXCLUDED, RESOLVED
 from llmrl.sweeps.backends.protocol import Hardware
@@ -46,13 +47,12 @@ LEARNING_NUMBERS = (
 )
 """Settings of PPO that may differ from row to row, where each has a number."""
 
-_PROCESS_WIDE = ("hardware", "observers", "private", "trusted_modules")
-"""Keys that change no result and yet are to be equal: rows share their process, and who watches its steps."""
 _OF_A_ROW = (
-    *(key for key in EXCLUDED if "." not in key and key not in _PROCESS_WIDE),
+    *(key for key in EXCLUDED if "." not in key and key != "observers"),
     *("principal", "llm", "prompts_digest", "adapter_digest", RESOLVED),
 )
-"""Keys that may differ: each row has its own proposer, language model, folder and seeds."""
+"""Keys that may differ, but for what a process has once (`rows.alike`): each row has its own proposer, language model,
+folder and seeds."""
 _OF_ITS_JUDGE = ("steps", *JUDGED)
 """Keys of `design` that may differ: how often a row proposes, and by what it is judged."""
 
@@ -89,7 +89,7 @@ def row_key(config: Config, environment: Mapping[str, str] | None = None) -> str
     }
     design = {name: value for name, value in config["design"].items() if name not in _OF_ITS_JUDGE}
     kept = {name: value for name, value in config.items() if name not in _OF_A_ROW}
-    shape = {**kept, "agent": agent, "design": design, "environment": dict(environment or {})}
+    shape = {**kept, "agent": agent, "design": design, "process": alike(config), "environment": dict(environment or {})}
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -115,7 +115,7 @@ def why_alone(config: Config) -> Alone | None:
     batched = getattr(builder.locate(config["env"]["_target_"], "env"), "plays_in_rows", None)
     if batched is None or not batched(config["env"]):
         return Alone.GAMES
-    if asking(config) and getattr(builder.locate(config["llm"]["_target_"], "llm"), "loads_weights", False):
+    if asking(config) and builder.needs(config["llm"], "device", "llm"):
         return Alone.MODEL
     hardware: Hardware = builder.build(config["hardware"], "hardware")
     if hardware.backend.processes > 1:

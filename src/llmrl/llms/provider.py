@@ -25,7 +25,6 @@ class Provider(ABC):
             false: whole batches, from one thread (a model in this process).
         remote: whether requests leave this process: then one whose reply is lost may be answered, and charged, all
             the same, and is written down before it is sent.
-        loads_weights: whether the model's weights are loaded into this process, for each provider anew.
         context_window: most tokens of messages and reply together; None is unknown.
         max_tokens: longest reply, in tokens; None leaves it to the provider.
         input_price, cached_input_price, output_price: US dollars per million tokens of prompts, of prompts the
@@ -36,7 +35,6 @@ class Provider(ABC):
     label: str
     parallel = True
     remote = True
-    loads_weights = False
 
     def __init__(
         self,

@@ -54,7 +54,6 @@ class LocalChat(Provider):
 
     parallel = False
     remote = False
-    loads_weights = True
 
     def __init__(
         self,
