@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import shutil
 import signal
 import threading
 import time
@@ -22,6 +23,7 @@ from llmrl.envs.escape_room import EscapeRoom
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.job import compute
 from llmrl.experiment.rows import alike, alone, compute_rows
+from llmrl.experiment.sweep_jobs import job_of
 from llmrl.principals.random_ import RandomPrincipal
 from llmrl.run import signals
 from llmrl.run.content import saved_state
@@ -30,6 +32,7 @@ from llmrl.run.progress import Progress
 from llmrl.run.progress_rows import RowsDisplay
 from llmrl.run.signals import StopFlag
 from llmrl.run.status import read_status
+from llmrl.sweeps.jobs import take_on
 from llmrl.sweeps.work import RowEnd, Work, Works
 from stalling import STALLED_S, Stall, impatient
 
@@ -38,11 +41,13 @@ THREE = (("principal=ucb", "seed=0"), ("principal=random", "seed=0"), ("principa
 
 
 def works(root: Path, rows: Sequence[Sequence[str]] = THREE, *overrides: str) -> list[Work]:
+    """What the process of a job is given for each of these runs, which a launcher has taken on."""
     found = []
     for row in rows:
         typed = [*TINY, *row, *overrides]
-        experiment = Experiment(compose(*typed, f"output_root={root}"), typed)
-        found.append(Work(compute, experiment.config, typed, experiment.folder, {}))
+        job = job_of(Experiment(compose(*typed, f"output_root={root}"), typed), typed)
+        take_on(job, root)
+        found.append(Work(compute, job.config, typed, job.folder, {}))
     return found
 
 
@@ -69,11 +74,13 @@ def everything_is_let_go_of(rows: Sequence[Work]) -> None:
 def test_runs_are_what_they_are_alone_and_share_what_they_need(tmp_path, capsys):
     options = ("design.steps=2", "design.references=1")
     single, rows = works(tmp_path / "alone", THREE, *options), works(tmp_path / "rows", THREE, *options)
-    assert [Works([work], compute_rows)() for work in single] == [[RowEnd(work.folder, 0)] for work in single]
     assert Works(rows, compute_rows)() == [RowEnd(work.folder, 0) for work in rows]
-    same(rows, single)
     everything_is_let_go_of(rows)
-    needed = sorted((tmp_path / "rows" / "escape_room_references").glob("*/s0"))
+    references = tmp_path / "rows" / "escape_room_references"
+    shutil.copytree(references, tmp_path / "alone" / references.name)
+    assert [Works([work], compute_rows)() for work in single] == [[RowEnd(work.folder, 0)] for work in single]
+    same(rows, single)
+    needed = sorted(references.glob("*/s0"))
     assert len(needed) == 2 and all(read_status(folder).attempt == 1 for folder in needed)
     for work in rows:
         lines = (work.folder / "run.log").read_text().splitlines()
@@ -183,7 +190,7 @@ def test_a_thread_that_nothing_interrupts_is_ended_with_the_process(monkeypatch)
 
 def test_runs_are_shown_together(monkeypatch):
     drawn = []
-    monkeypatch.setattr(Bars, "start", drawn.append)
+    monkeypatch.setattr(Bars, "start", lambda bars: drawn.append(bars))
     for terminal in (True, False):
         monkeypatch.setattr("sys.stderr", said := io.StringIO())
         with RowsDisplay(3, every_s=0.0, terminal=terminal) as display:

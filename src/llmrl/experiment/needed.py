@@ -95,9 +95,9 @@ Compute = Callable[[Mapping[str, Any], Sequence[str]], object]
 
 
 def ensure(needed: Sequence[NeededRun], run: Run, compute: Compute) -> None:
-    """Compute the runs that are not finished, one after the other, or wait for who does: another process, or another run
-    of this one. `run` is the one that needs them. One that has ended without a result since a launcher took `run` on is
-    not tried again.
+    """Compute the runs that are not finished, one after the other, or wait for who does: another process, or another
+    run of this one. `run` is the one that needs them. One that has ended without a result since a launcher took `run`
+    on is not tried again.
 
     Raises:
         Stopped: a signal asked to stop meanwhile.

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from llmrl.core.threads import in_turn
 from llmrl.envs.native import draws, games, looking, rules
 
 log = logging.getLogger(__name__)
@@ -197,9 +198,10 @@ def _kept_in(folder: Path) -> Iterator[bool]:
         log.info("compiled games are not kept for the next run: %s", error)
         yield False
         return
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(folder)
-    try:
-        yield True
-    finally:
-        numba.config.CACHE_DIR = before
+    with in_turn():
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = str(folder)
+        try:
+            yield True
+        finally:
+            numba.config.CACHE_DIR = before
