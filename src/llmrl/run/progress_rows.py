@@ -87,13 +87,13 @@ class DisplayRow:
             return
         if self._task is None:
             self._task = drawn.add_task(self._name, total=None, unit="", speed="")
-        said = {"unit": numbers.unit, "speed": speed}
         drawn.update(
             self._task,
             description=printable(f"{self._name} {description}"),
             total=numbers.total,
             completed=numbers.done,
-            **said,
+            unit=numbers.unit,
+            speed=speed,
         )
 
 
