@@ -13,6 +13,8 @@ from sweeping import refused
 
 SMALL = ("env=escape_room", "env.n_envs=4", "design.steps=2", "design.adapt_rounds=3", "design.validate_episodes=4")
 
+READING = ("env=frozen_lake", "agent=llm_player", "play.episodes=1", "env.n_envs=1", "env.horizon=3")
+
 
 def told(text):
     return " ".join(text.replace("│", " ").split())
@@ -48,10 +50,7 @@ def test_runs_that_come_first_are_counted_once(tmp_path):
 
 
 def test_agents_that_ask_a_model_cannot_be_timed(tmp_path):
-    runs = [
-        Planned(Experiment.compose("env=escape_room", "agent=llm_player", f"seed={s}", f"output_root={tmp_path}"))
-        for s in (0, 1)
-    ]
+    runs = [Planned(Experiment.compose(*READING, f"seed={s}", f"output_root={tmp_path}")) for s in (0, 1)]
     title, rows = sweep_plan(runs)
     assert "time: unknown" in title and rows[0][-1].startswith("no principal")
 

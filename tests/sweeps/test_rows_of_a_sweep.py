@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from experiments import comparable_metrics, rows_alike
+from llmrl.core.errors import RunFolderError
 from llmrl.run.queued import read_queued
+from llmrl.sweeps.records import cancel, records
 from sweeping import command, start, sweep, table, until
 
 ROOM = (
@@ -50,7 +52,7 @@ def test_rows_end_as_runs_alone_do(tmp_path):
 @pytest.mark.slow
 def test_rows_of_a_process_that_dies_go_on(tmp_path):
     """Together after its first death, each by itself after the second; and what is told of them."""
-    overrides = (*ROOM, "design.steps=150", "seed=0,1", "checkpoint_seconds=0")
+    overrides = (*ROOM, "design.steps=40", "seed=0,1", "checkpoint_seconds=0")
     launcher = start(*overrides, cwd=tmp_path)
     for death in (1, 2):
 
@@ -62,8 +64,8 @@ def test_rows_of_a_process_that_dies_go_on(tmp_path):
         until(begun)
         rows = table(tmp_path)
         if death == 1:
-            refused = command("cancel", rows[0]["folder"], cwd=tmp_path)
-            assert refused.returncode == 1 and "together with" in refused.stderr and "cancel all" in refused.stderr
+            with pytest.raises(RunFolderError, match=r"together with .* and 2 more, .* cancel all of them: "):
+                cancel(records(Path(rows[0]["folder"])))
         [pid] = {row["pid"] for row in rows}
         os.kill(pid, signal.SIGKILL)
     out, err = launcher.communicate(timeout=300)
@@ -79,7 +81,7 @@ def test_rows_of_a_process_that_dies_go_on(tmp_path):
 
 @pytest.mark.slow
 def test_a_stop_saves_all_rows_and_the_same_command_goes_on(tmp_path):
-    overrides = (*ROOM, "design.steps=150", "seed=0,1")
+    overrides = (*ROOM, "design.steps=80", "seed=0,1")
     launcher = start(*overrides, cwd=tmp_path)
     until(lambda: (tmp_path / "outputs").exists() and [row["state"] for row in table(tmp_path)] == ["running"] * 4)
     done = command("cancel", "outputs", cwd=tmp_path)
