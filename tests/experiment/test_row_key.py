@@ -77,7 +77,7 @@ def test_every_learning_number_is_an_option():
 NUMBERS = st.dictionaries(st.sampled_from(LEARNING_NUMBERS), st.floats(1e-6, 1.0), max_size=6)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(NUMBERS, NUMBERS)
 def test_numbers_of_learning_are_equal_to_numbers(one, other):
     """And null to null: which of them are numbers says what is computed, how large they are does not."""

@@ -61,7 +61,7 @@ def _game_processes(options: Mapping[str, Any]) -> int:
 
 
 def _plays_in_rows(options: Mapping[str, Any]) -> bool:
-    return options.get("engine", "native") == "native"
+    return bool(options.get("engine", "native") == "native")
 
 
 def _observation_bytes(options: Mapping[str, Any]) -> int:

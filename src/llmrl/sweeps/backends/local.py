@@ -146,7 +146,7 @@ class Pool:
         name = f"{len(pack.jobs)}-rows" if several else f"{first.parent.name}-{first.name}"
         log_file = self.logs / f"{self._processes:04d}-{name}.log"
         self._processes += 1
-        attempts = {}
+        attempts: dict[Path, int] = {}
         for job in pack.jobs:
             try:
                 if not attempts:
