@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ def call(
     from hydra.core.global_hydra import GlobalHydra
 
     out, err, code = io.StringIO(), io.StringIO(), None
-    arguments, before = sys.argv, dict(os.environ)
+    arguments, before, level = sys.argv, dict(os.environ), logging.getLogger("llmrl").level
     GlobalHydra.instance().clear()
     try:
         os.environ.clear()
@@ -31,6 +32,7 @@ def call(
         code = stop.code
     finally:
         sys.argv = arguments
+        logging.getLogger("llmrl").setLevel(level)
         os.environ.clear()
         os.environ.update(before)
     assert code is None or isinstance(code, int), code

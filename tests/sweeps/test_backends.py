@@ -33,8 +33,9 @@ from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, Outcome, SchedulerError, name_of
 from llmrl.sweeps.jobs import take_on
 from llmrl.sweeps.launch import launch
+from llmrl.sweeps.packing import SharedTask
 from llmrl.sweeps.records import cancel, records
-from llmrl.sweeps.work import Task
+from llmrl.sweeps.work import RowEnd, Task, Work
 
 PLACES = ("here", "local", "slurm")
 
@@ -94,6 +95,31 @@ def test_runs_in_this_process_end_as_in_processes_of_their_own(tmp_path, monkeyp
     assert read_queued(outcomes[0].folder).backend == "llmrl.sweeps.backends.here.Here"
     again, code = launch(jobs, computes, tmp_path / "sweep")
     assert [outcome.skipped for outcome in again] == [True, False, False, True]
+
+
+def together(works: Sequence[Work]) -> list[RowEnd]:
+    return [work.end(computes) for work in works]
+
+
+def test_rows_in_this_process_end_each_for_itself(tmp_path):
+    """As a task of several runs tells of them; what it is given has been taken on, each with the others beside it."""
+    seen = []
+
+    def counted(works: Sequence[Work]) -> list[RowEnd]:
+        seen.append([len(read_queued(work.folder).beside) for work in works])
+        return together(works)
+
+    does = ("finish", "fail early", "exit", "finish", "finish")
+    keys = ("one", "one", "one", "one", None)
+    jobs = [
+        replace(job(tmp_path, seed, Here(), each), key=key, row_gb=0.01)
+        for seed, (each, key) in enumerate(zip(does, keys, strict=True))
+    ]
+    outcomes, code = launch(jobs, SharedTask(computes, counted), tmp_path / "sweep")
+    assert seen == [[3, 3, 3, 3]] and code == 1
+    assert [outcome.state for outcome in outcomes] == ["finished", "failed", "failed", "finished", "finished"]
+    assert "made to fail" in outcomes[1].error and (outcomes[1].folder / "traceback.txt").exists()
+    assert [outcome.result for outcome in outcomes] == [0.0, None, None, 3.0, 4.0]
 
 
 def test_a_stop_cancels_what_has_not_begun_here_and_on_backends_after_it(tmp_path):
@@ -264,7 +290,8 @@ def test_runs_of_one_process_are_the_runs_of_many(tmp_path):
     learning = ("env=escape_room", "env.n_envs=4", "design.references=0", "design.adapt_rounds=2", "principal=ucb")
     overrides = (*learning, "design.validate_episodes=4", "design.steps=2", "seed=0,1")
     for backend in ("here", "local"):
-        done = sweeping.sweep(*overrides, f"hardware/backend={backend}", f"output_root={backend}", cwd=tmp_path)
+        where = (f"hardware/backend={backend}", "hardware.rows=1", f"output_root={backend}")
+        done = sweeping.sweep(*overrides, *where, cwd=tmp_path)
         assert "2 finished" in done.stdout, done.stdout + done.stderr
     for seed in (0, 1):
         one, many = (

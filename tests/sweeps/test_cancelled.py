@@ -55,7 +55,7 @@ def test_what_waits_when_the_launcher_is_stopped_is_cancelled(tmp_path: Path, nu
 
     stopper = threading.Thread(target=stop)
     stopper.start()
-    outcomes = Pool(jobs, sweeping.waits, tmp_path / ".sweeps" / "one").run()
+    outcomes = Pool(Backend.packs(Local(), jobs), sweeping.waits, tmp_path / ".sweeps" / "one").run()
     stopper.join()
     assert seen == ["queued"]
     assert [outcome.state for outcome in outcomes] == ["cancelled"] * 3
@@ -70,14 +70,14 @@ def test_what_waits_when_the_launcher_is_stopped_is_cancelled(tmp_path: Path, nu
 def test_a_launcher_that_was_stopped_while_it_took_runs_on_cancels_them_all(tmp_path: Path) -> None:
     """As a second signal would find it: nothing has been started, and no run is left as if somebody would come."""
     jobs = [job(tmp_path, seed) for seed in range(2)]
-    pool = Pool(jobs, sweeping.waits, tmp_path / ".sweeps" / "one")
-    take_on = pool._take_on
+    pool = Pool(Backend.packs(Local(), jobs), sweeping.waits, tmp_path / ".sweeps" / "one")
+    make_folder = pool._make_folder
 
-    def stopped(stop: Any) -> None:
+    def stopped() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        take_on(stop)
+        make_folder()
 
-    pool._take_on = stopped  # type: ignore[method-assign]
+    pool._make_folder = stopped  # type: ignore[method-assign]
     assert [outcome.state for outcome in pool.run()] == ["cancelled"] * 2
     assert not (tmp_path / "begun").exists()
 

@@ -10,9 +10,8 @@ import pytest
 import llmrl
 from llmrl.core.errors import NeededRunFailed
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.job import compute
 from llmrl.experiment.run_references import needed
-from llmrl.experiment.sweep_jobs import job_of, with_needed
+from llmrl.experiment.sweep_jobs import TASK, job_of, with_needed
 from llmrl.run.status import read_status
 from llmrl.sweeps.jobs import waves
 from llmrl.sweeps.launch import launch
@@ -77,7 +76,7 @@ def test_a_failure_is_told_where_it_is_needed_and_nothing_is_tried_twice(tmp_pat
     broken = ("agent.reads=[nothing]",)
     jobs = with_needed(jobs_of(tmp_path, (*broken, "design.spending_cost=0.1"), broken))
     assert len(jobs) == 3
-    outcomes, code = launch(jobs, compute, tmp_path / ".sweeps" / "a")
+    outcomes, code = launch(jobs, TASK, tmp_path / ".sweeps" / "a")
     assert code == 1 and [outcome.state for outcome in outcomes] == ["failed"] * 3
     first = outcomes[0]
     assert read_status(first.folder).attempt == 1, "others did not try it again"
@@ -85,7 +84,7 @@ def test_a_failure_is_told_where_it_is_needed_and_nothing_is_tried_twice(tmp_pat
         assert str(first.folder) in outcome.error and first.error in outcome.error, outcome.error
         assert "which this run needs" in outcome.error and STUDY in outcome.error
     # Asked for again, it is tried again, once.
-    again, _ = launch(with_needed(jobs[1:]), compute, tmp_path / ".sweeps" / "b")
+    again, _ = launch(with_needed(jobs[1:]), TASK, tmp_path / ".sweeps" / "b")
     assert [read_status(outcome.folder).attempt for outcome in again] == [2, 2, 2]
 
 

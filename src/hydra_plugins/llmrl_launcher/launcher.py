@@ -67,7 +67,6 @@ class LlmrlLauncher(Launcher):
         from llmrl.core.errors import ConfigError
         from llmrl.display.sweeps import print_sweep
         from llmrl.experiment.experiment import application_of
-        from llmrl.experiment.job import run_and_print
         from llmrl.experiment.sweep_jobs import compute_sweep
         from llmrl.run.ending import ending
 
@@ -80,14 +79,30 @@ class LlmrlLauncher(Launcher):
             if len(dry := {run.experiment.config["dry_run"] for run in found}) > 1:
                 raise ConfigError("dry_run is for all runs of a sweep or for none")
             if dry == {True}:
-                for run in found:
-                    run_and_print(run.experiment)
+                self._plan(found)
                 return [_ended(list(overrides), None, 0) for overrides in job_overrides]
             sweep_folder = Path(self.config.hydra.sweep.dir).expanduser().absolute()
             outcomes, code = compute_sweep(found, sweep_folder, self.wait, self.swept)
         print_sweep(outcomes)
         own = outcomes[-len(found) :] if found else []
         return [_ended(list(o), outcome, code) for o, outcome in zip(job_overrides, own, strict=True)]
+
+    def _plan(self, found: Sequence[Planned]) -> None:
+        """Print what the runs would do: of one all of it, as without --multirun, and of several a table.
+
+        Raises:
+            LlmrlError: the parts of a run cannot work together.
+        """
+        from llmrl.display.console import print_table
+        from llmrl.experiment.job import run_and_print
+        from llmrl.experiment.sweep_plan import COLUMNS, sweep_plan
+
+        if len(found) == 1 or any("method" in run.experiment.config for run in found):
+            for run in found:
+                run_and_print(run.experiment)
+            return
+        title, rows = sweep_plan(found, self.swept)
+        print_table(title, COLUMNS, rows, "lrrrrl")
 
     def _compose(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Planned]:
         """Compose every run.

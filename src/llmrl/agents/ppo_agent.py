@@ -71,6 +71,8 @@ class PPOAgent:
     loop: ClassVar[AgentLoop] = "learn"
     plays_if = ("freeze", "all")
     """Option, and its value with which the agent only plays."""
+    remembers_by = "memory"
+    """Option that is null unless its networks remember."""
 
     def __init__(
         self,

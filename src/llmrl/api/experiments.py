@@ -174,7 +174,7 @@ def sweep(
 
     Args:
         overrides: as they are typed after `llmrl-train --multirun`: `"principal=ucb,llm"`, `"seed=range(5)"`.
-        parallel: runs at once; None: as `hardware=` says, which by default is one after another.
+        parallel: processes at once; None: as `hardware=` says, which by default is one.
         wait: until all have ended; False: return when they are submitted, which needs a scheduler such as SLURM.
         command, config_dirs: as in `train`.
         options: with values of Python; a list, tuple or range is swept over: `seed=range(5)`.

@@ -165,8 +165,7 @@ def retry(args: argparse.Namespace) -> int:
     from llmrl.display.console import print_line
     from llmrl.display.sweeps import print_sweep
     from llmrl.experiment.experiment import Experiment
-    from llmrl.experiment.job import compute
-    from llmrl.experiment.sweep_jobs import job_of, with_needed
+    from llmrl.experiment.sweep_jobs import TASK, job_of, with_needed
     from llmrl.run.content import CONFIG_NAME
     from llmrl.sweeps.launch import launch
     from llmrl.sweeps.records import records, to_retry
@@ -196,7 +195,7 @@ def retry(args: argparse.Namespace) -> int:
                 "this run by its command"
             )
     folder = Path(jobs[0].config["output_root"]) / ".sweeps" / time.strftime("retry_%Y-%m-%d_%H-%M-%S")
-    outcomes, code = launch(with_needed(jobs), compute, folder, wait=not args.no_wait)
+    outcomes, code = launch(with_needed(jobs), TASK, folder, wait=not args.no_wait)
     print_sweep(outcomes)
     return code
 

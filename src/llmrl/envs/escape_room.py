@@ -6,8 +6,9 @@ Escape Room of Yang et al. (2020, arXiv 2006.06051) by a context: which lever wo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -67,6 +68,18 @@ class EscapeRoom:
     """
 
     spec: EnvSpec
+
+    @staticmethod
+    def plays_in_rows(options: Mapping[str, Any]) -> bool:
+        """Whether the games of several runs can be played as one batch, from the options."""
+        return True
+
+    @staticmethod
+    def observation_bytes(options: Mapping[str, Any]) -> int:
+        """Bytes that one agent observes in a step, from the options."""
+        levers = options.get("n_levers", 3)
+        shown = levers + 2 if options.get("show_mechanism", False) else 0
+        return int(4 * (options.get("n_agents", 5) * (levers + 2) + levers + shown))
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import Mechanism
 from llmrl.envs.melting_pot.describe import SubstrateSettings
+from llmrl.envs.melting_pot.layout import CELLS, PIXELS
 from llmrl.envs.melting_pot.rules import Rules, SubstrateName
 
 INSTEAD = "env.engine=native plays the same game without it"
@@ -58,5 +60,17 @@ def _game_processes(options: Mapping[str, Any]) -> int:
     return int(options["n_envs"]) if options.get("engine") == "meltingpot" else 0
 
 
-# Processes that the games keep busy beside the run's own, from the options: a launcher asks before anything is built.
+def _plays_in_rows(options: Mapping[str, Any]) -> bool:
+    return bool(options.get("engine", "native") == "native")
+
+
+def _observation_bytes(options: Mapping[str, Any]) -> int:
+    channels = {"pixels": math.prod(PIXELS), "grid": math.prod(CELLS), "vector": 8}
+    return sum(channels.get(name, 0) for name in options.get("observe") or ["pixels"])
+
+
+# From the options, because a launcher asks before anything is built: processes that the games keep busy beside the
+# run's own; whether the games of several runs can be played as one batch; bytes that one player observes in a step.
 substrate_env.game_processes = _game_processes  # type: ignore[attr-defined]
+substrate_env.plays_in_rows = _plays_in_rows  # type: ignore[attr-defined]
+substrate_env.observation_bytes = _observation_bytes  # type: ignore[attr-defined]

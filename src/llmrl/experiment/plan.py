@@ -86,25 +86,33 @@ def _actions(spec: EnvSpec) -> str:
 
 def calls(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
     """What the calls of a run would come to, if nothing is in the cache: expected, and at most."""
-    provider, longest = client.provider, client.provider.max_tokens
     more = estimate.most_calls - estimate.calls
     rows = [
         ("LLM calls", f"{estimate.calls:,}" + (f", at most {estimate.most_calls:,} with repairs" if more else "")),
         ("  prompt tokens", f"about {estimate.prompt_tokens:,}"),
         ("  reply tokens", f"about {estimate.completion_tokens:,}"),
     ]
-    expected = provider.cost(estimate.prompt_tokens, estimate.completion_tokens)
+    expected, most = costs(estimate, client)
     if expected is None:
         return [*rows, ("  cost", "unknown: set llm.input_price and llm.output_price (US dollars per million tokens)")]
-    cost = f"about ${expected:,.4g}"
-    if longest is not None:
-        # Every reply as long as allowed, every one repaired, each repair showing the prompt and the reply again.
-        prompts = (estimate.prompt_tokens + estimate.quoted * longest) * estimate.most_calls // max(
-            estimate.calls, 1
-        ) + more * longest
-        cost += f", at most ${provider.cost(prompts, estimate.most_calls * longest) or 0.0:,.4g}"
+    cost = f"about ${expected:,.4g}" + ("" if most is None else f", at most ${most:,.4g}")
     budget = client.budget.usd
     return [*rows, ("  cost", cost), *([] if budget is None else [("  budget", f"${budget:,.4g}")])]
+
+
+def costs(estimate: CallEstimate, client: ChatClient) -> tuple[float | None, float | None]:
+    """Return what calls are expected to cost, and at most, US dollars; None where prices, or the longest reply, are not
+    known."""
+    provider, longest = client.provider, client.provider.max_tokens
+    expected = provider.cost(estimate.prompt_tokens, estimate.completion_tokens)
+    if expected is None or longest is None:
+        return expected, None
+    # Every reply as long as allowed, every one repaired, each repair showing the prompt and the reply again.
+    more = estimate.most_calls - estimate.calls
+    prompts = (estimate.prompt_tokens + estimate.quoted * longest) * estimate.most_calls // max(
+        estimate.calls, 1
+    ) + more * longest
+    return expected, provider.cost(prompts, estimate.most_calls * longest) or 0.0
 
 
 def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:

@@ -10,9 +10,15 @@ from llmrl.experiment import run_references
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.job import compute
 from llmrl.experiment.means import check_command_lines, game_processes
+from llmrl.experiment.row_key import row_gb, row_key
+from llmrl.experiment.rows import compute_rows
 from llmrl.sweeps.backends.protocol import Job, Outcome
 from llmrl.sweeps.jobs import differing_keys, named_by
 from llmrl.sweeps.launch import launch
+from llmrl.sweeps.packing import SharedTask
+
+TASK = SharedTask(compute, compute_rows)
+"""What the processes of a sweep call."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +51,20 @@ def compute_sweep(
     Raises:
         ConfigError: a run makes no sense, or the sweep cannot be launched; nothing has been started.
     """
+    return launch(with_needed(jobs_of(runs, differing)), TASK, folder, wait)
+
+
+def jobs_of(runs: Sequence[Planned], differing: set[str] | None = None) -> list[Job]:
+    """Return the jobs of the runs of a sweep, in their order, without those that they need.
+
+    Args:
+        runs, differing: as `compute_sweep` takes them.
+
+    Raises:
+        ConfigError: as `job_of`.
+    """
     swept = differing_keys([run.experiment.overrides for run in runs]) if differing is None else differing
-    jobs = [job_of(run.experiment, named_by(run.experiment.overrides, swept), run.environment) for run in runs]
-    return launch(with_needed(jobs), compute, folder, wait)
+    return [job_of(run.experiment, named_by(run.experiment.overrides, swept), run.environment) for run in runs]
 
 
 def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[str, str] | None = None) -> Job:
@@ -67,7 +84,17 @@ def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[s
     check_command_lines(config)
     hardware = experiment.means.hardware
     cores = hardware.cores_for(game_processes(config))
-    return Job(absolute, experiment.overrides, hardware, cores, list(naming), dict(environment or {}))
+    key = row_key(config, environment)
+    return Job(
+        absolute,
+        experiment.overrides,
+        hardware,
+        cores,
+        list(naming),
+        dict(environment or {}),
+        key=key,
+        row_gb=None if key is None else row_gb(config),
+    )
 
 
 def with_needed(jobs: Sequence[Job]) -> list[Job]:

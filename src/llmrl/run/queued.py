@@ -7,7 +7,7 @@ writes it, the run itself never does, so the two cannot overwrite each other's n
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from llmrl.core.errors import RunFolderError
@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 FILE_NAME = "queued.json"
 ALIVE_NAME = "launcher.alive"
 """File in a launch's folder that its process touches as long as it lives."""
+
+_OF_ROWS = {"beside": [], "deaths": 0}
+"""Fields that only runs have which share a process, and their values for all others."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Queued:
         overrides: what was typed for this run, as Hydra overrides.
         error: why the scheduler would not have it; empty if it has.
         cancelled: who or what cancelled it before it began; empty if nobody has.
+        beside: folders of the other runs that its process computes; what ends the process ends them all.
+        deaths: times that its process died in this launch, after which it was taken on again.
     """
 
     backend: str
@@ -59,10 +64,13 @@ class Queued:
     overrides: list[str]
     error: str = ""
     cancelled: str = ""
+    beside: list[str] = field(default_factory=list)
+    deaths: int = 0
 
     def write(self, folder: Path) -> None:
         """Replace the record in `folder`."""
-        write_json(folder / FILE_NAME, asdict(self))
+        content = asdict(self)
+        write_json(folder / FILE_NAME, {key: x for key, x in content.items() if x or key not in _OF_ROWS})
 
     def launcher_lives(self) -> bool:
         """Whether the launching process is there still; of another machine's, whether it has been heard of lately."""
@@ -79,7 +87,7 @@ def read_queued(folder: Path) -> Queued | None:
     """
     path = folder / FILE_NAME
     try:
-        return record_of(Queued, read_object(path))
+        return record_of(Queued, {**_OF_ROWS, **read_object(path)})
     except FileNotFoundError:
         return None
     except ValueError as error:

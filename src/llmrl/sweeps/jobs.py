@@ -23,7 +23,7 @@ from llmrl.run.names import named
 from llmrl.run.provenance import code_digest
 from llmrl.run.queued import Queued, cancelled_by, read_queued
 from llmrl.run.status import read_status
-from llmrl.sweeps.backends.protocol import Job, Outcome, name_of
+from llmrl.sweeps.backends.protocol import Job, Outcome, Pack, name_of
 
 STOPPED = "the sweep was stopped before this run's turn"
 
@@ -88,7 +88,15 @@ def missing(jobs: Sequence[Job], queues: Sequence[Queue]) -> tuple[list[Job], li
     return todo, skipped
 
 
-def take_on(job: Job, sweep: Path, log: str = "", cluster: str = "", user: str = "") -> Queued:
+def take_on(
+    job: Job,
+    sweep: Path,
+    log: str = "",
+    cluster: str = "",
+    user: str = "",
+    beside: Sequence[Path] = (),
+    deaths: int = 0,
+) -> Queued:
     """Make the run's folder and write down that this process has taken it on for the job's backend.
 
     Args:
@@ -96,6 +104,8 @@ def take_on(job: Job, sweep: Path, log: str = "", cluster: str = "", user: str =
         sweep: folder of the launch.
         log: file that will get what the job prints, as far as known.
         cluster, user: whose queue its scheduler will be asked for; empty without one.
+        beside: folders of the other runs that its process will compute.
+        deaths: times that its process has died in this launch.
 
     Raises:
         RunFolderError: the folder cannot be written.
@@ -123,6 +133,8 @@ def take_on(job: Job, sweep: Path, log: str = "", cluster: str = "", user: str =
         submitted=time.time(),
         code=code_digest(),
         overrides=job.overrides,
+        beside=[str(other) for other in beside if other != folder],
+        deaths=deaths,
     )
     if not (folder / CONFIG_NAME).exists():
         save_config(folder / CONFIG_NAME, c)
@@ -165,9 +177,23 @@ def left_behind(
     return outcome
 
 
-def write_log_header(log: Path, job: Job) -> None:
-    """Begin the file that gets what a job prints."""
-    write_atomic(log, f"{shlex.join([job.command, *job.overrides])}\n{job.folder}\n\n")
+def has_ended(job: Job, attempt: int) -> bool:
+    """Return whether a run that was taken on after so many attempts has ended since, whatever became of its process."""
+    record = read_run(job.folder)
+    return record.attempt > attempt and record.state not in ("queued", "running", "lost", "unreadable")
+
+
+def taken_up_again(job: Job, attempt: int) -> Job:
+    """Return the job of a run whose process died: what it had begun since it was taken on is gone on with."""
+    if read_run(job.folder).attempt <= attempt:
+        return job
+    return replace(job, config={**job.config, "rerun": False, "resume": True})
+
+
+def write_log_header(log: Path, pack: Pack) -> None:
+    """Begin the file that gets what a process prints."""
+    lines = [f"{shlex.join([job.command, *job.overrides])}\n{job.folder}\n" for job in pack.jobs]
+    write_atomic(log, "".join([*lines, "\n"]))
 
 
 def describe(outcome: Outcome) -> str:
@@ -201,4 +227,4 @@ def ids_before(jobs: Sequence[Job], sweep_folder: Path) -> list[str]:
     """Return the ids of the jobs of this launch that `jobs` wait for, as they were written down when submitted."""
     folders = dict.fromkeys(each.folder for job in jobs for each in job.after)
     taken = [queued for folder in folders if (queued := read_queued(folder)) is not None]
-    return [queued.job_id for queued in taken if queued.job_id and queued.sweep == str(sweep_folder)]
+    return list(dict.fromkeys(each.job_id for each in taken if each.job_id and each.sweep == str(sweep_folder)))

@@ -60,7 +60,7 @@ def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = Tru
     if outcomes:
         done = sum(outcome.state == "finished" for outcome in outcomes)
         log.info("skipped %d finished runs and %d that run or wait elsewhere", done, len(outcomes) - done)
-    groups = _by_backend(waves(todo))
+    groups = by_backend(todo)
     for group in groups:
         group[0].hardware.backend.prepare(group)
     if groups:
@@ -89,11 +89,11 @@ def _check_detaching(jobs: Sequence[Job]) -> None:
             )
 
 
-def _by_backend(in_order: Sequence[Sequence[Job]]) -> list[list[Job]]:
-    """Jobs of one wave and of one backend with equal options together; first those whose runs go on while others are
-    computed."""
+def by_backend(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Return jobs in the groups that are launched one after the other: those of one wave (`waves`) and of one backend
+    with equal options together, first those whose runs go on while others are computed."""
     groups: list[list[Job]] = []
-    for wave in in_order:
+    for wave in waves(jobs):
         own: list[list[Job]] = []
         for job in wave:
             backend = job.hardware.backend

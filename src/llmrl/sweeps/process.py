@@ -1,4 +1,4 @@
-"""The process of one run on this machine.
+"""A process of a sweep on this machine, which computes one run, or several.
 
 Forked from a server that has imported what every run needs (Python's `forkserver`), it starts in hundredths of a second
 and still shares nothing with the others but memory that nobody writes to.
@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -22,41 +23,49 @@ from llmrl.core.errors import short_error
 from llmrl.core.trust import NOBODY
 from llmrl.run.owner import process_start
 from llmrl.run.signals import SIGNALS
-from llmrl.sweeps.backends.protocol import Job, Outcome
-from llmrl.sweeps.jobs import left_behind
+from llmrl.sweeps.backends.protocol import Job, Outcome, Pack
+from llmrl.sweeps.jobs import has_ended, left_behind
 from llmrl.sweeps.machine import RUNS_BESIDE, THREAD_VARIABLES
-from llmrl.sweeps.work import Task, Work
+from llmrl.sweeps.packing import works_of
+from llmrl.sweeps.work import RowEnd, Task, Works
 
 PRELOAD = "llmrl.sweeps.preload"
 """The module with what the server imports once for all runs."""
 
-_LONGEST_WORDS = 1000  # characters; more than a pipe holds would keep the process from ending
+_LONGEST_WORDS = 1000  # characters of a run
 
 
 class RunProcess:
-    """One run's process, started by construction.
+    """The process of one run, or of several that are its rows, started by construction.
 
     Args:
-        job: the run; it has been taken on.
-        attempt: attempts it had had by then.
+        pack: the runs; they have been taken on.
+        attempts: that each had had by then, by run folder.
         task: what the process calls.
         log_file: gets what it prints.
         gpus: ids of the GPUs it may see; empty: those of this process.
-        beside: runs that share the machine's cores, itself included.
+        beside: processes that share the machine's cores, itself included.
     """
 
     def __init__(
-        self, job: Job, attempt: int, task: Task, log_file: Path, gpus: tuple[str, ...], beside: int = 1
+        self,
+        pack: Pack,
+        attempts: Mapping[Path, int],
+        task: Task,
+        log_file: Path,
+        gpus: tuple[str, ...],
+        beside: int = 1,
     ) -> None:
-        self.job, self.gpus, self._attempt = job, gpus, attempt
-        environment = dict.fromkeys(THREAD_VARIABLES, str(job.hardware.threads or job.cores))
+        self.pack, self.gpus, self.attempts = pack, gpus, attempts
+        environment = dict.fromkeys(THREAD_VARIABLES, str(pack.hardware.threads or pack.cores))
         environment[RUNS_BESIDE] = str(beside)
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        work = Work(task, job.config, job.overrides, job.folder, {**environment, **job.environment})
+        works = works_of(pack, task, environment)
         context = multiprocessing.get_context("forkserver")
         self._last_words, childs_end = context.Pipe(duplex=False)
-        self._process: ForkServerProcess = context.Process(target=_live, args=(work, str(log_file), childs_end))
+        self._told: str | list[RowEnd] = ""
+        self._process: ForkServerProcess = context.Process(target=_live, args=(works, str(log_file), childs_end))
         self._started = time.monotonic()
         with _unseen_main():
             self._process.start()
@@ -82,20 +91,49 @@ class RunProcess:
             except ProcessLookupError:
                 return
 
-    def outcome(self, stopped_by: int | None) -> Outcome:
-        """What the ended process left behind; `stopped_by` is the signal by which the sweep was told to stop."""
-        self._process.join(timeout=10)
-        code = self._process.exitcode or 0
-        seconds = time.monotonic() - self._started
-        return left_behind(self.job, self._attempt, code, self._said(), stopped_by, seconds)
-
-    def _said(self) -> str:
+    def listen(self) -> None:
+        """Take what it has to say, if that is there: more than a pipe holds would keep it from ending."""
         try:
-            return str(self._last_words.recv()) if self._last_words.poll() else ""
+            if not self._last_words.closed and self._last_words.poll():
+                self._told = self._last_words.recv()
         except EOFError:
-            return ""
-        finally:
             self._last_words.close()
+
+    def outcomes(self, stopped_by: int | None) -> tuple[list[Outcome], list[Job]]:
+        """What the ended process left behind.
+
+        Args:
+            stopped_by: the signal by which the sweep was told to stop, if it was.
+
+        Returns:
+            What became of its runs, but for those that it took with it when it died, of which some had company and
+            nobody was to stop; and these.
+        """
+        self._process.join(timeout=10)
+        self.listen()
+        self._last_words.close()
+        code, seconds = self._process.exitcode or 0, time.monotonic() - self._started
+        several = len(self.pack.jobs) > 1
+        ends = {end.folder: end for end in self._told} if isinstance(self._told, list) else {}
+        words = self._told if isinstance(self._told, str) else ""
+        ended, unfinished = [], []
+        for job in self.pack.jobs:
+            attempt, end = self.attempts[job.folder], ends.get(job.folder, RowEnd(job.folder, code, words))
+            if several and not ends:
+                if has_ended(job, attempt):
+                    end = RowEnd(job.folder, 0)
+                elif stopped_by is None:
+                    unfinished.append(job)
+                    continue
+            ended.append(left_behind(job, attempt, end.code, end.said, stopped_by, seconds))
+        return ended, unfinished
+
+    @property
+    def died(self) -> str:
+        """How the process died, in words."""
+        code, words = self._process.exitcode or 0, self._told if isinstance(self._told, str) else ""
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"{how} ({words})" if words else how
 
 
 def preload(jobs: Sequence[Job]) -> None:
@@ -133,8 +171,8 @@ def _unseen_main() -> Iterator[None]:
         namespace.update(hidden)
 
 
-def _live(work: Work, log_file: str, last_words: Connection) -> None:
-    """The life of a run's process. Why it ended goes to the launcher too: a full disk takes no records."""
+def _live(works: Works, log_file: str, last_words: Connection) -> None:
+    """The life of a process. How its runs ended goes to the launcher too: a full disk takes no records."""
     os.setpgid(0, 0)  # a terminal's Ctrl-C is the launcher's to hand on
     for name in SIGNALS:  # the server ignores them
         signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
@@ -143,10 +181,10 @@ def _live(work: Work, log_file: str, last_words: Connection) -> None:
     os.dup2(output, 2)
     os.close(output)
     try:
-        work()
+        ends = works()
+        last_words.send([replace(end, said=end.said[:_LONGEST_WORDS]) for end in ends])
     except BaseException as error:
-        cause = error.__cause__ if isinstance(error, SystemExit) and error.__cause__ else error
-        last_words.send(short_error(cause)[:_LONGEST_WORDS])
-        if isinstance(error, KeyboardInterrupt):  # before the run could say so itself; Python would leave with 1
+        last_words.send(short_error(error)[:_LONGEST_WORDS])
+        if isinstance(error, KeyboardInterrupt):  # before a run could say so itself; Python would leave with 1
             raise SystemExit(128 + signal.SIGINT) from None
         raise

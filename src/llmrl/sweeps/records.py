@@ -59,16 +59,18 @@ def _with_end(run: RunRecord, end: JobEnd) -> RunRecord:
 
 
 def cancel(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
-    """Stop runs that run or wait; those that run save first.
+    """Stop runs that run or wait; those that run save first. A process of several runs stops as a whole.
 
     Returns:
         How many jobs of schedulers were cancelled, how many processes of this machine were told to stop, and what could
         not be reached.
 
     Raises:
+        RunFolderError: a process, or a local queue, also has runs that are not to be cancelled; nothing was done.
         SchedulerError: a scheduler refused.
     """
     active = [r for r in runs if r.state in ("running", "queued")]
+    _check_whole(active)
     jobs: dict[str, list[RunRecord]] = {}
     unreachable: list[str] = []
     here: list[RunRecord] = []
@@ -85,7 +87,7 @@ def cancel(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
     for backend, scheduled_runs in jobs.items():
         scheduler = scheduler_of(backend)
         assert scheduler is not None
-        scheduler.cancel([run.job_id for run in scheduled_runs])
+        scheduler.cancel(list(dict.fromkeys(run.job_id for run in scheduled_runs)))
         for run in scheduled_runs:
             if run.state == "queued":
                 cancelled_by(run.folder, f"job {run.job_id}, with llmrl-sweep cancel")
@@ -98,7 +100,24 @@ def cancel(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
         elif pid not in told:
             os.kill(pid, signal.SIGTERM)
             told.add(pid)
-    return sum(map(len, jobs.values())), len(told), unreachable
+    cancelled = {(backend, run.job_id) for backend, scheduled_runs in jobs.items() for run in scheduled_runs}
+    return len(cancelled), len(told), unreachable
+
+
+def _check_whole(active: Sequence[RunRecord]) -> None:
+    """Raise RunFolderError for a run whose process, or job, has others to compute that are not `active` ones."""
+    folders = {run.folder for run in active}
+    for run in active:
+        queued = read_queued(run.folder)
+        others = [Path(each) for each in queued.beside] if queued is not None else []
+        left = [each for each in others if each not in folders and read_run(each).state in ("running", "queued")]
+        if left:
+            where = f"job {run.job_id}" if run.job_id else "a process"
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            raise RunFolderError(
+                f"{run.folder} is computed by {where} together with {left[0]}{more}, and these would stop with it; "
+                f"cancel all of them: {os.path.commonpath([run.folder, *left])}"
+            )
 
 
 def _process(run: RunRecord) -> int | None:

@@ -1,22 +1,22 @@
-"""`hardware/backend=here`: the launching process itself, one run after the other."""
+"""`hardware/backend=here`: the launching process itself."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrl.core.errors import ConfigError, RunFolderError, short_error
+from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend
 
 if TYPE_CHECKING:
-    from llmrl.sweeps.backends.protocol import Hardware, Job, Outcome
+    from llmrl.sweeps.backends.protocol import Hardware, Job, Outcome, Pack
     from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Here(Backend):
-    """Compute the runs in this process, one after the other: for debuggers, and for runs of fractions of a second.
+    """Compute the runs in this process, those with equal keys together and others one after the other: for debuggers,
+    and for runs of fractions of a second.
 
     Runs share what a process shares: loaded libraries, their threads, and a crash of the interpreter.
     """
@@ -36,41 +37,53 @@ class Here(Backend):
                 "hardware/backend=local computes several"
             )
 
+    def packs(self, jobs: Sequence[Job]) -> list[Pack]:
+        from llmrl.sweeps.machine import Machine
+        from llmrl.sweeps.packing import packed_over
+
+        return packed_over(jobs, 1, Machine.this().memory_gb)
+
+    def at_once(self, packs: Sequence[Pack]) -> int | None:
+        return 1
+
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcome]:
-        from llmrl.sweeps.backends.protocol import Outcome
+        from llmrl.sweeps.backends.protocol import Outcome, Pack
         from llmrl.sweeps.jobs import cancelled, describe, take_on
 
         outcomes: list[Outcome] = []
         with StopFlag("no further run is started") as stop:
             waiting = []
-            for job in jobs:
-                try:
-                    waiting.append((job, take_on(job, sweep_folder).attempt))
-                except RunFolderError as error:
-                    outcomes.append(Outcome(job, job.folder, "failed", error=str(error)))
-            for job, attempt in waiting:
-                outcomes.append(cancelled(job) if stop.requested else _compute(job, attempt, task, stop))
-                log.info("%s", describe(outcomes[-1]))  # no bar: the run has one
+            for pack in self.packs(jobs):
+                attempts = {}
+                for job in pack.jobs:
+                    try:
+                        attempts[job.folder] = take_on(job, sweep_folder, beside=pack.folders).attempt
+                    except RunFolderError as error:
+                        outcomes.append(Outcome(job, job.folder, "failed", error=str(error)))
+                if taken := tuple(job for job in pack.jobs if job.folder in attempts):
+                    waiting.append((Pack(taken), attempts))
+            for pack, attempts in waiting:
+                if stop.requested:
+                    ended = [cancelled(job) for job in pack.jobs]
+                else:
+                    ended = _compute(pack, attempts, task, stop)
+                outcomes += ended
+                for outcome in ended:
+                    log.info("%s", describe(outcome))  # no bar: the run has one
         return outcomes
 
 
-def _compute(job: Job, attempt: int, task: Task, stop: StopFlag) -> Outcome:
-    """One run, with every way it can end."""
+def _compute(pack: Pack, attempts: Mapping[Path, int], task: Task, stop: StopFlag) -> list[Outcome]:
+    """What becomes of the runs of a pack, with every way they can end."""
     from llmrl.sweeps.jobs import left_behind
-    from llmrl.sweeps.work import Work
+    from llmrl.sweeps.packing import works_of
 
-    began, code, said = time.monotonic(), 0, ""
+    began = time.monotonic()
     with _restored(os.environ):
-        try:
-            Work(task, job.config, job.overrides, job.folder, job.environment)()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-            said = short_error(end.__cause__ or end)
-        except KeyboardInterrupt as end:  # before the run could say so itself, or the second one
-            code, said = 130, short_error(end)
-        except Exception as error:  # noqa: BLE001 (the run has recorded it; the others go on)
-            code, said = 1, short_error(error)
-    return left_behind(job, attempt, code, said, stop.signal, time.monotonic() - began)
+        ends = works_of(pack, task, {})()
+    seconds = time.monotonic() - began
+    jobs = {job.folder: job for job in pack.jobs}
+    return [left_behind(jobs[e.folder], attempts[e.folder], e.code, e.said, stop.signal, seconds) for e in ends]
 
 
 @contextmanager

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from llmrl.core.errors import RunFolderError
 from llmrl.run.folder import unwritable
 from llmrl.run.progress import Progress
 from llmrl.run.signals import PROMISED_S, StopFlag
-from llmrl.sweeps.backends.protocol import Backend, Job, Outcome
-from llmrl.sweeps.jobs import cancelled, describe, take_on, write_log_header
+from llmrl.sweeps.backends.protocol import Backend, Job, Outcome, Pack
+from llmrl.sweeps.jobs import cancelled, describe, take_on, taken_up_again, write_log_header
 from llmrl.sweeps.machine import Machine
+from llmrl.sweeps.packing import packed_over, put_back
 from llmrl.sweeps.process import RunProcess, preload, thread_limits
 from llmrl.sweeps.work import Task
 
@@ -27,49 +29,79 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Local(Backend):
-    """Compute each run in a process of its own on this machine, as many at once as have room."""
+    """Compute runs in processes of this machine, as many at once as have room; where there are more, runs with equal
+    keys share them as rows."""
 
     def prepare(self, jobs: Sequence[Job]) -> None:
         machine = Machine.this()
         for job in jobs:
             machine.places(job.hardware, job.cores)
 
+    def packs(self, jobs: Sequence[Job]) -> list[Pack]:
+        machine = Machine.this()
+        places = min(machine.places(job.hardware, job.cores) for job in jobs)
+        return packed_over(jobs, places, machine.memory_gb)
+
+    def at_once(self, packs: Sequence[Pack]) -> int | None:
+        machine = Machine.this()
+        return min(len(packs), *(machine.places(pack.hardware, pack.cores) for pack in packs))
+
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcome]:
-        return Pool(jobs, task, sweep_folder).run()
+        return Pool(self.packs(jobs), task, sweep_folder).run()
+
+
+@dataclass
+class _Waiting:
+    """A process that is still to be started: its runs, the attempts that each had had when it was taken on, and the
+    file that gets what it prints."""
+
+    pack: Pack
+    attempts: dict[Path, int]
+    log_file: Path
 
 
 class Pool:
-    """Runs all jobs; those that fail do not stop the others.
+    """Computes all packs; runs that fail do not stop the others.
 
     The first Ctrl-C or termination signal is handed on to the runs, which save and stop, and starts no others; a
     second Ctrl-C stops them at once.
 
+    A process of several runs that dies takes nobody with it: those that had not ended are put back.
+
     Args:
-        jobs: runs to compute.
-        task: what each process calls.
-        sweep_folder: gets a log file of what each run prints.
+        packs: the runs to compute, by process.
+        task: what each process calls; a `SharedTask` where packs have several runs.
+        sweep_folder: gets a log file of what each process prints.
 
     Raises:
         RunFolderError: `sweep_folder` cannot be written.
     """
 
-    def __init__(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> None:
+    def __init__(self, packs: Sequence[Pack], task: Task, sweep_folder: Path) -> None:
         self.machine = Machine.this()
-        self.jobs, self.task, self.logs = jobs, task, sweep_folder / "logs"
+        self.packs, self.task, self.logs = packs, task, sweep_folder / "logs"
+        self.jobs = [job for pack in packs for job in pack.jobs]
         self.free_gpus = list(self.machine.gpus)
-        self.waiting: list[tuple[Job, int, Path]] = []
+        self.waiting: list[_Waiting] = []
         self.running: list[RunProcess] = []
         self.outcomes: list[Outcome] = []
+        self.deaths: Counter[Path] = Counter()
+        self._processes = 0
 
     def run(self) -> list[Outcome]:
         """Until the last run has ended; outcomes as they came."""
         threads = max((job.hardware.threads or job.cores for job in self.jobs), default=1)
         # Before a run is taken on: whatever waits when the user stops the sweep is cancelled, and not just left.
         with thread_limits(threads), StopFlag() as stop:
-            self._take_on(stop)
+            self._make_folder()
+            for pack in self.packs:
+                if stop.requested:
+                    self.waiting.append(_Waiting(pack, {}, self.logs))
+                else:
+                    self._take_on(pack)
             preload(self.jobs)
             self._compute(stop)
-        return self.outcomes + [cancelled(job) for job, _, _ in self.waiting]
+        return self.outcomes + [cancelled(job) for waiting in self.waiting for job in waiting.pack.jobs]
 
     def _compute(self, stop: StopFlag) -> None:
         """Start and end processes until none is left, or those that are left are not to be started."""
@@ -82,60 +114,93 @@ class Pool:
                     self._wait()
                     if stop.signal is not None and not told:
                         told = True
-                        waiting = f"{len(self.waiting)} that wait are cancelled"
+                        waiting = f"{sum(len(each.pack.jobs) for each in self.waiting)} that wait are cancelled"
                         within = f"within {PROMISED_S} s, at once on a second Ctrl-C"
-                        progress.say(f"telling {len(self.running)} runs to save and stop, {within}; {waiting}")
+                        running = sum(len(process.pack.jobs) for process in self.running)
+                        progress.say(f"telling {running} runs to save and stop, {within}; {waiting}")
                         self._signal(stop.signal)
                 except KeyboardInterrupt:
                     self._signal(signal.SIGINT)
                 for process in [process for process in self.running if not process.running]:
                     self.running.remove(process)
                     self.free_gpus += process.gpus
-                    self.outcomes.append(process.outcome(stop.signal))
-                    progress.say(describe(self.outcomes[-1]))
+                    ended, unfinished = process.outcomes(stop.signal)
+                    for outcome in ended:
+                        self.outcomes.append(self._with_deaths(outcome))
+                        progress.say(describe(self.outcomes[-1]))
+                    if unfinished:
+                        n = len(process.pack.jobs)
+                        progress.say(f"a process of {n} runs {process.died}; {len(unfinished)} of them are put back")
+                        self._put_back(unfinished, process.attempts)
                     progress.update(len(self.outcomes))
 
-    def _take_on(self, stop: StopFlag) -> None:
+    def _make_folder(self) -> None:
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(self.logs, error) from error
-        for i, job in enumerate(self.jobs):
-            log_file = self.logs / f"{i:04d}-{job.folder.parent.name}-{job.folder.name}.log"
-            if stop.requested:
-                self.waiting.append((job, 0, log_file))
-                continue
+
+    def _take_on(self, pack: Pack) -> None:
+        """Take the runs of a pack on, and queue those that could be."""
+        several, first = len(pack.jobs) > 1, pack.jobs[0].folder
+        name = f"{len(pack.jobs)}-rows" if several else f"{first.parent.name}-{first.name}"
+        log_file = self.logs / f"{self._processes:04d}-{name}.log"
+        self._processes += 1
+        attempts: dict[Path, int] = {}
+        for job in pack.jobs:
             try:
-                write_log_header(log_file, job)
-                queued = take_on(job, self.logs.parent, str(log_file))
+                if not attempts:
+                    write_log_header(log_file, pack)
+                deaths = self.deaths[job.folder]
+                queued = take_on(job, self.logs.parent, str(log_file), beside=pack.folders, deaths=deaths)
             except RunFolderError as error:
                 self.outcomes.append(Outcome(job, job.folder, "failed", error=str(error)))
                 continue
-            self.waiting.append((job, queued.attempt, log_file))
+            attempts[job.folder] = queued.attempt
+        if taken := tuple(job for job in pack.jobs if job.folder in attempts):
+            self.waiting.append(_Waiting(Pack(taken), attempts, log_file))
+
+    def _put_back(self, jobs: Sequence[Job], attempts: Mapping[Path, int]) -> None:
+        """Queue runs again whose process has died, before all that wait."""
+        self.deaths.update(job.folder for job in jobs)
+        waiting, self.waiting = self.waiting, []
+        for pack in put_back([taken_up_again(job, attempts[job.folder]) for job in jobs], self.deaths):
+            self._take_on(pack)
+        self.waiting += waiting
+
+    def _with_deaths(self, outcome: Outcome) -> Outcome:
+        """The outcome, which says of a run how often its process had died before."""
+        if not (deaths := self.deaths[outcome.folder]):
+            return outcome
+        text = f"its process died {'once' if deaths == 1 else f'{deaths} times'} before"
+        return replace(outcome, error=f"{outcome.error}; {text}" if outcome.error else text)
 
     def _start_what_fits(self) -> None:
-        while self.waiting and self._fits(self.waiting[0][0]):
-            job, attempt, log_file = self.waiting.pop(0)
-            gpus = tuple(self.free_gpus[: job.hardware.gpus])
-            del self.free_gpus[: job.hardware.gpus]
-            beside = min(self.machine.places(job.hardware, job.cores), len(self.jobs))
-            self.running.append(RunProcess(job, attempt, self.task, log_file, gpus, beside))
+        while self.waiting and self._fits(self.waiting[0].pack):
+            first = self.waiting.pop(0)
+            hardware = first.pack.hardware
+            gpus = tuple(self.free_gpus[: hardware.gpus])
+            del self.free_gpus[: hardware.gpus]
+            beside = min(self.machine.places(hardware, first.pack.cores), len(self.packs))
+            self.running.append(RunProcess(first.pack, first.attempts, self.task, first.log_file, gpus, beside))
 
-    def _fits(self, job: Job) -> bool:
-        """Whether one more run has room; with nothing running it always has."""
+    def _fits(self, pack: Pack) -> bool:
+        """Whether one more process has room; with nothing running it always has."""
         if not self.running:
             return True
-        if len(self.running) >= self.machine.places(job.hardware, job.cores):
+        if len(self.running) >= self.machine.places(pack.hardware, pack.cores):
             return False
-        if self.machine.gpus and len(self.free_gpus) < job.hardware.gpus:
+        if self.machine.gpus and len(self.free_gpus) < pack.hardware.gpus:
             return False
-        cores = sum(process.job.cores for process in self.running) + job.cores
-        memory = sum(process.job.hardware.memory_gb for process in self.running) + job.hardware.memory_gb
+        cores = sum(process.pack.cores for process in self.running) + pack.cores
+        memory = sum(process.pack.memory_gb for process in self.running) + pack.memory_gb
         return cores <= self.machine.cores and memory <= self.machine.memory_gb
 
     def _wait(self) -> None:
         """Until a process may have ended, or a moment has passed."""
         ready = wait([process.sentinel for process in self.running], _POLL_S)
+        for process in self.running:
+            process.listen()
         if ready and all(process.running for process in self.running):
             time.sleep(_POLL_S)  # the server is gone and can tell nothing of its children
 

@@ -96,6 +96,17 @@ class Backend(Protocol):
         """
         return None
 
+    def packs(self, jobs: Sequence[Job]) -> list[Pack]:
+        """Return what each process is to compute: a run, or several that have equal keys (`Job.key`).
+
+        `launch` computes several by a call of `llmrl.sweeps.work.Works`; a backend that does not leaves this as it is.
+        """
+        return [Pack((job,)) for job in jobs]
+
+    def at_once(self, packs: Sequence[Pack]) -> int | None:
+        """Return how many of these processes go side by side; None where that is the scheduler's to say."""
+        return None
+
     @abstractmethod
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcome]:
         """Compute the runs; a run that fails does not stop the others.
@@ -127,7 +138,9 @@ class Hardware:
         cores: processor cores one run keeps busy; None: as many as it has game processes, or threads if those are more.
         memory_gb: memory one run needs, gigabytes.
         gpus: GPUs one run needs.
-        parallel: runs of a sweep at once; None: as many as the backend has room for.
+        parallel: processes of a sweep at once; None: as many as the backend has room for.
+        rows: most runs that one process serves; `auto`: as many as memory allows.
+        jobs: most jobs of a sweep at once; more runs than that share jobs. None: each run that is alone in its job.
     """
 
     backend: Backend
@@ -138,9 +151,21 @@ class Hardware:
     memory_gb: PositiveFloat
     gpus: NonNegativeInt
     parallel: PositiveInt | None
+    rows: Literal["auto"] | PositiveInt = "auto"
+    jobs: PositiveInt | None = None
 
     def __post_init__(self) -> None:
+        if self.jobs is not None and self.backend.scheduler is None:
+            raise ConfigError(
+                f"hardware.jobs={self.jobs}: {type(self.backend).__name__} submits no jobs; hardware.parallel says how "
+                "many processes there are at once"
+            )
         self.backend.check(self)
+
+    @property
+    def jobs_at_once(self) -> int | None:
+        """Most jobs of a scheduler that run at once; None: as many as it has room for."""
+        return min((limit for limit in (self.parallel, self.jobs) if limit is not None), default=None)
 
     def cores_for(self, game_processes: int) -> int:
         """Cores a run with that many game processes should have for itself."""
@@ -184,6 +209,8 @@ class Job:
         naming: the overrides that make its folder readable: those that differ within the sweep.
         environment: variables to set in its process (`hydra.job.env_set`).
         after: jobs of the same launch whose runs this one needs: it begins when they have ended.
+        key: runs with equal ones may be rows of one process; None: it is alone in its own.
+        row_gb: memory that it takes in a process that has a run already, gigabytes; None: as much as by itself.
     """
 
     config: dict[str, Any]
@@ -193,6 +220,8 @@ class Job:
     naming: list[str]
     environment: dict[str, str] = field(default_factory=dict)
     after: tuple[Job, ...] = ()
+    key: str | None = None
+    row_gb: float | None = None
 
     @cached_property
     def folder(self) -> Path:
@@ -209,6 +238,38 @@ class Job:
     def command(self) -> str:
         """The command it was composed by: only llmrl-finetune knows methods of training."""
         return "llmrl-finetune" if "method" in self.config else "llmrl-train"
+
+
+@dataclass(frozen=True)
+class Pack:
+    """The runs that one process computes, as its rows; mostly one.
+
+    Attributes:
+        jobs: one, or several with equal keys.
+    """
+
+    jobs: tuple[Job, ...]
+
+    @property
+    def hardware(self) -> Hardware:
+        """What its runs have in common."""
+        return self.jobs[0].hardware
+
+    @property
+    def cores(self) -> int:
+        """Cores that it keeps busy: rows take turns, so as many as one run does."""
+        return self.jobs[0].cores
+
+    @property
+    def memory_gb(self) -> float:
+        """Memory that it needs: of one run in a process of its own, and of every further row."""
+        own = self.hardware.memory_gb
+        return own + sum(own if job.row_gb is None else job.row_gb for job in self.jobs[1:])
+
+    @property
+    def folders(self) -> list[Path]:
+        """Run folders, in order."""
+        return [job.folder for job in self.jobs]
 
 
 @dataclass(frozen=True)

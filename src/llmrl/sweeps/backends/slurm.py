@@ -25,7 +25,7 @@ from llmrl.sweeps.backends.slurm_queue import SlurmQueue, output_of, setting
 from llmrl.sweeps.machine import THREAD_VARIABLES
 
 if TYPE_CHECKING:
-    from llmrl.sweeps.backends.protocol import Job, Outcome
+    from llmrl.sweeps.backends.protocol import Job, Outcome, Pack
     from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,8 @@ _COMMANDS = ("sbatch", "srun", "squeue")
 
 @dataclass(frozen=True)
 class Slurm(Backend):
-    """Submit each run as a job of a SLURM cluster; None leaves a field to the cluster's default.
+    """Submit each run as a job of a SLURM cluster, several as one where there are to be fewer jobs (`hardware.jobs`);
+    None leaves a field to the cluster's default.
 
     Attributes:
         partition, account, qos, constraint: as sbatch takes them.
@@ -114,61 +115,76 @@ class Slurm(Backend):
         except ImportError as error:
             raise ConfigError("hardware=slurm_* needs submitit: pip install 'llmrl[slurm]'") from error
 
+    def packs(self, jobs: Sequence[Job]) -> list[Pack]:
+        from llmrl.sweeps.packing import packed_into
+
+        by_hardware: list[list[Job]] = []
+        for job in jobs:
+            own = next((each for each in by_hardware if each[0].hardware == job.hardware), None)
+            if own is None:
+                by_hardware.append([job])
+            else:
+                own.append(job)
+        return [pack for alike in by_hardware for pack in packed_into(alike, alike[0].hardware.jobs)]
+
+    def at_once(self, packs: Sequence[Pack]) -> int | None:
+        return packs[0].hardware.jobs_at_once
+
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcome]:
         """Submit all jobs, as arrays of those with equal needs, no array larger than the cluster allows."""
         from llmrl.sweeps.backends.protocol import Outcome
-        from llmrl.sweeps.jobs import cancelled, take_on
+        from llmrl.sweeps.jobs import cancelled
 
         folder = sweep_folder / "slurm"
-        cluster, user = SlurmQueue().cluster, getpass.getuser()
         outcomes: list[Outcome] = []
-        taken: list[tuple[Job, Queued]] = []
+        taken: list[_Taken] = []
         limit = int(setting("MaxArraySize") or 1000)
         # A signal waits until what has been submitted is written down.
         with StopFlag("no more runs are submitted") as stop:
-            for job in jobs:
-                try:
-                    taken.append((job, take_on(job, sweep_folder, cluster=cluster, user=user)))
-                except RunFolderError as error:
-                    outcomes.append(Outcome(job, job.folder, "failed", error=str(error)))
+            for pack in self.packs(jobs):
+                found, refused = _take_on(pack, sweep_folder)
+                taken += found
+                outcomes += refused
             for alike in _alike(taken):
                 before = ""
                 for chunk in (alike[i : i + limit] for i in range(0, len(alike), limit)):
                     if stop.requested:
-                        outcomes += [cancelled(job) for job, _ in chunk]
+                        outcomes += [cancelled(job) for each in chunk for job in each.pack.jobs]
                         continue
                     try:
-                        ids = self._submit_array([job for job, _ in chunk], task, folder, before)
+                        ids = self._submit_array([each.pack for each in chunk], task, folder, before)
                     except SchedulerError as error:
-                        for job, queued in chunk:
-                            outcomes.append(Outcome(job, job.folder, "refused", error=str(error)))
-                            replace(queued, error=str(error)).write(job.folder)
+                        for each in chunk:
+                            outcomes += [Outcome(j, j.folder, "refused", error=str(error)) for j in each.pack.jobs]
+                            each.write(error=str(error))
                         continue
                     before = ids[0].partition("_")[0]
-                    for (job, queued), job_id in zip(chunk, ids, strict=True):
-                        outcomes.append(Outcome(job, job.folder, "submitted", job_id=job_id))
+                    for each, job_id in zip(chunk, ids, strict=True):
+                        outcomes += [Outcome(job, job.folder, "submitted", job_id=job_id) for job in each.pack.jobs]
                         try:
-                            replace(queued, job_id=job_id, log=str(folder / f"{job_id}_0_log.out")).write(job.folder)
+                            each.write(job_id=job_id, log=str(folder / f"{job_id}_0_log.out"))
                         except RunFolderError as error:
                             log.error("job %s is submitted, and its id could not be written down: %s", job_id, error)
         return outcomes
 
-    def _submit_array(self, jobs: Sequence[Job], task: Task, folder: Path, before: str) -> list[str]:
-        """Submit one array, or one job, of runs with the same needs; returns the job ids.
+    def _submit_array(self, packs: Sequence[Pack], task: Task, folder: Path, before: str) -> list[str]:
+        """Submit one array, or one job, of packs with the same needs; returns the job ids.
 
         It waits until the jobs that its runs need have ended, however that was: runs look at what came of them. Where
-        runs at once are limited, an array waits for the one `before` it, too: SLURM limits each array by itself.
+        jobs at once are limited, an array waits for the one `before` it, too: SLURM limits each array by itself.
         """
         import submitit
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         from llmrl.sweeps.backends.slurm_work import ClusterWork
         from llmrl.sweeps.jobs import ids_before
-        from llmrl.sweeps.work import Work
+        from llmrl.sweeps.packing import works_of
 
-        works = [ClusterWork(Work(task, j.config, j.overrides, j.folder, j.environment)) for j in jobs]
-        parameters = self._parameters(jobs[0].hardware, jobs[0].cores)
-        first = ids_before(jobs, folder.parent) + ([before] if before and jobs[0].hardware.parallel is not None else [])
+        hardware = packs[0].hardware
+        works = [ClusterWork(works_of(pack, task, {})) for pack in packs]
+        parameters = self._parameters(hardware, packs[0].cores, max(pack.memory_gb for pack in packs))
+        limited = before and hardware.jobs_at_once is not None
+        first = ids_before([job for pack in packs for job in pack.jobs], folder.parent) + ([before] if limited else [])
         if first:
             parameters["dependency"] = f"afterany:{':'.join(first)}"
         try:
@@ -183,7 +199,7 @@ class Slurm(Backend):
         except OSError as error:
             raise SchedulerError(f"cannot write the job's files to {folder}: {why(folder, error)}") from error
 
-    def _parameters(self, hardware: Hardware, cores: int) -> dict[str, Any]:
+    def _parameters(self, hardware: Hardware, cores: int, memory_gb: float) -> dict[str, Any]:
         """submitit's parameters."""
         from llmrl.sweeps.backends.slurm_work import ALONE_S
 
@@ -192,7 +208,7 @@ class Slurm(Backend):
         parameters: dict[str, Any] = {
             "job_name": "llmrl",
             "time": self.time_min,
-            "mem": f"{round(hardware.memory_gb * 1000)}M",
+            "mem": f"{round(memory_gb * 1000)}M",
             "cpus_per_task": cores,
             "ntasks_per_node": self.processes_per_node,
             "nodes": self.nodes,
@@ -200,7 +216,7 @@ class Slurm(Backend):
             "stderr_to_stdout": True,
             "setup": [*(f"export {name}={threads}" for name in THREAD_VARIABLES), *(self.setup or [])],
             "srun_args": [*(self.srun_args or []), *one_gone],
-            "array_parallelism": hardware.parallel or 1_000_000,  # submitit's default is a limit of 256
+            "array_parallelism": hardware.jobs_at_once or 1_000_000,  # submitit's default is a limit of 256
             # A job may always go back into the queue: its run goes on where it was.
             "additional_parameters": {"requeue": True, **(self.extra or {})},
         }
@@ -222,22 +238,54 @@ class Slurm(Backend):
         return f"sbatch refused: {said}{hint}"
 
 
-def _alike(taken: Sequence[tuple[Job, Queued]]) -> list[list[tuple[Job, Queued]]]:
+@dataclass(frozen=True)
+class _Taken:
+    """A job that has been taken on: its runs, and what was written down of each."""
+
+    pack: Pack
+    queued: tuple[Queued, ...]
+
+    def write(self, **changes: Any) -> None:
+        """Write down more of each of its runs."""
+        for job, queued in zip(self.pack.jobs, self.queued, strict=True):
+            replace(queued, **changes).write(job.folder)
+
+
+def _take_on(pack: Pack, sweep_folder: Path) -> tuple[list[_Taken], list[Outcome]]:
+    """Take the runs of a job on; returns it, if there are any that could be, and what became of the others."""
+    from llmrl.sweeps.backends.protocol import Outcome, Pack
+    from llmrl.sweeps.jobs import take_on
+
+    cluster, user = SlurmQueue().cluster, getpass.getuser()
+    taken: list[tuple[Job, Queued]] = []
+    failed = []
+    for job in pack.jobs:
+        try:
+            queued = take_on(job, sweep_folder, cluster=cluster, user=user, beside=pack.folders)
+            taken.append((job, queued))
+        except RunFolderError as error:
+            failed.append(Outcome(job, job.folder, "failed", error=str(error)))
+    if not taken:
+        return [], failed
+    return [_Taken(Pack(tuple(job for job, _ in taken)), tuple(queued for _, queued in taken))], failed
+
+
+def _alike(taken: Sequence[_Taken]) -> list[list[_Taken]]:
     """Jobs grouped by what they ask of the cluster, and by what they wait for."""
-    groups: list[list[tuple[Job, Queued]]] = []
-    for job, queued in taken:
+    groups: list[list[_Taken]] = []
+    for each in taken:
         for group in groups:
-            if _asks(group[0][0]) == _asks(job):
-                group.append((job, queued))
+            if _asks(group[0].pack) == _asks(each.pack):
+                group.append(each)
                 break
         else:
-            groups.append([(job, queued)])
+            groups.append([each])
     return groups
 
 
-def _asks(job: Job) -> tuple[Hardware, int, frozenset[Path]]:
+def _asks(pack: Pack) -> tuple[Hardware, int, frozenset[Path]]:
     """What a job asks of the cluster, and the runs that it waits for."""
-    return job.hardware, job.cores, frozenset(each.folder for each in job.after)
+    return pack.hardware, pack.cores, frozenset(each.folder for job in pack.jobs for each in job.after)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a SLURM job does: a run, put back into the queue where its time limit or a preemption came first."""
+"""What a SLURM job does: its runs, put back into the queue where its time limit or a preemption came first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from llmrl.core.errors import RunFolderError
 from llmrl.run.status import read_status
-from llmrl.sweeps.work import Work, leads
+from llmrl.sweeps.work import Works, leads
 
 log = logging.getLogger(__name__)
 
@@ -22,30 +22,32 @@ ALONE_S = 60
 
 @dataclass(frozen=True)
 class ClusterWork:
-    """`Work` as submitit runs it in a SLURM job."""
+    """`Works` as submitit runs them in a SLURM job."""
 
-    work: Work
+    works: Works
 
-    def __call__(self) -> float | None:
-        """Run it; if it was told to save before a time limit or a preemption, put the job back into the queue."""
+    def __call__(self) -> None:
+        """Compute the runs; if one was told to save before a time limit or a preemption, put the job back into the
+        queue. Those that are finished by then are not begun again.
+
+        Raises:
+            SystemExit: a run did not finish; with the exit code of `llmrl-train`, of several the lowest.
+        """
         _place()
-        # submitit's handler counts time-outs and requeues. The run's own, which saves first, replaces it meanwhile.
+        # submitit's handler counts time-outs and requeues. The runs' own, which saves first, replaces it meanwhile.
         requeue = signal.getsignal(signal.SIGUSR2)
-        try:
-            return self.work()
-        except SystemExit as stop:
-            if not leads():
-                raise
-            warned = stop.code == 128 + signal.SIGUSR2 or (stop.code == 128 + signal.SIGTERM and _left_running())
-            if not warned or not callable(requeue):
-                raise
+        codes = [end.code for end in self.works() if end.code]
+        if not codes:
+            return
+        warned = 128 + signal.SIGUSR2 in codes or (128 + signal.SIGTERM in codes and leads() and _left_running())
+        if leads() and warned and callable(requeue):
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a second warning has nothing to add
             try:
                 requeue(signal.SIGUSR2, None)
             except Exception as refused:
                 self._tell(f"{type(refused).__name__}: {refused}")
                 raise
-            raise
+        raise SystemExit(min(codes))
 
     def checkpoint(self) -> Any:
         """What submitit puts into the queue again: the same work."""
@@ -54,14 +56,15 @@ class ClusterWork:
         return DelayedSubmission(self)
 
     def _tell(self, text: str) -> None:
-        """Note in the run's status why nobody goes on with it."""
-        try:
-            status = read_status(self.work.folder)
-            if status is not None:
-                status.error = f"{text} Repeat the command, or `llmrl-sweep retry`, to go on."
-                status.write(self.work.folder)
-        except RunFolderError as error:
-            log.error("%s; could not note it in %s: %s", text, self.work.folder, error)
+        """Note in the status of its unfinished runs why nobody goes on with them."""
+        for work in self.works.works:
+            try:
+                status = read_status(work.folder)
+                if status is not None and status.state != "finished":
+                    status.error = f"{text} Repeat the command, or `llmrl-sweep retry`, to go on."
+                    status.write(work.folder)
+            except RunFolderError as error:
+                log.error("%s; could not note it in %s: %s", text, work.folder, error)
 
 
 def _place() -> None:

@@ -1,0 +1,142 @@
+"""Jobs of a cluster that have several runs: submitted, looked at, cancelled, and put back into the queue."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrl.core.errors import RunFolderError
+from llmrl.run.queued import read_queued
+from llmrl.run.status import Status
+from llmrl.sweeps.backends import slurm_queue
+from llmrl.sweeps.backends.protocol import Hardware, Job
+from llmrl.sweeps.backends.slurm import Slurm
+from llmrl.sweeps.backends.slurm_work import ClusterWork
+from llmrl.sweeps.launch import launch
+from llmrl.sweeps.packing import SharedTask
+from llmrl.sweeps.records import cancel, records
+from llmrl.sweeps.work import RowEnd, Work, Works
+
+pytest.importorskip("submitit")
+
+HARDWARE = Hardware(Slurm(), "cpu", "highest", 1, 1, 1.0, 0, None, jobs=2)
+
+
+def jobs(root: Path, n: int, hardware: Hardware = HARDWARE) -> list[Job]:
+    config: dict[str, Any] = {"output_root": str(root / "outputs"), "name": "study", "rerun": False}
+    return [Job({**config, "seed": i}, [f"seed={i}"], hardware, 1, [], key="one", row_gb=0.25) for i in range(n)]
+
+
+def one(config: dict[str, Any], overrides: list[str]) -> float | None:
+    """Never called: jobs are submitted only."""
+    raise AssertionError
+
+
+def told(works: Sequence[Work]) -> list[RowEnd]:
+    """Runs that end with the codes in their configs."""
+    return [RowEnd(work.folder, work.config["code"]) for work in works]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """SLURM's commands as scripts: what sbatch and scancel are given is kept, and two jobs wait."""
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
+    monkeypatch.setattr(slurm_queue.getpass, "getuser", lambda: "ada")
+    said = {
+        "sbatch": "Submitted batch job 77",
+        "srun": "",
+        "squeue": "77_0|PENDING\n77_1|RUNNING",
+        "scontrol": "ClusterName = atlas",
+        "scancel": "",
+    }
+    for name, text in said.items():
+        script = bin_folder / name
+        kept = f'for each; do [ -f "$each" ] && cp "$each" {bin_folder}/sbatch.script; done\n' * (name == "sbatch")
+        script.write_text(f'#!/bin/sh\necho "$@" >> {bin_folder}/{name}.asked\n{kept}echo "{text}"\n')
+        script.chmod(0o755)
+    return bin_folder
+
+
+def test_nine_runs_are_two_jobs_where_two_are_asked_for(tmp_path: Path, cluster: Path) -> None:
+    nine = jobs(tmp_path, 9)
+    outcomes, code = launch(nine, SharedTask(one, told), tmp_path / "sweep", wait=False)
+    assert code == 0 and [outcome.state for outcome in outcomes] == ["submitted"] * 9
+    assert {outcome.job_id for outcome in outcomes} == {"77_0", "77_1"}
+    by_job: dict[str, list[Job]] = {}
+    for job in nine:
+        queued = read_queued(job.folder)
+        assert queued is not None
+        by_job.setdefault(queued.job_id, []).append(job)
+    assert sorted(len(each) for each in by_job.values()) == [4, 5]
+    for alike in by_job.values():
+        for job in alike:
+            queued = read_queued(job.folder)
+            assert queued is not None
+            assert set(queued.beside) == {str(other.folder) for other in alike} - {str(job.folder)}
+    script = (cluster / "sbatch.script").read_text()
+    assert "--array=0-1%2" in script and "--mem=2000M" in script, "of one run, and of four more rows"
+    again, _ = launch(nine, SharedTask(one, told), tmp_path / "again", wait=False)
+    assert [outcome.state for outcome in again] == ["elsewhere"] * 9
+
+    waiting = by_job["77_0"]
+    with pytest.raises(RunFolderError, match=r"job 77_0 together with .* cancel all of them"):
+        cancel(records(waiting[0].folder))
+    assert not (cluster / "scancel.asked").exists()
+    assert cancel(records(tmp_path / "outputs")) == (2, 0, [])
+    assert (cluster / "scancel.asked").read_text().split() == ["77_0", "77_1"]
+    assert [record.state for record in records(tmp_path / "outputs")].count("cancelled") == 9
+
+
+def test_what_has_ended_does_not_hold_up_a_cancel(tmp_path: Path, cluster: Path) -> None:
+    nine = jobs(tmp_path, 9)
+    launch(nine, SharedTask(one, told), tmp_path / "sweep", wait=False)
+    with_first = [job for job in nine if read_queued(job.folder).job_id == "77_0"]  # type: ignore[union-attr]
+    for job in with_first[1:]:
+        Status("finished", attempt=1, result=1.0).write(job.folder)
+    assert cancel(records(with_first[0].folder)) == (1, 0, [])
+
+
+def test_a_free_cluster_has_a_job_for_each(tmp_path: Path, cluster: Path) -> None:
+    three = jobs(tmp_path, 3, replace(HARDWARE, jobs=None))
+    launch(three, SharedTask(one, told), tmp_path / "sweep", wait=False)
+    script = (cluster / "sbatch.script").read_text()
+    assert "--array=0-2%" in script and "--mem=1000M" in script
+    assert all(read_queued(job.folder).beside == [] for job in three)  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def requeued() -> Iterator[list[int]]:
+    """Signals that would have had submitit put the job back."""
+    found: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: found.append(number))
+    yield found
+    signal.signal(signal.SIGUSR2, before)
+
+
+USR2 = 128 + signal.SIGUSR2
+
+
+@pytest.mark.parametrize(
+    ("codes", "back", "code"),
+    [((0, 0), False, None), ((0, 1), False, 1), ((0, USR2), True, USR2), ((USR2, 3), True, 3)],
+)
+def test_a_job_goes_back_if_one_of_its_runs_was_told_to_save(
+    tmp_path: Path, requeued: list[int], codes: tuple[int, ...], back: bool, code: int | None
+) -> None:
+    works = [Work(one, {"code": each}, [], tmp_path / str(i), {}) for i, each in enumerate(codes)]
+    call: Callable[[], None] = ClusterWork(Works(works, told))
+    if code is None:
+        call()
+    else:
+        with pytest.raises(SystemExit) as end:
+            call()
+        assert end.value.code == code
+    assert bool(requeued) == back

@@ -1,0 +1,93 @@
+"""Sweeps whose runs share processes: they end as runs of their own do, and outlive the death of their process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from experiments import comparable_metrics, rows_alike
+from llmrl.core.errors import RunFolderError
+from llmrl.run.queued import read_queued
+from llmrl.sweeps.records import cancel, records
+from sweeping import command, start, sweep, table, until
+
+ROOM = (
+    *("env=escape_room", "env.n_envs=4", "agent=pg", "design.references=0", "design.race=0"),
+    *("design.adapt_rounds=2", "design.validate_episodes=4", "principal=ucb,random"),
+)
+
+
+def metrics(cwd: Path, root: str) -> dict[tuple[str, int], list[dict]]:
+    """Rows of metrics by (principal, seed)."""
+    rows = table(cwd, root)
+    assert {row["state"] for row in rows} == {"finished"}, rows
+    return {(row["overrides"]["principal"], row["seed"]): comparable_metrics(Path(row["folder"])) for row in rows}
+
+
+@pytest.mark.slow
+def test_rows_end_as_runs_alone_do(tmp_path):
+    """Six runs in two processes, and one after the other."""
+    overrides = (*ROOM, "design.steps=3", "seed=0,1,2")
+    packed = ("hardware=local", "hardware.memory_gb=0.5", "hardware.cores=1", "hardware.parallel=2")
+    done = sweep(*overrides, *packed, "output_root=rows", cwd=tmp_path)
+    assert done.returncode == 0 and "6 finished" in done.stdout, done.stdout + done.stderr
+    alone = ("hardware/backend=here", "hardware.rows=1")
+    done = sweep(*overrides, *alone, "output_root=alone", cwd=tmp_path)
+    assert done.returncode == 0 and "6 finished" in done.stdout, done.stdout + done.stderr
+    rows, single = metrics(tmp_path, "rows"), metrics(tmp_path, "alone")
+    assert rows.keys() == single.keys() and len(rows) == 6
+    for which, found in rows.items():
+        assert rows_alike(found, single[which], rel=1e-3, abs=1e-4), which
+    processes = {row["pid"] for row in table(tmp_path, "rows")}
+    assert len(processes) == len({row["log"] for row in table(tmp_path, "rows")}) in (1, 2)
+    assert len({row["pid"] for row in table(tmp_path, "alone")}) == 1
+    together = read_queued(Path(table(tmp_path, "rows")[0]["folder"]))
+    assert together is not None and len(together.beside) == 6 / len(processes) - 1
+
+
+@pytest.mark.slow
+def test_rows_of_a_process_that_dies_go_on(tmp_path):
+    """Together after its first death, each by itself after the second; and what is told of them."""
+    overrides = (*ROOM, "design.steps=40", "seed=0,1", "checkpoint_seconds=0")
+    launcher = start(*overrides, cwd=tmp_path)
+    for death in (1, 2):
+
+        def begun(attempt: int = death) -> bool:
+            rows = table(tmp_path) if (tmp_path / "outputs").exists() else []
+            steps = [row["last_metrics"].get("principal_steps", 0) for row in rows if row["attempt"] == attempt]
+            return len(steps) == 4 and {row["state"] for row in rows} == {"running"} and min(steps) >= 2
+
+        until(begun)
+        rows = table(tmp_path)
+        if death == 1:
+            with pytest.raises(RunFolderError, match=r"together with .* and 2 more, .* cancel all of them: "):
+                cancel(records(Path(rows[0]["folder"])))
+        [pid] = {row["pid"] for row in rows}
+        os.kill(pid, signal.SIGKILL)
+    out, err = launcher.communicate(timeout=300)
+    assert launcher.returncode == 0 and "4 finished" in out, out + err
+    assert out.count("a process of 4 runs was killed by SIGKILL; 4 of them are put back") == 2
+    assert "its process died 2 times before" in out
+    rows = table(tmp_path)
+    assert {row["attempt"] for row in rows} == {3} and len({row["pid"] for row in rows}) == 4
+    for row in rows:
+        record = json.loads((Path(row["folder"]) / "queued.json").read_text())
+        assert record["deaths"] == 2 and "beside" not in record
+
+
+@pytest.mark.slow
+def test_a_stop_saves_all_rows_and_the_same_command_goes_on(tmp_path):
+    overrides = (*ROOM, "design.steps=80", "seed=0,1")
+    launcher = start(*overrides, cwd=tmp_path)
+    until(lambda: (tmp_path / "outputs").exists() and [row["state"] for row in table(tmp_path)] == ["running"] * 4)
+    done = command("cancel", "outputs", cwd=tmp_path)
+    assert done.returncode == 0 and "told 1 processes" in done.stdout, done.stdout + done.stderr
+    out, err = launcher.communicate(timeout=100)
+    assert launcher.returncode == 143, out + err
+    assert {row["state"] for row in table(tmp_path)} == {"preempted"}
+    again = sweep(*overrides, cwd=tmp_path)
+    assert again.returncode == 0 and "4 finished" in again.stdout, again.stdout + again.stderr
