@@ -284,7 +284,7 @@ def test_what_a_society_does_and_learns_does_not_depend_on_its_neighbours(kind, 
 def joined(kind, agents, seeds):
     """A rollout in which each agent sees and draws what its seed says, whoever is beside it."""
     parts = []
-    for agent, own in zip(agents, seeds, strict=True):
+    for own in seeds:
         seed = int(own.integer("rollout"))
         parts.append((observations(kind, (STEPS, GAMES, AGENTS), seed), np.random.default_rng(seed)))
     seen = {name: torch.cat([own[name] for own, _ in parts], dim=1) for name in parts[0][0]}

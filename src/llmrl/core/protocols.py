@@ -69,8 +69,7 @@ class VecEnv(Protocol):
         ...
 
     def set_context(self, context: int) -> None:
-        """Choose the context (index into `spec.contexts`) of all games; takes effect at the next reset. A `Resizable`
-        environment also takes [n_envs] indices, one a game."""
+        """Choose the context (index into `spec.contexts`) of all games; takes effect at the next reset."""
         ...
 
     def render(self, index: int = 0) -> np.ndarray:
@@ -93,6 +92,10 @@ class Resizable(VecEnv, Protocol):
 
     def resized(self, n_envs: int) -> Resizable:
         """Return the same environment with so many games, none of them begun."""
+        ...
+
+    def set_context(self, context: int | np.ndarray) -> None:
+        """As `VecEnv`; also [n_envs] contexts, one a game."""
         ...
 
 

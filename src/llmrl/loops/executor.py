@@ -113,9 +113,8 @@ class Executor:
                 generators = _generators(request.minibatches)
                 if request.stacked:
                     found = self._trainer_of(request.agents).update(request.rollout, generators)
-                    for each in found:
-                        if isinstance(each, Diverged):
-                            raise each
+                    if (end := next((each for each in found if isinstance(each, Diverged)), None)) is not None:
+                        raise end
                     return found
                 each = zip(request.agents, split(request.rollout, len(request.agents)), generators, strict=True)
                 return [agent.update(own, generator) for agent, own, generator in each]

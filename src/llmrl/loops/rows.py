@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -24,6 +25,9 @@ from llmrl.run.signals import GivenUp
 State = Literal["works", "asks", "away", "left"]
 """Of a seat: its run computes something itself, waits for an answer, waits for what may take long, or has ended."""
 
+PATIENCE_S, PATIENCE = 0.1, 0.2
+"""How long a wave waits for a run that has just gone away: seconds, or a share of the time that the last answer took.
+Bandits are back at once."""
 WAVES = 2
 """Waves that are kept to be used again, with the memory of their rollouts."""
 
@@ -41,6 +45,7 @@ class Rows:
         self._seats: list[Seat] = []
         self._waves: dict[tuple[Seat, ...], Wave] = {}
         self._error: BaseException | None = None
+        self._took = 0.0  # seconds, the last answer
 
     def seat(self, key: str | None = None) -> Seat:
         """A place for one more run.
@@ -77,10 +82,11 @@ class Rows:
                 states = {seat.state for seat in self._seats}
                 if states <= {"left"}:
                     return None
-                if "asks" in states and "works" not in states:
+                back = self._soon_back()
+                if "asks" in states and "works" not in states and back <= 0:
                     break
                 # Not for ever, so that signals are heard.
-                self._changed.wait(1.0)
+                self._changed.wait(back if back > 0 else 1.0)
             groups: dict[object, list[Seat]] = {}
             for seat in self._seats:
                 if seat.state == "asks":
@@ -88,8 +94,14 @@ class Rows:
         # What was played is learned from before somebody plays over it.
         return max(groups.values(), key=lambda each: (isinstance(each[0].request, Update), len(each)))
 
+    def _soon_back(self) -> float:
+        """For how many seconds runs that have gone away are waited for."""
+        since = [seat.since for seat in self._seats if seat.state == "away"]
+        return max(since) + max(PATIENCE_S, PATIENCE * self._took) - time.monotonic() if since else 0.0
+
     def _answer(self, seats: Sequence[Seat]) -> None:
         """Answer the requests of seats that ask for the same."""
+        begun = time.monotonic()
         try:
             request = seats[0].request
             answers: Sequence[Any]
@@ -104,6 +116,7 @@ class Rows:
         except BaseException as error:  # noqa: BLE001 (raised again where the runs asked)
             answers = [error] * len(seats)
         with self._changed:
+            self._took = time.monotonic() - begun
             for seat, answer in zip(seats, answers, strict=True):
                 failed = isinstance(answer, BaseException)
                 self._settle(seat, None if failed else answer, answer if failed else None)
@@ -121,12 +134,13 @@ class Rows:
             wave = self._wave_of(seats)
             for i, seat in enumerate(seats):
                 seat.wave, seat.place = wave, i
-            found = wave.play(first.steps, [_begun(each) for each in asked], **how)  # type: ignore[arg-type]
+            begun = [_begun(each) for each in asked]  # type: ignore[arg-type]
+            found = wave.play(first.steps, begun, (), **how)
         else:
             assert seats[0].wave is not None
             wave = seats[0].wave
             absent = set(range(len(wave.members))) - {seat.place for seat in seats}
-            found = wave.play(first.steps, absent=absent, **how)
+            found = wave.play(first.steps, None, absent, **how)
         for seat, each in zip(seats, asked, strict=True):
             got = found[seat.place]
             seat.rollout = got.copy() if each.copy and isinstance(got, Rollout) else got
@@ -163,7 +177,8 @@ class Seat:
 
     Attributes:
         alone: answers what is not computed in a batch.
-        state, request: what its run does, and asks for.
+        state, since: what its run does, and since when it is away or not, by the clock.
+        request: what its run asks for.
         wave, place, rollout: where its games were played last, as which member, and what came of it.
     """
 
@@ -172,6 +187,7 @@ class Seat:
         self._context = contextvars.copy_context()
         self.alone = Executor(None)
         self.state: State = "works"
+        self.since = 0.0
         self.request: Request | None = None
         self.answered: tuple[Any, BaseException | None] | None = None
         self.wave: Wave | None = None
@@ -242,7 +258,7 @@ class Seat:
 
     def _become(self, state: State) -> None:
         with self._rows._changed:
-            self.state = state
+            self.state, self.since = state, time.monotonic()
             self._rows._changed.notify_all()
 
 
@@ -250,10 +266,6 @@ def _how(request: PlaySteps) -> tuple[object, ...]:
     return (request.steps, request.learn, request.exposure, request.greedy, request.restart)
 
 
-
-
 def _begun(request: PlayEpisode) -> Begun:
     assert request.actions is not None
-    return Begun(
-        seed=request.seed, actions=request.actions, mechanism=request.mechanism, context=request.context
-    )
+    return Begun(seed=request.seed, actions=request.actions, mechanism=request.mechanism, context=request.context)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, split
-from llmrl.core.protocols import Agent, MetaLearner, Policy, VecEnv
+from llmrl.core.protocols import Agent, MetaLearner, VecEnv
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.loops.executor import serve

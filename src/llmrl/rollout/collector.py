@@ -18,7 +18,6 @@ from llmrl.core.rollouts import Rollout
 from llmrl.rollout.episode_accumulator import EpisodeAccumulator
 from llmrl.rollout.rollout_buffer import RolloutBuffer, moved
 
-
 PROGRESS_S = 0.05
 """Least seconds between two times that observers are told how many steps were made."""
 

@@ -1,4 +1,4 @@
-"""Games of several runs played as one batch, each run with its own policies, mechanism, context, seeds and observers."""
+"""Games of several runs, played as one batch: each run with its policies, mechanism, context, seeds and observers."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ class Wave:
         policies = [each for member in members for each in _policies(member)]
         policy = PartitionedPolicy(policies, first.policy.games)
         self._observers = _Observers(members, self.games)
-        env = first.env.resized(self.games * len(members))
+        self._env = env = first.env.resized(self.games * len(members))
         self._collector = Collector(env, policy, str(first.device), observers=[self._observers])
         self._generators: list[torch.Generator] = []
         self._rollout: Rollout | None = None
         self._trainer: BatchedTrainer | None = None
 
     def play(
-        self, steps: int, begun: Sequence[Begun] | None = None, absent: Collection[int] = (), **how: bool
+        self, steps: int, begun: Sequence[Begun] | None, absent: Collection[int], **how: bool
     ) -> list[Rollout | BaseException]:
         """Play on in all games; returns what each member gets, or what its observers raised.
 
@@ -103,7 +103,7 @@ class Wave:
         return found
 
     def _begin(self, begun: Sequence[Begun]) -> None:
-        env = self._collector.env
+        env = self._env
         if begun[0].mechanism is not None:
             env.set_mechanism(np.concatenate([np.asarray(each.mechanism) for each in begun]))
         if begun[0].context is not None:
@@ -236,14 +236,15 @@ def _generators(seeds: Sequence[int]) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
-def _part(named: Any, own: slice) -> Any:
+def _part(named: Mapping[str, Any], own: slice) -> dict[str, Any]:
     return {name: x[own] for name, x in named.items()}
 
 
 def _fields(record: Any, own: slice) -> Any:
     """A record of arrays with the games in front, cut to some games."""
     cut = {
-        name: None if x is None else _part(x, own) if isinstance(x, dict) else x[own] for name, x in vars(record).items()
+        name: None if x is None else _part(x, own) if isinstance(x, dict) else x[own]
+        for name, x in vars(record).items()
     }
     return replace(record, **cut)
 

@@ -17,7 +17,6 @@ from llmrl.core.rollouts import Rollout
 from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.society import SocietyPolicy
 
-
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What Adam keeps of a parameter beside its step."""
 STACKS = 32
@@ -51,9 +50,7 @@ class BatchedTrainer:
         self._learners = _stackable_learners(agents)
         self._stacks: dict[tuple[int, ...], StackedOptimizerStep] = {}
 
-    def update(
-        self, rollout: Rollout, generators: Sequence[torch.Generator]
-    ) -> list[dict[str, float] | Diverged]:
+    def update(self, rollout: Rollout, generators: Sequence[torch.Generator]) -> list[dict[str, float] | Diverged]:
         """Improve every policy; returns the metrics of each, or what stopped it: its losses are no numbers any more.
 
         Args:
@@ -98,7 +95,7 @@ class BatchedTrainer:
         advantage, target = first.estimate(rollout)
         steps, games = len(advantage), advantage.shape[1] // len(learners)
         index = sample_indices(rollout.reward.shape, len(learners), len(first.updaters))
-        index = index.unflatten(0, (len(learners), -1))[list(alike)].flatten(0, 1)
+        index = index.view(len(learners), -1, index.shape[1])[list(alike)].flatten(0, 1)
         # What is indexed lies as its index does: contiguously, whoever is beside it.
         where = index.contiguous().to(advantage.device)
         weight = torch.empty_like(advantage).flatten()
@@ -211,7 +208,7 @@ class StackedOptimizerStep:
         self._ordinary: Sequence[OptimizerStep] = ()
 
     def read(self, ordinary: Sequence[OptimizerStep]) -> None:
-        """Begin with the weights, moments and step size of `ordinary`, an updater for each network, which are at one step."""
+        """Begin with the weights, moments and step size of `ordinary`, one a network, all of them at one step."""
         self.stack.read()
         self._ordinary = ordinary
         group = ordinary[0].optimizer.param_groups[0]
@@ -300,7 +297,7 @@ class StackedMinibatches:
     def _epoch(self, order: torch.Tensor) -> Iterator[Batch]:
         for chosen in split_minibatches(order, self.size, self.drop_last):
             own = chosen.flatten()  # rows are picked by one list in half the time that a table of them takes
-            yield {name: x.index_select(0, own).unflatten(0, chosen.shape) for name, x in self.data.items()}
+            yield {name: x.index_select(0, own).view(*chosen.shape, *x.shape[1:]) for name, x in self.data.items()}
 
 
 def _place(updater: OptimizerStep) -> list[object]:

@@ -66,9 +66,12 @@ class StackedConv2d(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights = self.weight[:, : self.shape.numel()].unbind()
         biases = [None] * len(weights) if self.bias is None else self.bias[:, : self.n_out].unbind()
-        geometry = (self.stride, self.padding, self.dilation)
         each = zip(x.unbind(), weights, biases, strict=True)
-        return torch.stack([functional.conv2d(own, w.view(self.shape), b, *geometry) for own, w, b in each])
+        return torch.stack([self._convolved(own, weight, bias) for own, weight, bias in each])
+
+    def _convolved(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        kernel = weight.view(self.shape)
+        return functional.conv2d(x, kernel, bias, self.stride, self.padding, self.dilation)
 
 
 class StackedNetwork:

@@ -155,7 +155,7 @@ class NativeEnv:
         shape = (self.spec.n_envs, self._mechanism.spec.dim)
         self._show(self._at_device(np.broadcast_to(checked, shape)))
 
-    def set_context(self, context: int) -> None:
+    def set_context(self, context: int | np.ndarray) -> None:
         raise ConfigError(f"{self.spec.name} has no contexts")
 
     def world_codes(self, index: int = 0) -> NDArray[np.int64]:
