@@ -143,7 +143,7 @@ def test_updates_together_are_those_of_each_alone(kind, share, societies):
     agents = [make_agent(kind, seed, share) for seed in range(societies)]
     before = copy.deepcopy(agents)
     together, alone, found, expected = update_both(kind, agents)
-    assert bool(together._stacks) == (societies > 1 or not share), "computed at once where there are several networks"
+    assert together._stacks
     assert_same(agents, alone, **CLOSE)
     for own, its in zip(found, expected, strict=True):
         assert own == pytest.approx(its, rel=1e-3, abs=1e-4)
@@ -206,12 +206,12 @@ def test_what_cannot_be_stacked_updates_one_after_the_other(reason):
     assert_same(agents, alone, rtol=0, atol=0)
 
 
-def test_agents_that_stand_elsewhere_update_one_after_the_other():
+def test_agents_that_stand_elsewhere_are_computed_apart():
     agents = [make_agent("mlp", seed) for seed in range(2)]
     agents[1].update(make_rollout("mlp", agents[1:]), Seeds(0).torch("minibatches"))
     together, alone, _, _ = update_both("mlp", agents)
-    assert not together._stacks
-    assert_same(agents, alone, rtol=0, atol=0)
+    assert len(together._stacks) == 2
+    assert_same(agents, alone, **CLOSE)
     wider = [make_agent("mlp"), make_agent("grid")]
     assert BatchedTrainer(wider)._learners is None
 
@@ -260,3 +260,53 @@ def test_new_weights_play_at_once_but_for_the_span_of_a_rollout():
             # The weights are put together once in a rollout, in which nobody may change them.
             torch.testing.assert_close(side_by_side.values(seen), before)
         torch.testing.assert_close(side_by_side.values(seen)[GAMES:], expected)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "grid", "pixels", "masked", "central"])
+@pytest.mark.parametrize("share", [True, False])
+def test_what_a_society_does_and_learns_does_not_depend_on_its_neighbours(kind, share):
+    """Not in the last bit: alone, among five and among three others it has the same numbers."""
+    everyone = [make_agent(kind, seed, share) for seed in range(5)]
+    everyone[3] = make_agent(kind, 3, share, learning_rate=0.01, gamma=0.9, clip=0.3)
+    found = {}
+    for chosen in ([0, 1, 2, 3, 4], [3, 1, 4], [1], [3]):
+        agents = [copy.deepcopy(everyone[i]) for i in chosen]
+        for update in range(2):
+            rollout = joined(kind, agents, [Seeds(i).child(update) for i in chosen])
+            trainer = BatchedTrainer(agents)
+            assert trainer._learners is not None
+            metrics = trainer.update(rollout, [Seeds(i).child(update).torch("minibatches") for i in chosen])
+        for i, own, agent in zip(chosen, metrics, agents, strict=True):
+            numbers = [own, *(x.tolist() for x in agent.policy.state_dict().values())]
+            assert found.setdefault(i, numbers) == numbers, (i, chosen)
+
+
+def joined(kind, agents, seeds):
+    """A rollout in which each agent sees and draws what its seed says, whoever is beside it."""
+    parts = []
+    for agent, own in zip(agents, seeds, strict=True):
+        seed = int(own.integer("rollout"))
+        parts.append((observations(kind, (STEPS, GAMES, AGENTS), seed), np.random.default_rng(seed)))
+    seen = {name: torch.cat([own[name] for own, _ in parts], dim=1) for name in parts[0][0]}
+    player = PartitionedPolicy([agent.policy for agent in agents], GAMES)
+    generators = [own.torch("actions") for own in seeds]
+    acts = [player.act({name: x[t] for name, x in seen.items()}, None, generators) for t in range(STEPS)]
+    action, log_prob, value = (torch.stack([getattr(a, n) for a in acts]) for n in ("action", "log_prob", "value"))
+    drawn = [[rng.normal(size=(STEPS, GAMES, AGENTS)).astype(np.float32) for _ in range(3)] for _, rng in parts]
+    reward, shift, after = (torch.as_tensor(np.concatenate([own[i] for own in drawn], axis=1)) for i in range(3))
+    ended = torch.as_tensor(np.concatenate([rng.random((STEPS, GAMES)) < 0.2 for _, rng in parts], axis=1))
+    return Rollout(
+        observation=seen,
+        features=None,
+        action=action,
+        log_prob=log_prob - 0.1 * shift.abs(),
+        value=value,
+        reward=reward,
+        base_reward=reward,
+        terminated=ended,
+        truncated=torch.zeros_like(ended),
+        first=torch.zeros_like(ended),
+        next_value=torch.where(ended[..., None], 0.0, after),
+        info={},
+        episodes=[],
+    )

@@ -69,7 +69,8 @@ class VecEnv(Protocol):
         ...
 
     def set_context(self, context: int) -> None:
-        """Choose the context (index into `spec.contexts`) of all games; takes effect at the next reset."""
+        """Choose the context (index into `spec.contexts`) of all games; takes effect at the next reset. A `Resizable`
+        environment also takes [n_envs] indices, one a game."""
         ...
 
     def render(self, index: int = 0) -> np.ndarray:
@@ -83,6 +84,16 @@ class VecEnv(Protocol):
     def load_state_dict(self, state: State) -> None: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Resizable(VecEnv, Protocol):
+    """An environment whose games do not depend on how many there are beside them, so that the games of several runs
+    can be played as one batch."""
+
+    def resized(self, n_envs: int) -> Resizable:
+        """Return the same environment with so many games, none of them begun."""
+        ...
 
 
 @runtime_checkable

@@ -6,8 +6,13 @@ Escape Room of Yang et al. (2020, arXiv 2006.06051) by a context: which lever wo
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 from collections.abc import Mapping, Sequence
 from typing import Any
+=======
+from collections.abc import Sequence
+from functools import partial
+>>>>>>> wt-process
 
 import numpy as np
 
@@ -95,6 +100,20 @@ class EscapeRoom:
         stay_penalty: bool = True,
         observation_divisor: PositiveFloat = 1.0,
     ) -> None:
+        self._resized = partial(
+            EscapeRoom,
+            seeds,
+            n_agents=n_agents,
+            n_levers=n_levers,
+            min_at_lever=min_at_lever,
+            horizon=horizon,
+            fixed_context=fixed_context,
+            mechanism=mechanism,
+            max_incentive=max_incentive,
+            show_mechanism=show_mechanism,
+            stay_penalty=stay_penalty,
+            observation_divisor=observation_divisor,
+        )
         if min_at_lever >= n_agents:
             raise ConfigError(
                 f"min_at_lever={min_at_lever} leaves none of {n_agents} agents for the door; at most {n_agents - 1}"
@@ -129,12 +148,17 @@ class EscapeRoom:
         )
         self._groups = 1
         self._rngs = [seeds.numpy("contexts")]  # one for each equal group of games
-        self._next_context = fixed_context  # lever of the episodes to come; None: drawn
+        # Levers of the episodes to come, [n_envs]; None: drawn.
+        self._next_context = None if fixed_context is None else np.full(n_envs, fixed_context)
         self._incentives = np.zeros((n_envs, n_places))
         self._place = np.full((n_envs, n_agents), self._start)
         self._lever = np.full(n_envs, -1)  # the lever that works; -1: never reset
         self._time = np.zeros(n_envs, dtype=np.int64)
         self._ended = np.ones(n_envs, dtype=bool)
+
+    def resized(self, n_envs: int) -> EscapeRoom:
+        """Return the same environment with so many games, none of them begun."""
+        return self._resized(n_envs=n_envs)
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         """Start new episodes where `mask` [n_envs] is true (None: everywhere); `seed` reseeds the draw of contexts, a
@@ -148,7 +172,7 @@ class EscapeRoom:
         size = self.spec.games_per_group(groups if groups > 1 else self._groups)
         drawn = np.concatenate([rng.integers(self._n_levers, size=size) for rng in self._rngs])
         drawn = np.tile(drawn, self.spec.n_envs // len(drawn))
-        self._lever[chosen] = drawn[chosen] if self._next_context is None else self._next_context
+        self._lever[chosen] = drawn[chosen] if self._next_context is None else self._next_context[chosen]
         self._place[chosen] = self._start
         self._time[chosen] = 0
         self._ended[chosen] = False
@@ -211,11 +235,15 @@ class EscapeRoom:
             raise ConfigError("escape_room was built with mechanism=false, so it takes no incentives")
         self._incentives = np.broadcast_to(self.spec.mechanism.check(values), self._incentives.shape).copy()
 
-    def set_context(self, context: int) -> None:
-        """Let the lever of `spec.contexts[context]` work in all games, from their next reset on."""
-        if not 0 <= context < len(self.spec.contexts):
-            raise ConfigError(f"context {context} does not exist; there are {', '.join(self.spec.contexts)}")
-        self._next_context = context if self._fixed_context is None else self._fixed_context
+    def set_context(self, context: int | np.ndarray) -> None:
+        """Let the lever of `spec.contexts[context]` work in all games, or [n_envs] of them each in its own, from their
+        next reset on."""
+        chosen = np.broadcast_to(context, self.spec.n_envs)
+        for each in np.unique(chosen):
+            if not 0 <= each < len(self.spec.contexts):
+                raise ConfigError(f"context {each} does not exist; there are {', '.join(self.spec.contexts)}")
+        if self._fixed_context is None:
+            self._next_context = chosen.copy()
 
     def render(self, index: int = 0) -> np.ndarray:
         """Game `index` as [2 * 56, max(n_levers, 2) * 56, 3] uint8: levers above (the working one golden), start and

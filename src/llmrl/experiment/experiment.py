@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -156,9 +157,14 @@ class Experiment:
             Stopped: a signal asked to stop; everything is saved.
         """
         try:
-            with kept_private(self.config.get("private", True)), self._open() as run:
-                if not run.finished:
-                    self.application.compute(self.config, self.means, run, self._compute_needed)
+            with ExitStack() as until_it_is_written:
+                until_it_is_written.enter_context(kept_private(self.config.get("private", True)))
+                with self._open() as run:
+                    try:
+                        if not run.finished:
+                            self.application.compute(self.config, self.means, run, self._compute_needed)
+                    finally:
+                        until_it_is_written.enter_context(self.means.away())
         finally:
             self.means.close()
         return run

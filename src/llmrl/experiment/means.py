@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -96,6 +97,10 @@ class Means:
         if isinstance(self.model, ChatClient):
             self.model.join_run(folder, stopping)
         return self.checked_model
+
+    def away(self) -> AbstractContextManager[None]:
+        """A span in which the run may wait for long and asks for nothing, so that runs beside it go on."""
+        return nullcontext() if self.seat is None else self.seat.away()
 
     def close(self) -> None:
         """Let go of the model, if there is one; it can be made again."""

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,10 +95,20 @@ Compute = Callable[[Mapping[str, Any], Sequence[str]], object]
 """Computes the run of a resolved config, with the overrides that its folder is named after."""
 
 
-def ensure(needed: Sequence[NeededRun], run: Run, compute: Compute) -> None:
+def ensure(
+    needed: Sequence[NeededRun],
+    run: Run,
+    compute: Compute,
+    away: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
     """Compute the runs that are not finished, one after the other, or wait for who does: another process, or another
-    run of this one. `run` is the one that needs them. One that has ended without a result since a launcher took `run`
-    on is not tried again.
+    run of this one. One that has ended without a result since a launcher took `run` on is not tried again.
+
+    Args:
+        needed: in their order.
+        run: that needs them.
+        compute: computes one.
+        away: around a span in which `run` waits.
 
     Raises:
         Stopped: a signal asked to stop meanwhile.
@@ -121,7 +132,8 @@ def ensure(needed: Sequence[NeededRun], run: Run, compute: Compute) -> None:
                     log.info("waiting for the %s that another run computes: %s", each.what, error)
                     since = min(since, time.time())
                 waiting = True
-                wait_for_release(_POLL_S)
+                with away():
+                    wait_for_release(_POLL_S)
             except NotAsked:
                 raise
             except LlmrlError as error:

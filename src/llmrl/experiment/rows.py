@@ -11,13 +11,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.experiment import application_of
 from llmrl.experiment.job import compute
 from llmrl.experiment.means import Means
-from llmrl.experiment.models import asking
-from llmrl.experiment.parts import loop_kind
 from llmrl.loops.requests import Seat
 from llmrl.loops.rows import Rows
 from llmrl.run.ending import EXIT_FAILED
@@ -38,7 +35,8 @@ def compute_rows(works: Sequence[Work]) -> list[RowEnd]:
     (`Work.prepare`).
 
     Args:
-        works: the runs: none has to be `alone`, and they are `alike`.
+        works: the runs, which are `alike`. None is fine-tuning or computed by several processes, and none draws from
+            random streams that a process has once.
     """
     if len(works) == 1:
         return [works[0].end(compute)]
@@ -64,7 +62,7 @@ def compute_rows(works: Sequence[Work]) -> list[RowEnd]:
     with stop, RowsDisplay(len(works)) as display:
         threads = []
         for number, work in enumerate(works):
-            context, row = contextvars.copy_context(), partial(live, number, work, rows.seat())
+            context, row = contextvars.copy_context(), partial(live, number, work, rows.seat(work.key))
             threads.append(threading.Thread(target=context.run, args=(row,), name=work.folder.name))
         _until_the_end(rows, threads)
     return ends
@@ -87,24 +85,6 @@ def _until_the_end(rows: Rows, threads: Sequence[threading.Thread]) -> None:
             return
         except BaseException as raised:  # noqa: BLE001 (every run is told of it, and ends by it)
             error = raised
-
-
-def alone(config: Mapping[str, Any]) -> str | None:
-    """Return why the run of a resolved config cannot share its process with others; None if it can.
-
-    Raises:
-        ConfigError: no run could be built with it.
-    """
-    if "method" in config:
-        return "a model is trained, with the whole memory of its process"
-    if Means(config).hardware.backend.processes > 1:
-        return "several processes compute it"
-    if loop_kind(config) == "baseline":
-        return "its library draws from torch's, NumPy's and Python's own streams as long as it trains"
-    builder = Builder(trusted=config["trusted_modules"])
-    if asking(config) and builder.needs(config["llm"], "device", "llm"):
-        return "its language model is computed in its process"
-    return None
 
 
 def alike(config: Mapping[str, Any]) -> str:

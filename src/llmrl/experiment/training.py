@@ -57,11 +57,12 @@ class Training(Application):
             parts.close()
 
     def compute(self, config: Config, means: Means, run: Run, compute_needed: Compute) -> None:
-        llm = means.join_run(run.folder, lambda: run.stop.requested)
+        with means.away():  # a server may be slow to answer
+            llm = means.join_run(run.folder, lambda: run.stop.requested)
         run.status.llm = "" if llm is None else llm.label
         run.status.shared = shared_of(config, asks=llm is not None)
         run.metrics.attach(Transcript.TAG, Transcript(run.folder))
-        ensure(needed(config), run, compute_needed)
+        ensure(needed(config), run, compute_needed, means.away)
         with in_turn():  # networks are made with torch's own random stream, and games compiled
             parts = build_parts(config, llm, folder=run.folder, means=means)
         run.status.env = parts.env.spec.name
@@ -73,7 +74,7 @@ class Training(Application):
             with in_turn():
                 loop = build_loop(config, parts, lambda: references.known(behind))  # before hours go into references
             references.log_left_out(config, parts)
-            ensure(behind, run, compute_needed)
+            ensure(behind, run, compute_needed, means.away)
             run.result = serve(loop.requests(run), run, means.seat)
             run.summary |= llm_summary(llm)
         finally:

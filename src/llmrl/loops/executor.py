@@ -11,6 +11,7 @@ import numpy as np
 
 from llmrl.algorithms.societies.batched_trainer import BatchedTrainer
 from llmrl.algorithms.societies.partitioned_policy import split
+from llmrl.core.errors import Diverged
 from llmrl.core.protocols import Agent
 from llmrl.core.rollouts import Rollout
 from llmrl.core.run_context import RunContext
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
     import torch
 
 
-_OWN = (Ask, Chat, Delegate, Log, SafePoint)
-"""Requests of a run that nobody else answers for it: they wait, write or call a library, and play nothing."""
+_LONG = (Ask, Chat, Delegate)
+"""Requests that may take long without playing: they wait for a language model, or call a library."""
+_OWN = (*_LONG, Log, SafePoint)
+"""Requests of a run that nobody else answers for it."""
 
 
 def serve(requests: Requests[T], run: RunContext | None = None, seat: Seat | None = None) -> T:
@@ -89,8 +92,15 @@ class Executor:
 
     def answer(self, request: Request) -> Any:
         """Do what is asked for; returns what the request's class says."""
-        if self._seat is not None and not isinstance(request, _OWN):
-            return self._seat.answer(request)
+        if self._seat is not None:
+            if not isinstance(request, _OWN):
+                return self._seat.answer(request)
+            if isinstance(request, _LONG):
+                with self._seat.away():
+                    return self._answer(request)
+        return self._answer(request)
+
+    def _answer(self, request: Request) -> Any:
         match request:
             case Begin():
                 if request.seed is not None:
@@ -102,7 +112,11 @@ class Executor:
             case Update():
                 generators = _generators(request.minibatches)
                 if request.stacked:
-                    return self._trainer_of(request.agents).update(request.rollout, generators)
+                    found = self._trainer_of(request.agents).update(request.rollout, generators)
+                    for each in found:
+                        if isinstance(each, Diverged):
+                            raise each
+                    return found
                 each = zip(request.agents, split(request.rollout, len(request.agents)), generators, strict=True)
                 return [agent.update(own, generator) for agent, own, generator in each]
             case DifferentiableUpdate():

@@ -10,6 +10,7 @@ An exception of an answer is raised where the request was yielded, so `with` blo
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -270,6 +271,10 @@ class Seat(Protocol):
         Raises:
             Whatever the answer raised.
         """
+        ...
+
+    def away(self) -> AbstractContextManager[None]:
+        """A span in which the run may wait for long; nobody waits for it meanwhile."""
         ...
 
     def leave(self) -> None:

@@ -1,85 +1,255 @@
-"""One executor for the loops of several runs of a process, each in a thread of its own."""
+"""One executor for the loops of several runs of a process, each in a thread of its own.
+
+What the runs ask for at one time and in one shape is computed as one batch: their games as a `Wave`, then their
+updates. What a run is answered does not depend on the others.
+"""
 
 from __future__ import annotations
 
 import contextvars
-import queue
 import threading
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
+from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, stackable_policies
+from llmrl.core.errors import Diverged
+from llmrl.core.protocols import Resizable
+from llmrl.core.rollouts import Rollout
 from llmrl.loops.executor import Executor
-from llmrl.loops.requests import Request
+from llmrl.loops.requests import PlayEpisode, PlaySteps, Request, Update
+from llmrl.rollout.wave import Begun, Member, Wave
 from llmrl.run.signals import GivenUp
+
+State = Literal["works", "asks", "away", "left"]
+"""Of a seat: its run computes something itself, waits for an answer, waits for what may take long, or has ended."""
+
+WAVES = 2
+"""Waves that are kept to be used again, with the memory of their rollouts."""
 
 
 class Rows:
-    """Answers requests of several loops in the thread that calls `run`, one after the other."""
+    """Answers the requests of several runs in the thread that calls `run`.
+
+    It waits until no run works any more, and then answers what is asked in the most popular shape. So runs that are
+    alike stay together, and nobody waits for one that is away: that asks a language model, fits a surrogate or waits
+    for another run. It joins a later wave.
+    """
 
     def __init__(self) -> None:
-        self._news: queue.SimpleQueue[tuple[Seat, Request, contextvars.Context] | None] = queue.SimpleQueue()
-        self._seated = 0
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._seats: list[Seat] = []
-        self.error: BaseException | None = None
+        self._waves: dict[tuple[Seat, ...], Wave] = {}
+        self._error: BaseException | None = None
 
-    def seat(self) -> Seat:
-        """A place for one more loop."""
-        self._seated += 1
-        self._seats.append(Seat(self, self._news))
-        return self._seats[-1]
+    def seat(self, key: str | None = None) -> Seat:
+        """A place for one more run.
+
+        Args:
+            key: runs with equal keys may be computed as one batch; None: this one plays and learns by itself.
+        """
+        with self._changed:
+            self._seats.append(Seat(self, key))
+            return self._seats[-1]
 
     def run(self) -> None:
         """Answer until every seat has left.
 
         Raises:
-            KeyboardInterrupt, Stopped: as signals want.
+            KeyboardInterrupt, GivenUp: as a signal wants.
         """
-        while self._seated:
-            match self._news.get():
-                case None:
-                    self._seated -= 1
-                case (seat, request, context):
-                    context.run(seat.take, request)
+        while (seats := self._next()) is not None:
+            self._answer(seats)
 
     def abandon(self, error: BaseException) -> None:
         """Let every request that waits or will come be answered by `error`."""
-        self.error = error
-        for seat in self._seats:
-            seat.put(error)
+        with self._changed:
+            self._error = error
+            for seat in self._seats:
+                if seat.state == "asks":
+                    self._settle(seat, None, error)
+            self._changed.notify_all()
+
+    def _next(self) -> list[Seat] | None:
+        """The seats whose requests are answered next; None when all have left."""
+        with self._changed:
+            while True:
+                states = {seat.state for seat in self._seats}
+                if states <= {"left"}:
+                    return None
+                if "asks" in states and "works" not in states:
+                    break
+                # Not for ever, so that signals are heard.
+                self._changed.wait(1.0)
+            groups: dict[object, list[Seat]] = {}
+            for seat in self._seats:
+                if seat.state == "asks":
+                    groups.setdefault(seat.shape(), []).append(seat)
+        # What was played is learned from before somebody plays over it.
+        return max(groups.values(), key=lambda each: (isinstance(each[0].request, Update), len(each)))
+
+    def _answer(self, seats: Sequence[Seat]) -> None:
+        """Answer the requests of seats that ask for the same."""
+        try:
+            request = seats[0].request
+            answers: Sequence[Any]
+            if seats[0].shape() is seats[0]:
+                answers = [seats[0].alone.answer(request)] if request is not None else []
+            elif isinstance(request, Update):
+                answers = self._update(seats)
+            else:
+                answers = self._play(seats)
+        except (KeyboardInterrupt, GivenUp):  # of the process
+            raise
+        except BaseException as error:  # noqa: BLE001 (raised again where the runs asked)
+            answers = [error] * len(seats)
+        with self._changed:
+            for seat, answer in zip(seats, answers, strict=True):
+                failed = isinstance(answer, BaseException)
+                self._settle(seat, None if failed else answer, answer if failed else None)
+            self._changed.notify_all()
+
+    def _settle(self, seat: Seat, answer: Any, error: BaseException | None) -> None:
+        seat.answered, seat.request, seat.state = (answer, error), None, "works"
+
+    def _play(self, seats: Sequence[Seat]) -> Sequence[Any]:
+        """What each seat gets of a wave."""
+        asked: list[PlaySteps] = [seat.request for seat in seats]  # type: ignore[misc]
+        first = asked[0]
+        how = {"learn": first.learn, "keep_exposure": first.exposure, "greedy": first.greedy, "restart": first.restart}
+        if isinstance(first, PlayEpisode):
+            wave = self._wave_of(seats)
+            for i, seat in enumerate(seats):
+                seat.wave, seat.place = wave, i
+            found = wave.play(first.steps, [_begun(each) for each in asked], **how)  # type: ignore[arg-type]
+        else:
+            assert seats[0].wave is not None
+            wave = seats[0].wave
+            absent = set(range(len(wave.members))) - {seat.place for seat in seats}
+            found = wave.play(first.steps, absent=absent, **how)
+        for seat, each in zip(seats, asked, strict=True):
+            got = found[seat.place]
+            seat.rollout = got.copy() if each.copy and isinstance(got, Rollout) else got
+        return [seat.rollout for seat in seats]
+
+    def _wave_of(self, seats: Sequence[Seat]) -> Wave:
+        key = tuple(seats)
+        wave = self._waves.pop(key, None)
+        if wave is None:
+            while len(self._waves) >= WAVES:  # the oldest; whoever learns from it still has it
+                del self._waves[next(iter(self._waves))]
+            collectors = [seat.request.collector for seat in seats]  # type: ignore[union-attr]
+            wave = Wave([Member(each, seat.told) for each, seat in zip(collectors, seats, strict=True)])
+        self._waves[key] = wave
+        return wave
+
+    @staticmethod
+    def _update(seats: Sequence[Seat]) -> Sequence[Any]:
+        """The metrics of each seat's societies."""
+        wave = seats[0].wave
+        assert wave is not None
+        asked: dict[int, Update] = {seat.place: seat.request for seat in seats}  # type: ignore[misc]
+        agents = {place: each.agents for place, each in asked.items()}
+        found = wave.update(agents, {place: each.minibatches for place, each in asked.items()})
+        return [next((x for x in found[seat.place] if isinstance(x, Diverged)), found[seat.place]) for seat in seats]
 
 
 class Seat:
-    """The place of one loop."""
+    """The place of one run.
 
-    def __init__(self, rows: Rows, news: queue.SimpleQueue[tuple[Seat, Request, contextvars.Context] | None]) -> None:
-        self._rows, self._news = rows, news
-        self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        self._executor = Executor(None)
+    Args:
+        rows: that it is one of.
+        key: runs with equal keys may be computed as one batch; None: alone.
+
+    Attributes:
+        alone: answers what is not computed in a batch.
+        state, request: what its run does, and asks for.
+        wave, place, rollout: where its games were played last, as which member, and what came of it.
+    """
+
+    def __init__(self, rows: Rows, key: str | None) -> None:
+        self._rows, self._key = rows, key
+        self._context = contextvars.copy_context()
+        self.alone = Executor(None)
+        self.state: State = "works"
+        self.request: Request | None = None
+        self.answered: tuple[Any, BaseException | None] | None = None
+        self.wave: Wave | None = None
+        self.place = 0
+        self.rollout: Any = None
 
     def answer(self, request: Request) -> Any:
-        """Wait for the answer; raises what it raised."""
-        if self._rows.error is not None:
-            raise self._rows.error
-        self._news.put((self, request, contextvars.copy_context()))
-        answer, error = self._answers.get()
+        """Wait for the answer to a request, in the thread of the run.
+
+        Raises:
+            Whatever the answer raised.
+        """
+        rows = self._rows
+        self._context = contextvars.copy_context()
+        with rows._changed:
+            if rows._error is not None:
+                raise rows._error
+            before, self.state, self.request = self.state, "asks", request
+            rows._changed.notify_all()
+            while self.answered is None:
+                rows._changed.wait()
+            (answer, error), self.answered, self.state = self.answered, None, before
         if error is not None:
             raise error
         return answer
 
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """A span in which its run may wait for long, so that nobody waits for it."""
+        self._become("away")
+        try:
+            yield
+        finally:
+            self._become("works")
+
     def leave(self) -> None:
         """Ask no more."""
-        self._executor.close()
-        self._news.put(None)
+        self.alone.close()
+        self._become("left")
 
-    def take(self, request: Request) -> None:
-        """Answer a request, in the executor's thread."""
-        try:
-            self._answers.put((self._executor.answer(request), None))
-        except (KeyboardInterrupt, GivenUp):  # meant for all
-            raise
-        except BaseException as error:  # noqa: BLE001 (it is the loop's)
-            self.put(error)
+    def told(self, call: Any, *args: Any) -> Any:
+        """Call a function as if the run did: what it logs is the run's."""
+        return self._context.run(call, *args)
 
-    def put(self, error: BaseException) -> None:
-        """Answer by an error."""
-        self._answers.put((None, error))
+    def shape(self) -> object:
+        """What must be equal in seats whose requests are answered as one; itself: nobody else's is."""
+        request = self.request
+        if self._key is not None:
+            if isinstance(request, Update) and self.wave is not None and request.rollout is self.rollout:
+                return (Update, id(self.wave))
+            if isinstance(request, PlayEpisode) and self._batches(request):
+                given = (request.mechanism is None, request.context is None)
+                return (PlayEpisode, self._key, request.collector.spec.n_envs, *given, *_how(request))
+            if type(request) is PlaySteps and self.wave is not None and request.actions is None:
+                return (PlaySteps, id(self.wave), *_how(request))
+        return self
+
+    @staticmethod
+    def _batches(request: PlayEpisode) -> bool:
+        collector = request.collector
+        if not isinstance(collector.env, Resizable) or not isinstance(collector.policy, PartitionedPolicy):
+            return False
+        spec = collector.spec
+        known = (request.mechanism is None) == (spec.mechanism is None) and (request.context is None) == (
+            not spec.contexts
+        )
+        return known and stackable_policies(collector.policy.policies)
+
+    def _become(self, state: State) -> None:
+        with self._rows._changed:
+            self.state = state
+            self._rows._changed.notify_all()
+
+
+def _how(request: PlaySteps) -> tuple[object, ...]:
+    return (request.steps, request.learn, request.exposure, request.greedy, request.restart)
+
+
+def _begun(request: PlayEpisode) -> Begun:
+    assert request.actions is not None
+    return Begun(seed=request.seed, actions=request.actions, mechanism=request.mechanism, context=request.context)

@@ -55,7 +55,7 @@ class Societies:
         if several == 1:  # else the seeds of a reset say which games are alike
             env.pair_games(candidates)
         policies = [agent.policy for agent in agents]
-        self.policy: Policy = PartitionedPolicy(policies, self.games) if len(agents) > 1 else policies[0]
+        self.policy = PartitionedPolicy(policies, self.games)
 
     def reset(self) -> None:
         """Original weights; what a reset does not touch (an optimizer that is kept) becomes that of the society under

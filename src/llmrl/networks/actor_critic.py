@@ -200,7 +200,8 @@ class ActorCritic(nn.Module):
         if not self._piece or seen.device.type != "cpu" or torch.is_grad_enabled():
             return self.core(*inputs)  # type: ignore[no-any-return]
         batch = seen.dim() - 4  # the axis of samples: stacked networks have theirs in front of it
-        n, piece = seen.shape[batch], max(1, self._piece // (len(seen) if batch else 1))
+        # Of stacked networks each takes pieces of one size, however many they are: a product's shape decides its bits.
+        n, piece = seen.shape[batch], self._piece
         if n <= piece:
             return self.core(*inputs)  # type: ignore[no-any-return]
         split = [[None] * -(-n // piece) if x is None else torch.split(x, piece, batch) for x in inputs]

@@ -174,6 +174,11 @@ class Collector:
         self._buffer.add_act(fresh, self._observation, read, before, act)
         return act
 
+    @property
+    def observers(self) -> Sequence[Observer]:
+        """Who watches."""
+        return self._observers
+
     def state_dict(self) -> State:
         """Where the games stand. Empty where the engine cannot be restored: then `reset` follows a resume."""
         if not self.spec.deterministic:

@@ -35,6 +35,7 @@ class Work:
         config, overrides: what with.
         folder: the run folder.
         environment: variables to set for it.
+        key: runs with equal keys may be computed as one batch, where they share a process; None: this one is not.
     """
 
     task: Task
@@ -42,6 +43,7 @@ class Work:
     overrides: list[str]
     folder: Path
     environment: dict[str, str]
+    key: str | None = None
 
     def __call__(self) -> float | None:
         """Run it.

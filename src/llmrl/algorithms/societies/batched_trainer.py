@@ -10,11 +10,18 @@ import torch
 from llmrl.algorithms.optimizer_step import Batch, Loss, OptimizerStep, Record
 from llmrl.algorithms.ppo import OWN, PPO, split_minibatches, unexplained_variance
 from llmrl.algorithms.societies.partitioned_policy import split
-from llmrl.algorithms.societies.stacked_networks import StackedNetwork, cells_of, stackable, stacks
+from llmrl.algorithms.societies.stacked_networks import StackedNetwork, cells_of, places, stackable, stacks
+from llmrl.core.errors import Diverged
 from llmrl.core.protocols import Agent
 from llmrl.core.rollouts import Rollout
 from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.society import SocietyPolicy
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What Adam keeps of a parameter beside its step."""
+STACKS = 32
+"""Stacks that are kept to be used again."""
 
 
 @runtime_checkable
@@ -30,9 +37,10 @@ class LearnsByPPO(Protocol):
 class BatchedTrainer:
     """Agents that each learn from their own equal group of games, in order: the updates each would make alone.
 
-    They are computed in one batch, to float tolerance, where agents learn by PPO with the same settings, a network of
-    the same shape, no memory, no teacher and no stop by KL (whose epochs would differ). Otherwise, and where one after
-    the other is faster (convolutions of large minibatches on a processor), each agent updates by itself.
+    Agents that learn by PPO with a network of the same shape, no memory, no teacher and no stop by KL (whose epochs
+    would differ) are computed in batches, of those whose learning numbers are equal and whose optimizers are at the
+    same step. What an agent learns is the same, to the last bit, whatever is beside it and however little. All other
+    agents update by themselves, one after the other.
 
     Args:
         agents: one a group of games.
@@ -41,70 +49,83 @@ class BatchedTrainer:
     def __init__(self, agents: Sequence[Agent]) -> None:
         self.agents = agents
         self._learners = _stackable_learners(agents)
-        self._networks: list[ActorCritic] = [net for ppo in self._learners or () for net, _ in ppo.policy.groups()]  # type: ignore[misc]
-        self._stacks: dict[tuple[int, int], StackedOptimizerStep] = {}
+        self._stacks: dict[tuple[int, ...], StackedOptimizerStep] = {}
 
-    def update(self, rollout: Rollout, generators: Sequence[torch.Generator]) -> list[dict[str, float]]:
-        """Improve every policy; returns the metrics of each.
+    def update(self, rollout: Rollout, generators: Sequence[torch.Generator]) -> list[dict[str, float] | Diverged]:
+        """Improve every policy; returns the metrics of each, or what stopped it: its losses are no numbers any more.
 
         Args:
             rollout: of all games.
             generators: of each agent's minibatches; one object each, though they may stand at the same number.
 
         Raises:
-            ConfigError, Diverged: as `PPO.update`.
+            ConfigError: as `PPO.update`.
         """
-        if self._learners is not None:
-            parts = stacks(self._networks, *self._minibatch(self._learners[0], rollout))
-            updaters = [updater for ppo in self._learners for updater in ppo.updaters]
-            if any(part.stop - part.start > 1 for part in parts) and same_step(updaters):
-                return self._stacked(self._learners, updaters, rollout, generators, parts)
-        each = zip(self.agents, split(rollout, len(self.agents)), generators, strict=True)
-        return [agent.update(own, generator) for agent, own, generator in each]
+        if self._learners is None:
+            each = zip(self.agents, split(rollout, len(self.agents)), generators, strict=True)
+            return [_told(*own) for own in each]
+        found: dict[int, dict[str, float] | Diverged] = {}
+        for alike in self._alike(self._learners):
+            found |= self._stacked(self._learners, alike, rollout, [generators[i] for i in alike])
+        return [found[i] for i in range(len(found))]
 
-    def _minibatch(self, ppo: PPO, rollout: Rollout) -> tuple[int, int]:
-        """Samples in a minibatch of one network, and the cells of a sample's map or picture."""
-        n = rollout.reward.numel() // len(self._networks)
-        return min(ppo.settings.minibatch_size or n, n), cells_of(self._networks[0], rollout.observation)
+    @staticmethod
+    def _alike(learners: Sequence[PPO]) -> list[list[int]]:
+        """Numbers of the learners, in groups whose steps can be taken together."""
+        groups: list[tuple[object, list[int]]] = []
+        for i, ppo in enumerate(learners):
+            place = (ppo.settings, [_place(each) for each in ppo.updaters])
+            for other, members in groups:
+                if other == place:
+                    members.append(i)
+                    break
+            else:
+                groups.append((place, [i]))
+        return [members for _, members in groups]
 
     def _stacked(
-        self,
-        learners: Sequence[PPO],
-        updaters: Sequence[OptimizerStep],
-        rollout: Rollout,
-        generators: Sequence[torch.Generator],
-        parts: Sequence[slice],
-    ) -> list[dict[str, float]]:
-        """The updates of all, where each of `parts` of the networks is stacked."""
-        for ppo in learners:
+        self, learners: Sequence[PPO], alike: Sequence[int], rollout: Rollout, generators: Sequence[torch.Generator]
+    ) -> dict[int, dict[str, float] | Diverged]:
+        """The updates of some of the agents, whose networks are stacked, by their numbers."""
+        own = [learners[i] for i in alike]
+        for ppo in own:
             ppo.begin(rollout)
-        first, k = learners[0], len(learners)
+        first, k = own[0], len(own)
+        networks = [network for ppo in own for network, _ in ppo.policy.groups()]
+        updaters = [updater for ppo in own for updater in ppo.updaters]
         advantage, target = first.estimate(rollout)
-        steps, games = len(advantage), advantage.shape[1] // k
-        where = sample_indices(rollout.reward.shape, k, len(first.updaters)).to(advantage.device)
+        steps, games = len(advantage), advantage.shape[1] // len(learners)
+        index = sample_indices(rollout.reward.shape, len(learners), len(first.updaters))
+        index = index.unflatten(0, (len(learners), -1))[list(alike)].flatten(0, 1)
+        # What is indexed lies as its index does: contiguously, whoever is beside it.
+        where = index.contiguous().to(advantage.device)
         weight = torch.empty_like(advantage).flatten()
         weight[where] = first.normalize_over_rollout(advantage.flatten()[where], steps, games)
         data = first.samples(rollout, slice(None)) | {"advantage": weight, "target": target.flatten()}
         orders = torch.stack([self._orders(first, generator, where.shape[1]) for generator in generators])
         orders = orders.flatten(0, 1).to(where.device)
         size, drop_last = first.settings.minibatch_size, first.settings.drop_last
+        samples = min(size or where.shape[1], where.shape[1])
         records = []
-        for part in parts:
-            stacked = self._stack(part)
+        for part in stacks(networks, samples, cells_of(networks[0], rollout.observation)):  # type: ignore[arg-type]
+            stacked = self._stack(tuple(alike), part, networks[part])  # type: ignore[arg-type]
             stacked.read(updaters[part])
             minibatches = StackedMinibatches(data, where[part], orders[part], size, drop_last)
             records.append(first.epochs(stacked, minibatches.epochs()))
             stacked.write_back()
         means = _means(records).view(len(OWN), k, -1).mean(2)
-        unexplained = unexplained_variance(*(_by_society(x, k) for x in (target, rollout.value)))
+        unexplained = unexplained_variance(*(x.detach().flatten()[where].view(k, -1) for x in (target, rollout.value)))
         columns = torch.cat([means, unexplained[None]]).T.tolist()
         taken = len(records[0]) * len(first.updaters)
-        return [ppo.report(own[:-1], taken, own[-1]) for ppo, own in zip(learners, columns, strict=True)]
+        return {i: _reported(ppo, x, taken) for i, ppo, x in zip(alike, own, columns, strict=True)}
 
-    def _stack(self, part: slice) -> StackedOptimizerStep:
-        key = (part.start, part.stop)
+    def _stack(self, alike: tuple[int, ...], part: slice, networks: Sequence[ActorCritic]) -> StackedOptimizerStep:
+        """The stack of a part of some agents' networks; one for each that there was."""
+        key = (part.start, part.stop, *alike)
         if key not in self._stacks:
-            self._stacks[key] = StackedOptimizerStep(StackedNetwork(self._networks[part]))
+            if len(self._stacks) >= STACKS:
+                self._stacks.clear()
+            self._stacks[key] = StackedOptimizerStep(StackedNetwork(networks))
         return self._stacks[key]
 
     @staticmethod
@@ -113,6 +134,21 @@ class BatchedTrainer:
         draws = range(len(ppo.updaters) * ppo.settings.epochs)
         drawn = [torch.randperm(n, generator=generator, device=generator.device) for _ in draws]
         return torch.stack(drawn).view(len(ppo.updaters), ppo.settings.epochs, n)
+
+
+def _reported(ppo: PPO, means: Sequence[float], steps: int) -> dict[str, float] | Diverged:
+    try:
+        return ppo.report(means[:-1], steps, means[-1])
+    except Diverged as end:
+        return end
+
+
+def _told(agent: Agent, rollout: Rollout, generator: torch.Generator) -> dict[str, float] | Diverged:
+    """The metrics of an agent's own update, or what stopped it."""
+    try:
+        return agent.update(rollout, generator)
+    except Diverged as end:
+        return end
 
 
 def sample_indices(shape: Sequence[int], societies: int, groups: int) -> torch.Tensor:
@@ -124,37 +160,36 @@ def sample_indices(shape: Sequence[int], societies: int, groups: int) -> torch.T
 
 
 def _stackable_learners(agents: Sequence[Agent]) -> list[PPO] | None:
-    """The agents' learners, if they can be computed together."""
+    """The agents' learners, if they can be computed together; their learning numbers may differ."""
     learners = [agent.learner for agent in agents if isinstance(agent, LearnsByPPO)]
     found = [ppo for ppo in learners if type(ppo) is PPO and type(ppo.policy) is SocietyPolicy]
     if len(found) < len(agents) or len({id(ppo.policy) for ppo in found}) < len(agents):
         return None
-    first = found[0]
-    agree = all(
-        ppo.settings == first.settings
-        and ppo.teacher is None
-        and ppo.policy.channels == first.policy.channels
-        and [agents for _, agents in ppo.policy.groups()] == [agents for _, agents in first.policy.groups()]
+    first = found[0].policy
+    for ppo in found:
+        if ppo.teacher is not None or ppo.settings.target_kl is not None or ppo.settings.scale_rewards:
+            return None
+        if any(type(each) is not OptimizerStep or each.divided for each in ppo.updaters):
+            return None
+    alike = all(
+        ppo.policy.channels == first.channels
+        and [agents for _, agents in ppo.policy.groups()] == [agents for _, agents in first.groups()]
         for ppo in found
     )
-    if not agree or first.settings.target_kl is not None or first.settings.scale_rewards or first.policy.recurrent:
+    if not alike or first.recurrent:
         return None
     return found if stackable([network for ppo in found for network, _ in ppo.policy.groups()]) else None
 
 
 def _means(records: Sequence[Sequence[Record]]) -> torch.Tensor:
     """Means over steps of what stacks recorded, in the order of `OWN`: [len(OWN), n_networks]."""
-    parts = [torch.stack([torch.stack([step[name] for name in OWN]) for step in each]).mean(0) for each in records]
-    return torch.cat(parts, dim=1)
-
-
-def _by_society(x: torch.Tensor, societies: int) -> torch.Tensor:
-    """[T, n_envs, n_agents] -> [societies, n]."""
-    return x.detach().reshape(len(x), societies, -1).transpose(0, 1).flatten(1)
+    parts = [torch.stack([torch.stack([step[name] for name in OWN]) for step in each], dim=-1) for each in records]
+    return torch.cat([part.mean(-1) for part in parts], dim=1)
 
 
 class StackedOptimizerStep:
-    """The steps that `OptimizerStep` updaters would make one after the other, to float tolerance.
+    """The steps that `OptimizerStep` updaters would make one after the other; those of a network, to the last bit, the
+    same whatever is stacked with it. Sums go along the last axis, each network's numbers side by side.
 
     A loss is a vector [k], one number a network. As Adam works number by number, one of torch's over the stacked
     parameters is one for each network; a gradient is scaled down by the norm of its own network's part alone.
@@ -174,7 +209,7 @@ class StackedOptimizerStep:
         self._ordinary: Sequence[OptimizerStep] = ()
 
     def read(self, ordinary: Sequence[OptimizerStep]) -> None:
-        """Begin with the weights, moments and step size of `ordinary`, an `same_step` updater for each network."""
+        """Begin with the weights, moments and step size of `ordinary`, an updater for each network, which are at one step."""
         self.stack.read()
         self._ordinary = ordinary
         group = ordinary[0].optimizer.param_groups[0]
@@ -185,10 +220,10 @@ class StackedOptimizerStep:
             states = [each.optimizer.state.get(own) for each, own in zip(ordinary, members, strict=True)]
             found = [state for state in states if state]
             if found:
-                self.optimizer.state[p] = {
-                    "step": found[0]["step"].clone(),
-                    **{name: torch.stack([state[name] for state in found]) for name in ("exp_avg", "exp_avg_sq")},
-                }
+                kept = self.optimizer.state[p] = {"step": found[0]["step"].clone()}
+                for name in MOMENTS:
+                    kept[name] = torch.zeros_like(p)
+                    torch._foreach_copy_(places(kept[name], members[0]), [state[name] for state in found])
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         logits, value = self.stack.network(batch)
@@ -204,12 +239,12 @@ class StackedOptimizerStep:
             if gradients:
                 norms.append(self._clip(gradients))
         self.optimizer.step()
-        return record | {"grad_norm": torch.linalg.vector_norm(torch.stack(norms), dim=0)}
+        return record | {"grad_norm": torch.linalg.vector_norm(torch.stack(norms, dim=-1), dim=-1)}
 
     def _clip(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """Scale each network's gradients down together; returns the norms before, [k]."""
-        norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients])
-        norm: torch.Tensor = torch.linalg.vector_norm(norms, dim=0)
+        norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients], dim=-1)
+        norm: torch.Tensor = torch.linalg.vector_norm(norms, dim=-1)
         scale = (self._ordinary[0].max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(gradients, [scale.view(-1, *[1] * (g.dim() - 1)) for g in gradients])
         return norm
@@ -219,26 +254,19 @@ class StackedOptimizerStep:
         """Give the networks their weights, and the ordinary optimizers their moments and steps."""
         self.stack.write()
         new: list[torch.Tensor] = []
-        places: list[torch.Tensor] = []
+        old: list[torch.Tensor] = []
         for p, members in zip(self.parameters, self._members, strict=True):
             if not (state := self.optimizer.state.get(p)):
                 continue
+            moments = {name: places(state[name], members[0]) for name in MOMENTS}
             for i, (each, own) in enumerate(zip(self._ordinary, members, strict=True)):
                 kept = each.optimizer.state[own]
                 kept["step"] = state["step"].clone()
-                for name in ("exp_avg", "exp_avg_sq"):
-                    new.append(state[name][i])
-                    places.append(kept.setdefault(name, torch.empty_like(own)))
+                for name in MOMENTS:
+                    new.append(moments[name][i])
+                    old.append(kept.setdefault(name, torch.empty_like(own)))
         if new:
-            torch._foreach_copy_(places, new)
-
-
-def same_step(updaters: Sequence[OptimizerStep]) -> bool:
-    """Whether the updaters are at the same step with the same settings, and none is divided among processes."""
-    if any(type(each) is not OptimizerStep or each.divided for each in updaters):
-        return False
-    first = _place(updaters[0])
-    return all(_place(each) == first for each in updaters[1:])
+            torch._foreach_copy_(old, new)
 
 
 class StackedMinibatches:
@@ -269,7 +297,8 @@ class StackedMinibatches:
 
     def _epoch(self, order: torch.Tensor) -> Iterator[Batch]:
         for chosen in split_minibatches(order, self.size, self.drop_last):
-            yield {name: x[chosen] for name, x in self.data.items()}
+            own = chosen.contiguous()
+            yield {name: x[own] for name, x in self.data.items()}
 
 
 def _place(updater: OptimizerStep) -> list[object]:

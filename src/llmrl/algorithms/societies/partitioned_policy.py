@@ -24,8 +24,9 @@ class PartitionedPolicy:
     same games, `VecEnv.reset`), so that what differs between them is what they were given to compare: common random
     numbers.
 
-    Networks of one shape are computed in one batch, to float tolerance; their weights are put together once in a span
-    of `unchanged` (`Memoizing`), and at every call outside of one.
+    Networks of one shape are computed in one batch, even one alone, so that what a policy does is the same, to the last
+    bit, whatever is beside it (`stacked_networks`). Their weights are put together once in a span of `unchanged`
+    (`Memoizing`), and at every call outside of one.
 
     Args:
         policies: one a group.
@@ -87,14 +88,15 @@ class PartitionedPolicy:
         return torch.cat([policy.values(self._own(observation, i), self._games(state, i)) for i, policy in policies])
 
     def _stack(self, observation: dict[str, torch.Tensor]) -> StackedPolicies | None:
-        """The policies as one, if that can be had and pays."""
-        if self._stackable and self._stacked is None:
+        """The policies as one, if that can be had."""
+        if not self._stackable:
+            return None
+        if self._stacked is None:
             self._stacked = StackedPolicies(self.policies, self.games, observation)  # type: ignore[arg-type]
-            self._stackable = self._stacked.pays
-        elif self._stacked is not None and not (self._held and self._current):
+        elif not (self._held and self._current):
             self._stacked.read()
         self._current = self._held
-        return self._stacked if self._stackable else None
+        return self._stacked
 
     def _own(self, observation: dict[str, torch.Tensor], i: int) -> dict[str, torch.Tensor]:
         return {name: x[i * self.games : (i + 1) * self.games] for name, x in observation.items()}
@@ -110,9 +112,6 @@ class StackedPolicies:
         policies: `stackable_policies`, K of them, each with G networks of k agents.
         games: of each.
         observation: of all games, as they will come.
-
-    Attributes:
-        pays: whether more than one network is computed at a time.
     """
 
     def __init__(self, policies: Sequence[SocietyPolicy], games: int, observation: dict[str, torch.Tensor]) -> None:
@@ -121,8 +120,7 @@ class StackedPolicies:
         members = [network for policy in policies for network, _ in policy.groups()]
         agents = policies[0].n_agents // self._groups
         self._parts = stacks(members, games * agents, cells_of(members[0], observation))
-        self.pays = any(part.stop - part.start > 1 for part in self._parts)
-        self._stacks = [StackedNetwork(members[part]) for part in self._parts] if self.pays else []
+        self._stacks = [StackedNetwork(members[part]) for part in self._parts]
 
     def read(self) -> None:
         """Take over the weights of the policies."""

@@ -1,4 +1,11 @@
-"""Networks of one shape as one network whose parameters have one more axis, so that all are computed at once."""
+"""Networks of one shape as one network whose parameters have one more axis, so that all are computed at once.
+
+What comes out for a network does not depend on which others are stacked with it, nor on how many: not in the last bit.
+A run among others in a sweep then has the numbers of a run alone. Three things make it so, on one thread: products are
+batched, one weight a network, with widths filled up with zeros to whole lines of memory, since libraries compute with
+other instructions where a row begins elsewhere; convolutions are made one network after the other, as a grouped one
+chooses its method by the number of groups; and Adam and sums go along each network's own numbers.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +15,18 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.cnn import PixelCore
 from llmrl.networks.maps import GridCore, OneHots, PlanesCore, StridedConvolution
 
 CELLS = 12_000
-"""Cells of maps or pictures that a processor convolves at once: with more, one network after the other is faster."""
+"""Cells of maps or pictures that a processor takes in at once: with more, what is computed leaves its cache."""
 SAMPLES = 8192
-"""Samples that a processor takes in at once: with more, what is computed of them does not stay in its cache."""
+"""Samples that a processor takes in at once, likewise."""
+LINE = 16
+"""float32 numbers in a line of memory."""
 
 _KNOWN = (
     *(ActorCritic, GridCore, PixelCore, PlanesCore, OneHots, StridedConvolution),
@@ -26,36 +36,39 @@ _KNOWN = (
 
 
 class StackedLinear(nn.Module):
-    """`nn.Linear` of k networks: [k, n, n_in] -> [k, n, n_out]."""
+    """`nn.Linear` of k networks: [k, n, n_in] -> [k, n, n_out]. Its weights are [k, n_out, n_in] and zeros beyond."""
 
     def __init__(self, layer: nn.Linear, k: int) -> None:
         super().__init__()
-        self.weight, self.bias = _parameter(layer.weight, k), _parameter(layer.bias, k)
+        self.n_in, self.n_out = layer.in_features, layer.out_features
+        self.weight = _parameter(layer.weight, k, _filled(self.n_out), _filled(self.n_in))
+        self.bias = None if layer.bias is None else _parameter(layer.bias, k, _filled(self.n_out))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.weight is not None
+        if (missing := self.weight.shape[-1] - self.n_in) > 0:
+            x = functional.pad(x, (0, missing))
         if self.bias is None:
-            return torch.bmm(x, self.weight.mT)
-        return torch.baddbmm(self.bias[:, None], x, self.weight.mT)
+            return torch.bmm(x, self.weight.mT)[..., : self.n_out]
+        return torch.baddbmm(self.bias[:, None], x, self.weight.mT)[..., : self.n_out]
 
 
 class StackedConv2d(nn.Module):
-    """`nn.Conv2d` of k networks: [k, n, c_in, h, w] -> [k, n, c_out, h', w'], as one convolution of k groups."""
+    """`nn.Conv2d` of k networks, one after the other: [k, n, c_in, h, w] -> [k, n, c_out, h', w']. A network's weights
+    are one row."""
 
     def __init__(self, layer: nn.Conv2d, k: int) -> None:
         super().__init__()
-        self.weight, self.bias = _parameter(layer.weight, k), _parameter(layer.bias, k)
+        self.shape, self.n_out = layer.weight.shape, layer.out_channels
+        self.weight = _parameter(layer.weight, k, _filled(layer.weight.numel()))
+        self.bias = None if layer.bias is None else _parameter(layer.bias, k, _filled(self.n_out))
         self.stride, self.padding, self.dilation = layer.stride, layer.padding, layer.dilation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.weight is not None
-        k = len(self.weight)
-        # Of what another such layer gave, this is a view.
-        side_by_side = x.transpose(0, 1).flatten(1, 2)
-        bias = None if self.bias is None else self.bias.flatten()
-        weight = self.weight.flatten(0, 1)
-        y = nn.functional.conv2d(side_by_side, weight, bias, self.stride, self.padding, self.dilation, k)
-        return y.view(len(y), k, -1, *y.shape[2:]).transpose(0, 1)
+        weights = self.weight[:, : self.shape.numel()].unbind()
+        biases = [None] * len(weights) if self.bias is None else self.bias[:, : self.n_out].unbind()
+        geometry = (self.stride, self.padding, self.dilation)
+        each = zip(x.unbind(), weights, biases, strict=True)
+        return torch.stack([functional.conv2d(own, w.view(self.shape), b, *geometry) for own, w, b in each])
 
 
 class StackedNetwork:
@@ -68,6 +81,7 @@ class StackedNetwork:
 
     Attributes:
         network: called with samples [k, n, ...], it gives logits [k, n, n_actions] and values [k, n].
+        parameters: each of its parameters [k, ...], with the members' and the places in it that these stand at.
     """
 
     def __init__(self, members: Sequence[ActorCritic]) -> None:
@@ -75,17 +89,30 @@ class StackedNetwork:
         self.network = copy.deepcopy(members[0])
         _stack_layers(self.network, len(members))
         own = [dict(member.named_parameters()) for member in members]
-        self.parameters = [(p, [each[name] for each in own]) for name, p in self.network.named_parameters()]
-        """Each parameter [k, ...] with the members'."""
+        self.parameters: list[tuple[nn.Parameter, list[nn.Parameter]]] = [
+            (p, [each[name] for each in own]) for name, p in self.network.named_parameters()
+        ]
+        self._members = [member.data for _, each in self.parameters for member in each]
+        self._places = [place for p, each in self.parameters for place in places(p.data, each[0])]
         self.read()
 
+    @torch.no_grad()
     def read(self) -> None:
-        for p, members in self.parameters:
-            torch.stack([member.data for member in members], out=p.data)
+        """Take over the weights of the networks."""
+        torch._foreach_copy_(self._places, self._members)
 
+    @torch.no_grad()
     def write(self) -> None:
-        members = [member.data for _, each in self.parameters for member in each]
-        torch._foreach_copy_(members, [row for p, _ in self.parameters for row in p.data.unbind()])
+        """Give the networks these weights."""
+        torch._foreach_copy_(self._members, self._places)
+
+
+def places(stacked: torch.Tensor, single: torch.Tensor) -> list[torch.Tensor]:
+    """Where numbers of the shape of `single` stand in each row of a `stacked` parameter or its moments: views."""
+    if stacked.dim() == single.dim() + 1:
+        inner = tuple(slice(0, n) for n in single.shape)
+        return [row[inner] for row in stacked.unbind()]
+    return [row[: single.numel()].view(single.shape) for row in stacked.unbind()]
 
 
 def stackable(networks: Sequence[nn.Module]) -> bool:
@@ -107,7 +134,7 @@ def stackable(networks: Sequence[nn.Module]) -> bool:
 
 
 def stacks(networks: Sequence[ActorCritic], samples: int, cells: int) -> list[slice]:
-    """Which of the networks to stack together so that it pays; slices of one network are best left alone.
+    """Which of the networks to stack together so that what is computed stays in the processor's cache.
 
     Args:
         networks: `stackable`.
@@ -143,10 +170,13 @@ def _stack_layers(module: nn.Module, k: int) -> None:
             _stack_layers(child, k)
 
 
-def _parameter(single: torch.Tensor | None, k: int) -> nn.Parameter | None:
-    if single is None:
-        return None
-    return nn.Parameter(single.data.new_zeros((k, *single.shape)), requires_grad=single.requires_grad)
+def _parameter(single: torch.Tensor, k: int, *shape: int) -> nn.Parameter:
+    return nn.Parameter(single.data.new_zeros((k, *shape)), requires_grad=single.requires_grad)
+
+
+def _filled(n: int) -> int:
+    """Numbers in as many whole lines of memory as `n` numbers need."""
+    return -(-n // LINE) * LINE
 
 
 def _traits(network: nn.Module) -> list[object]:

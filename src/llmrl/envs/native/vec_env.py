@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ class NativeEnv:
     """
 
     def __init__(self, game: SubstrateSettings, seeds: Seeds, device: str = "cpu", tiles: Source = "auto") -> None:
+        self._made_of = (game, seeds, device, tiles)
         channels, game_map = check_choices(game), find(game.substrate, game.map)
         n_envs, mechanism = game.n_envs, game.mechanism
         self.engine = Engine(Setup(game_map, game.n_agents, game.rules), device)
@@ -91,6 +93,12 @@ class NativeEnv:
         self._show(self._at_device(np.tile(low.astype(np.float32), (n_envs, 1))))
         self.settlement: Settlement | None = None
         """How the mechanism settled the last step, with each player's exposure to its values; None without one."""
+
+    def resized(self, n_envs: int) -> NativeEnv:
+        """Return the same environment with so many games, none of them begun."""
+        game, seeds, device, tiles = self._made_of
+        mechanism = copy.deepcopy(game.mechanism)  # which remembers what its games did
+        return NativeEnv(replace(game, n_envs=n_envs, mechanism=mechanism), seeds, device, tiles)
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         games = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
