@@ -17,6 +17,7 @@ from llmrl.run.signals import SIGNALS
 for name in (
     "llmrl.display.runs",
     "llmrl.experiment.job",
+    "llmrl.experiment.rows",
     "llmrl.experiment.training",
     "llmrl.llms.transcript",
     "llmrl.loops.design",
