@@ -27,7 +27,7 @@ from llmrl.envs.native.games import KEEP, METRICS, REGROWN, START, STEP, WAIT
 from llmrl.envs.native.maps import find
 from llmrl.envs.native.observing import Observer
 from llmrl.envs.native.state import State
-from llmrl.envs.native.tree import Threads
+from llmrl.envs.native.tree import lanes
 
 
 class NativeEnv:
@@ -74,8 +74,8 @@ class NativeEnv:
             "use fewer games" + (", or observe grid instead of pixels" if "pixels" in channels else ""),
         )
         self._shape = (n_envs, game.n_agents)
-        self._threads = Threads(n_envs)
-        self._batch = self.engine.batch(n_envs, self._threads.most)
+        self._lanes = lanes(n_envs, game.n_agents, self.observer.pixels or self.observer.grids)
+        self._batch = self.engine.batch(n_envs, self._lanes)
         self._fixed = self.engine.fixed(self._batch, self.observer.pixels, self.observer.tables())
         self._metrics = METRICS if self.engine.n_dirt else METRICS[:REGROWN]
         self._idle = self._room(3, *self._shape)  # what a reset pays, and
@@ -235,7 +235,7 @@ class NativeEnv:
         if not self._on_host:
             pay, info = array(pay), array(info)
         arrays = (todo, action, self._source, pay, info, frame["grid"][1], frame["ids"][1], written, *self._fixed)
-        engine.run(self._threads.now(), self._shape[0], arrays)
+        engine.run(min(torch.get_num_threads(), self._lanes), self._shape[0], arrays)
         observation = observer.observation(frame, vector, self._batch, self._calendar.live)
         if self._shown:
             observation["mechanism"] = self._values_seen
