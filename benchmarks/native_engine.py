@@ -120,8 +120,7 @@ class Native:
     def kernel(self, action: Any) -> None:
         """The loops, and the painting of pictures."""
         env = self.env
-        threads = min(torch.get_num_threads(), env._lanes)
-        env.engine.run(threads, self.batch, (env._todo, action, *self._given))
+        env.engine.run(env.threads, self.batch, (env._todo, action, *self._given))
         if env.observer.pixels:
             env.observer.pictures.expand(self._frame["ids"][0], out=self._frame["pixels"][0])
 

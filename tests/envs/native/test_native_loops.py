@@ -103,7 +103,7 @@ def played() -> str:
 
 
 def test_threads_change_nothing_and_can_be_used_by_several_at_once(two_threads: None) -> None:
-    assert small("cleanup", SHARED)._lanes == 2 and small("cleanup", SHARED - 1)._lanes == 1
+    assert small("cleanup", SHARED).threads == 2 and small("cleanup", SHARED - 1).threads == 1
     torch.set_num_threads(1)
     alone = played()
     torch.set_num_threads(2)

@@ -206,6 +206,11 @@ class NativeEnv:
         """Nothing to end: there are no processes."""
 
     @property
+    def threads(self) -> int:
+        """How many play the next step on a processor: as many as torch has, where the games are worth them."""
+        return min(torch.get_num_threads(), self._lanes)
+
+    @property
     def _state(self) -> State | None:
         """A copy of where all games are; None before they begin."""
         return self._batch.state(self.engine.harvest) if self._begun else None
@@ -235,7 +240,7 @@ class NativeEnv:
         if not self._on_host:
             pay, info = array(pay), array(info)
         arrays = (todo, action, self._source, pay, info, frame["grid"][1], frame["ids"][1], written, *self._fixed)
-        engine.run(min(torch.get_num_threads(), self._lanes), self._shape[0], arrays)
+        engine.run(self.threads, self._shape[0], arrays)
         observation = observer.observation(frame, vector, self._batch, self._calendar.live)
         if self._shown:
             observation["mechanism"] = self._values_seen
