@@ -110,7 +110,7 @@ class Played:
             frame = observer.frame()
             seen = frame["grid"][1], frame["ids"][1], env.engine.untold
             given = env._todo, chosen[k], env._source, *written, *seen, *env._fixed
-            env.engine.run(env._threads.now(), self.games, given)
+            env.engine.run(env.threads, self.games, given)
             if observer.pixels:
                 observer.pictures.expand(frame["ids"][0], out=frame["pixels"][0])
 

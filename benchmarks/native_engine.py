@@ -111,27 +111,28 @@ class Native:
         self._given = (self.env._source, *room, frame["grid"][1], frame["ids"][1], vector, *self.env._fixed)
         self._frame = frame
         for action in self.actions[:8]:
-            self.step(action), self.kernel(action)
+            self.step(action), self.kernel(action.numpy())
 
     def step(self, action: torch.Tensor) -> None:
         if self.env.step(action).truncated.any():
             self.env.reset()
 
-    def kernel(self, action: torch.Tensor) -> None:
+    def kernel(self, action: Any) -> None:
         """The loops, and the painting of pictures."""
         env = self.env
-        env.engine.run(env._threads.now(), self.batch, (env._todo, action.numpy(), *self._given))
+        env.engine.run(env.threads, self.batch, (env._todo, action, *self._given))
         if env.observer.pixels:
             env.observer.pictures.expand(self._frame["ids"][0], out=self._frame["pixels"][0])
 
     def rate(self, seconds: float, way: str = "step") -> float:
         """Agent steps a second."""
         done, step = 0, getattr(self, way)
+        actions = list(self.actions if way == "step" else self.actions.numpy())
         begin = CLOCK()
         while CLOCK() - begin < seconds:
-            for action in self.actions:
+            for action in actions:
                 step(action)
-            done += len(self.actions)
+            done += len(actions)
         return PLAYERS * self.batch * done / (CLOCK() - begin)
 
 

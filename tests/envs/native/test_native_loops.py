@@ -7,6 +7,9 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,10 @@ import llmrl
 from llmrl.core.errors import ConfigError
 from llmrl.envs.native import draws, gpu, tree
 from llmrl.envs.native.draws import PURPOSES, Draws, game_keys
-from played_games import digest, digests, small
+from played_games import GAMES, digest, digests, small
 
+SHARED = 2 * tree.WORTH // 6
+"""Games of two players, who see, that two threads share."""
 SUPPORT = Path(__file__).parents[2] / "support"
 
 
@@ -45,7 +50,7 @@ def test_numbers_are_the_same_in_python_compiled_and_as_tensors() -> None:
     source = keys()
     plain = drawn(draws, source)
     assert plain.size == 10_000 and len(np.unique(plain)) > 9_980
-    assert np.array_equal(plain, drawn(tree.compiled(), source)) and np.array_equal(plain, by_tensors(source))
+    assert np.array_equal(plain, drawn(tree.compiled(None), source)) and np.array_equal(plain, by_tensors(source))
 
 
 def test_thresholds_are_what_comparing_floats_says() -> None:
@@ -83,39 +88,61 @@ def test_200_episodes_are_the_same_in_python_compiled_and_simulated() -> None:
     assert done.stdout.split() == [*compiled, numbers.tobytes().hex()[:64], str(int(numbers.sum()))]
 
 
-def test_threads_change_nothing_and_can_be_used_by_several_at_once() -> None:
-    def played(found: list[str]) -> None:
-        found.append(digest(small("cleanup", 64)))
-
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of torch, on a machine of at least two cores."""
     before = torch.get_num_threads()
-    alone: list[str] = []
-    together: list[str] = []
-    try:
-        torch.set_num_threads(1)
-        played(alone)
-        torch.set_num_threads(2)
-        others = [threading.Thread(target=played, args=(together,)) for _ in range(3)]
-        for other in others:
-            other.start()
-        for other in others:
-            other.join()
-    finally:
-        torch.set_num_threads(before)
-    assert together == alone * 3
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
-def test_a_process_that_forks_after_threads_have_played_goes_on() -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        env = small("harvest", 64)  # torch's own threads would not survive the fork, and it has them make its zeros
-        wanted = digest(env)
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if digest(env) == wanted else 3)
-        assert os.waitpid(child, 0)[1] == 0
-    finally:
-        torch.set_num_threads(before)
+def played() -> str:
+    return digest(small("cleanup", SHARED))
+
+
+def test_threads_change_nothing_and_can_be_used_by_several_at_once(two_threads: None) -> None:
+    assert small("cleanup", SHARED).threads == 2 and small("cleanup", SHARED - 1).threads == 1
+    torch.set_num_threads(1)
+    alone = played()
+    torch.set_num_threads(2)
+    with ThreadPoolExecutor(3) as several:
+        together = [each.result() for each in [several.submit(played) for _ in range(3)]]
+    assert together == [alone] * 3
+    assert sum(thread.name.startswith("games") for thread in threading.enumerate()) == 1
+
+
+def test_a_process_that_forks_after_threads_have_played_goes_on(two_threads: None) -> None:
+    env = small("harvest", SHARED)  # torch's own threads would not survive the fork, and it has them make its zeros
+    wanted = digest(env)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if digest(env) == wanted else 3)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_actions_that_must_not_be_written_to_compile_nothing_anew() -> None:
+    env, compiled = small("harvest"), tree.compiled(None).play.overloads
+    env.reset(seed=1)
+    action = np.zeros((GAMES, 2), np.int64)
+    action.flags.writeable = False
+    assert env.step(action).reward.shape == (GAMES, 2) and len(compiled) == 1
+
+
+def test_a_new_folder_takes_the_place_of_those_that_nobody_uses(tmp_path: Path) -> None:
+    days = {"games-forgotten": 40, "games-again": 40, "games-lately": 20, "pictures": 40}
+    for name, old in days.items():
+        (tmp_path / name / "inside").mkdir(parents=True)
+        os.utime(tmp_path / name, (time.time() - old * 24 * 3600,) * 2)
+
+    def left_by(name: str) -> set[str]:
+        with tree.kept_in(tmp_path / name) as kept:
+            assert kept
+        return {each.name for each in tmp_path.iterdir()}
+
+    assert left_by("games-again") == set(days)
+    assert left_by("games-new") == set(days) - {"games-forgotten"} | {"games-new"}
 
 
 @pytest.mark.long

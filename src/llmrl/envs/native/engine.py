@@ -102,7 +102,7 @@ class Engine:
 
     def outside(self, action: NDArray[np.int64], n_actions: int) -> bool:
         """Whether any of `action` on the host is none of 0 to n_actions - 1."""
-        return bool(compiled().outside(action, n_actions))
+        return bool(compiled(None).outside(action, n_actions))
 
     def numbers(self, water: bool) -> NDArray[np.int32]:
         """What `rules` and `looking` call `facts`; `water`: whether its frames are shown."""

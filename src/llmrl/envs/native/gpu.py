@@ -46,7 +46,7 @@ def kernel() -> Any:
     Raises:
         ConfigError: `numba-cuda` is not installed.
     """
-    if importlib.util.find_spec("numba_cuda") is None:  # Numba's own is an older one
+    if not simulated() and importlib.util.find_spec("numba_cuda") is None:  # Numba has an older one
         raise ConfigError(
             "Clean Up and Harvest on a GPU need numba-cuda, which is not installed: pip install 'llmrl[gpu]', or use "
             "hardware=cpu"

@@ -12,14 +12,13 @@ import hashlib
 import logging
 import os
 import platform
-import threading
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
-
-import torch
 
 from llmrl.core.threads import in_turn
 from llmrl.envs.native import draws, games, looking, rules
@@ -31,8 +30,11 @@ MODULES = (draws, rules, looking, games)
 _LEFT_OUT = {"threshold", "game_keys"}
 """Functions that make tables, once, and are never called by a rule."""
 Jit = Callable[[Any], Any]
-WORTH = 16
-"""Games that are worth a thread."""
+WORTH = 3072
+"""Players who take a step that are worth a thread, where each whose view is written counts as three: about 0.4 ms of
+work, for a thread that sleeps takes up to 0.1 ms to wake."""
+KEPT = 30
+"""Days for which compiled functions are kept that nobody uses."""
 OPTIONS = {"nogil": True, "error_model": "numpy"}
 
 
@@ -65,87 +67,60 @@ def plain(chance: tuple[Any, Any] | None = None) -> SimpleNamespace:
 
 
 @functools.cache
-def compiled(chance: tuple[Any, Any] | None = None) -> SimpleNamespace:
+def compiled(chance: tuple[Any, Any] | None) -> SimpleNamespace:
     """The functions for a processor; Numba is imported here, and they are compiled when they are first called."""
     import numba
 
-    with _kept_in(cache_folder()) as kept:
+    with kept_in(cache_folder()) as kept:
         return build(numba.njit(**OPTIONS), numba.njit(cache=kept, **OPTIONS), chance)
 
 
-@functools.cache
-def spread() -> Any:
-    """`games.play` of all games, shared out among as many threads as are asked for (the first argument).
-
-    A region of threads of Numba's workqueue ends the process when a second thread begins another, so there is one at a
-    time; unlike those of GNU's OpenMP its threads do no harm to a process that forks.
-    """
-    import numba
-
-    if numba.config.THREADING_LAYER == "default":
-        numba.config.THREADING_LAYER = "workqueue"
-    play = compiled().play
-    names = {"play": play, "prange": numba.prange, "__name__": __name__}
-    with _kept_in(cache_folder()) as kept:
-        function = FunctionType(_shares.__code__, names, "_shares")
-        return numba.njit(parallel=True, cache=kept, **OPTIONS)(function)
-
-
-prange, play = range, games.play  # in the compiled one, Numba's and the compiled one
-
-
-def _shares(threads, n, arrays):  # type: ignore[no-untyped-def]
-    for k in prange(threads):
-        play(k * n // threads, (k + 1) * n // threads, k, *arrays)
-
-
-class Threads:
-    """How many threads play a batch: as many as torch has in this process (`hardware.threads`).
-
-    Args:
-        games: how many; a few are not worth a thread.
-
-    Attributes:
-        most: no more than Numba can start, one a core.
-    """
-
-    def __init__(self, games: int) -> None:
-        import numba
-
-        self.most: int = min(numba.config.NUMBA_NUM_THREADS, max(1, games // WORTH))
-
-    def now(self) -> int:
-        """How many there are at this step."""
-        return min(torch.get_num_threads(), self.most)
+def lanes(games: int, players: int, seen: bool) -> int:
+    """How many threads have work enough with so many games, and cores; `seen`: whether the loops write what is seen."""
+    work = games * players * (3 if seen else 1)
+    return max(1, min(os.cpu_count() or 1, work // WORTH))
 
 
 class Shared:
     """Plays all games of a batch on processors, compiling first where nobody has."""
 
     def __init__(self, chance: tuple[Any, Any] | None = None) -> None:
-        self._tree, self._told = compiled(chance), chance is not None
-        self._play = self._tree.play
+        self._tree, self._play = compiled(chance), None
 
     def __call__(self, threads: int, n: int, arrays: tuple[Any, ...]) -> None:
-        if not self._play.overloads:
-            with said("the rules of the native games", self._play):
-                self._play(0, 0, 0, *arrays)
-        if threads == 1 or self._told:
-            self._play(0, n, 0, *arrays)
+        """Do with `n` games what `games.play` does with `arrays`, of the same types at every call."""
+        play = self._play = self._play or self._compiled(arrays)
+        if threads == 1:
+            play(0, n, 0, *arrays)
             return
-        both = spread()
-        if not both.overloads:
-            with said("their threads", both), _ALONE:
-                both(threads, 0, arrays)
-        import numba
+        shares = [(n * k // threads, n * (k + 1) // threads, k, *arrays) for k in range(threads)]
+        others = [helpers().submit(play, *share) for share in shares[1:]]
+        play(*shares[0])
+        for other in others:
+            other.result()
 
-        with _ALONE:
-            numba.set_num_threads(threads)
-            both(threads, n, arrays)
+    def _compiled(self, arrays: tuple[Any, ...]) -> Any:
+        """`games.play` of arrays of these types, called past Numba's look at them, which costs as much as a game. Those
+        that must not be written to are no type of their own, for which it would compile once more."""
+        from numba import int64, typeof, types
+
+        play, begin = self._tree.play, time.perf_counter()
+        asked = (int64, int64, int64, *(types.Array(typeof(x).dtype, x.ndim, "C") for x in arrays))
+        known = asked in play.overloads
+        entry = play.compile(asked)
+        if not known and asked not in play.stats.cache_hits:
+            seconds = time.perf_counter() - begin
+            log.info("compiled the rules of the native games in %.1f s; kept in %s", seconds, cache_folder())
+        return entry
 
 
-_ALONE = threading.Lock()
-os.register_at_fork(after_in_child=_ALONE._at_fork_reinit)  # type: ignore[attr-defined]
+@functools.cache
+def helpers() -> ThreadPoolExecutor:
+    """The threads that play beside the one that asks; a process that forks makes its own. The loops hold no lock."""
+    return ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1), "games")
+
+
+os.register_at_fork(after_in_child=helpers.cache_clear)
 
 
 def simulated() -> bool:
@@ -153,15 +128,6 @@ def simulated() -> bool:
     import numba
 
     return bool(numba.config.ENABLE_CUDASIM)
-
-
-@contextlib.contextmanager
-def said(what: str, function: Any) -> Iterator[None]:
-    """Say how long the first call of a compiled function took, unless what was kept on disk was loaded."""
-    begin = time.perf_counter()
-    yield
-    if not function.stats.cache_hits:
-        log.info("compiled %s in %.1f s; kept in %s", what, time.perf_counter() - begin, cache_folder())
 
 
 def digest() -> str:
@@ -188,12 +154,17 @@ def cache_folder() -> Path:
 
 
 @contextlib.contextmanager
-def _kept_in(folder: Path) -> Iterator[bool]:
-    """Have Numba keep what it makes here in a folder; whether it can be written to."""
+def kept_in(folder: Path) -> Iterator[bool]:
+    """Have Numba keep what it makes here in a folder; whether it can be written to. A new one takes the place of those
+    beside it that nobody has used for `KEPT` days."""
     import numba
 
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if new := not folder.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)
+        if new:
+            _forget(folder.parent)
     except OSError as error:
         log.info("compiled games are not kept for the next run: %s", error)
         yield False
@@ -205,3 +176,16 @@ def _kept_in(folder: Path) -> Iterator[bool]:
             yield True
         finally:
             numba.config.CACHE_DIR = before
+
+
+def _forget(parent: Path) -> None:
+    """Remove folders of `kept_in` that are no longer used, beside processes that may begin to use or remove one."""
+    oldest = time.time() - KEPT * 24 * 3600
+    for folder in parent.glob("games-*"):
+        with contextlib.suppress(OSError):  # somebody else has removed it, or it is somebody else's
+            if folder.stat().st_mtime < oldest:
+                gone = folder.rename(parent / f"games-removed-{os.getpid()}-{folder.name.rpartition('-')[2]}")
+                if gone.stat().st_mtime < oldest:
+                    shutil.rmtree(gone)
+                else:  # meanwhile used
+                    gone.rename(folder)

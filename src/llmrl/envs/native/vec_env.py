@@ -28,7 +28,7 @@ from llmrl.envs.native.games import KEEP, METRICS, REGROWN, START, STEP, WAIT
 from llmrl.envs.native.maps import find
 from llmrl.envs.native.observing import Observer
 from llmrl.envs.native.state import State
-from llmrl.envs.native.tree import Threads
+from llmrl.envs.native.tree import lanes
 
 
 class NativeEnv:
@@ -76,8 +76,8 @@ class NativeEnv:
             "use fewer games" + (", or observe grid instead of pixels" if "pixels" in channels else ""),
         )
         self._shape = (n_envs, game.n_agents)
-        self._threads = Threads(n_envs)
-        self._batch = self.engine.batch(n_envs, self._threads.most)
+        self._lanes = lanes(n_envs, game.n_agents, self.observer.pixels or self.observer.grids)
+        self._batch = self.engine.batch(n_envs, self._lanes)
         self._fixed = self.engine.fixed(self._batch, self.observer.pixels, self.observer.tables())
         self._metrics = METRICS if self.engine.n_dirt else METRICS[:REGROWN]
         self._idle = self._room(3, *self._shape)  # what a reset pays, and
@@ -214,6 +214,11 @@ class NativeEnv:
         """Nothing to end: there are no processes."""
 
     @property
+    def threads(self) -> int:
+        """How many play the next step on a processor: as many as torch has, where the games are worth them."""
+        return min(torch.get_num_threads(), self._lanes)
+
+    @property
     def _state(self) -> State | None:
         """A copy of where all games are; None before they begin."""
         return self._batch.state(self.engine.harvest) if self._begun else None
@@ -243,7 +248,7 @@ class NativeEnv:
         if not self._on_host:
             pay, info = array(pay), array(info)
         arrays = (todo, action, self._source, pay, info, frame["grid"][1], frame["ids"][1], written, *self._fixed)
-        engine.run(self._threads.now(), self._shape[0], arrays)
+        engine.run(self.threads, self._shape[0], arrays)
         observation = observer.observation(frame, vector, self._batch, self._calendar.live)
         if self._shown:
             observation["mechanism"] = self._values_seen
