@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -171,7 +171,9 @@ class Experiment:
 
     def _compute_needed(self, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
         """Compute a run that this one needs, which waits meanwhile."""
-        Experiment(config, overrides, self.means.seat).run()
+        seat = self.means.seat
+        with nullcontext() if seat is None else seat.apart():
+            Experiment(config, overrides, seat).run()
 
     def _open(self) -> Run:
         """Open the run's folder, or follow the process of this run that does."""

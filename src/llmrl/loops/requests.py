@@ -277,6 +277,10 @@ class Seat(Protocol):
         """A span in which the run may wait for long; nobody waits for it meanwhile."""
         ...
 
+    def apart(self) -> AbstractContextManager[None]:
+        """A span in which the run computes another one, which is not like those beside it."""
+        ...
+
     def leave(self) -> None:
         """Ask no more."""
         ...

@@ -217,11 +217,21 @@ class Seat:
     @contextmanager
     def away(self) -> Iterator[None]:
         """A span in which its run may wait for long, so that nobody waits for it."""
+        before = self.state
         self._become("away")
         try:
             yield
         finally:
-            self._become("works")
+            self._become(before)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """A span in which its run computes another one, which is not like those beside it."""
+        key, self._key = self._key, None
+        try:
+            yield
+        finally:
+            self._key = key
 
     def leave(self) -> None:
         """Ask no more."""
