@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import random
 import shutil
 import signal
 import threading
@@ -18,12 +19,14 @@ import torch
 from rich.progress import Progress as Bars
 
 from experiments import comparable_metrics, compose
+from fake_openai_server import FakeOpenAIServer
 from llmrl.core.privacy import keep_private
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.job import compute
 from llmrl.experiment.rows import alike, compute_rows
 from llmrl.experiment.sweep_jobs import job_of
+from llmrl.principals import scripted_mechanism
 from llmrl.principals.random_ import RandomPrincipal
 from llmrl.run import signals
 from llmrl.run.content import saved_state
@@ -89,6 +92,26 @@ def test_runs_are_what_they_are_alone_and_share_what_they_need(tmp_path, capsys)
     assert logging.getLogger("llmrl").level == logging.NOTSET
     # A table for each, none in the middle of another.
     assert capsys.readouterr().out.count("final objective") == 2 * len(rows)
+
+
+def test_replies_that_come_late_change_no_number(tmp_path):
+    """Of two rows that ask a server which answers when it likes, one that asks a script, and a bandit."""
+    late = random.Random(0)
+
+    def reply(messages):
+        time.sleep(late.choice([0.0, 0.05, 0.3]))
+        return scripted_mechanism.reply(messages)
+
+    with FakeOpenAIServer(reply) as server:
+        hosted = ("principal=llm", "llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model")
+        four = [(*hosted, "seed=0"), (*hosted, "seed=1"), ("principal=llm", "llm=scripted", "seed=0"), THREE[0]]
+        rows, single = (
+            works(tmp_path / name, four, "design.steps=4", f"llm.cache_dir={tmp_path}/{name}-replies")
+            for name in ("rows", "alone")
+        )
+        assert [end.code for end in compute_rows(rows)] == [0] * 4
+        assert [Works([work], compute_rows)()[0].code for work in single] == [0] * 4
+    same(rows, single)
 
 
 def test_what_ends_one_ends_no_other(tmp_path, monkeypatch, capsys):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from experiments import comparable_metrics, rows_alike
+from experiments import comparable_metrics
 from llmrl.core.errors import RunFolderError
 from llmrl.run.queued import read_queued
 from llmrl.sweeps.records import cancel, records
@@ -41,7 +43,7 @@ def test_rows_end_as_runs_alone_do(tmp_path):
     rows, single = metrics(tmp_path, "rows"), metrics(tmp_path, "alone")
     assert rows.keys() == single.keys() and len(rows) == 6
     for which, found in rows.items():
-        assert rows_alike(found, single[which], rel=1e-3, abs=1e-4), which
+        assert found == single[which], which
     processes = {row["pid"] for row in table(tmp_path, "rows")}
     assert len(processes) == len({row["log"] for row in table(tmp_path, "rows")}) in (1, 2)
     assert len({row["pid"] for row in table(tmp_path, "alone")}) == 1
@@ -91,3 +93,25 @@ def test_a_stop_saves_all_rows_and_the_same_command_goes_on(tmp_path):
     assert {row["state"] for row in table(tmp_path)} == {"preempted"}
     again = sweep(*overrides, cwd=tmp_path)
     assert again.returncode == 0 and "4 finished" in again.stdout, again.stdout + again.stderr
+
+
+@pytest.mark.long
+def test_ten_kills_at_random_moments_change_no_number(tmp_path):
+    """Every time the launcher and its process are killed, and the same command goes on."""
+    overrides = (*ROOM, "design.steps=60", "seed=0,1", "checkpoint_seconds=0.05")
+    done = sweep(*overrides, "output_root=calm", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    moments, kills = random.Random(0), 0
+    while kills < 10:
+        launcher = start(*overrides, cwd=tmp_path)
+        until(lambda: (tmp_path / "outputs").exists() and "running" in {row["state"] for row in table(tmp_path)})
+        time.sleep(moments.uniform(0, 1.5))
+        pids = {row["pid"] for row in table(tmp_path) if row["state"] == "running"}
+        for pid in (launcher.pid, *pids):
+            os.kill(pid, signal.SIGKILL)
+        launcher.communicate(timeout=100)
+        kills += 1
+    done = sweep(*overrides, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert metrics(tmp_path, "outputs") == metrics(tmp_path, "calm")
+    assert max(row["attempt"] for row in table(tmp_path)) > 3
