@@ -54,7 +54,6 @@ def test_what_rows_differ_in(overrides):
         ("design.candidates=2",),
         ("design.societies=2",),
         ("design.adapt_rounds=7",),
-        ("hardware.threads=2",),
         ("hardware=local",),
         ("private=false",),
         ("loggers=[jsonl]",),
@@ -104,6 +103,7 @@ def test_numbers_of_learning_are_equal_to_numbers(one, other):
         (("env=cleanup", "env.engine=meltingpot"), Alone.GAMES),
         (("principal=llm", "llm=local_chat"), Alone.MODEL),
         (("hardware.device=cuda",), Alone.GPU),
+        (("hardware.threads=2",), Alone.THREADS),
     ],
 )
 def test_why_a_run_is_alone(overrides, reason):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from llmrl.core.errors import ConfigError
 from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.protocol import Hardware, Job, Pack
 from llmrl.sweeps.backends.slurm import Slurm
-from llmrl.sweeps.packing import TOGETHER, dealt, packed_into, packed_over, put_back
+from llmrl.sweeps.packing import TOGETHER, SharedTask, dealt, packed_into, packed_over, put_back, works_of
+from llmrl.sweeps.work import RowEnd, Work
 
 CPU = Hardware(Slurm(), "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
 KEYS = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=40)
@@ -111,6 +113,22 @@ def test_a_process_needs_what_its_rows_need():
     assert pack.memory_gb == pytest.approx(2 + 2 * 0.1)
     [unknown] = packed_over(jobs(["a"] * 3, row_gb=None), 1, 100.0)
     assert unknown.memory_gb == 6 and unknown.cores == 1
+
+
+def test_a_process_is_told_which_of_its_runs_are_one_batch():
+    """Without their keys rows would share a process, and be computed one by one."""
+    given_jobs = jobs(["a"] * 3)
+    works = works_of(Pack(tuple(given_jobs)), SharedTask(_one, _several), {"A": "1"})
+    assert [work.key for work in works.works] == ["a"] * 3 and works.task_rows is _several
+    assert all(work.environment == {"A": "1"} and work.task.one is _one for work in works.works)
+
+
+def _one(config: dict[str, Any], overrides: list[str]) -> float | None:
+    raise AssertionError
+
+
+def _several(works: Sequence[Work]) -> list[RowEnd]:
+    raise AssertionError
 
 
 def test_jobs_are_for_backends_that_submit_them():

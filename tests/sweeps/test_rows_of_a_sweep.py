@@ -32,7 +32,7 @@ def metrics(cwd: Path, root: str) -> dict[tuple[str, int], list[dict]]:
 
 @pytest.mark.slow
 def test_rows_end_as_runs_alone_do(tmp_path):
-    """Six runs in two processes, and one after the other."""
+    """Six runs in two processes, and one after the other: bit for bit."""
     overrides = (*ROOM, "design.steps=3", "seed=0,1,2")
     packed = ("hardware=local", "hardware.memory_gb=0.5", "hardware.cores=1", "hardware.parallel=2")
     done = sweep(*overrides, *packed, "output_root=rows", cwd=tmp_path)

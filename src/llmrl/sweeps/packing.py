@@ -42,7 +42,7 @@ def works_of(pack: Pack, task: Task, environment: Mapping[str, str]) -> Works:
         task: a `SharedTask` where these are several.
         environment: variables to set, beside those of the runs.
     """
-    works = [Work(task, j.config, j.overrides, j.folder, {**environment, **j.environment}) for j in pack.jobs]
+    works = [Work(task, j.config, j.overrides, j.folder, {**environment, **j.environment}, j.key) for j in pack.jobs]
     return Works(works, task.rows if isinstance(task, SharedTask) else _alone)
 
 
