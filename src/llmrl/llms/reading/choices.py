@@ -14,9 +14,12 @@ from llmrl.llms.structured import InvalidReply
 
 _KEYS, _WRAPPERS = listed("actions"), listed("wrappers")
 _NUMBERED = re.compile(r"(?:(?:action|option|choice|move|number|no)\s*[:#]?\s*|#\s*)?\d{1,6}(?:\.0*)?", re.IGNORECASE)
+_NUMBER_SAID = re.compile(
+    r"\b(?:action|answer|decision|choice|option|move|number)\b[\s*_`#:=]{0,6}(?:is\s+)?\d", re.IGNORECASE
+)
 _TAKEN = re.compile(
-    r"\bi(?:'ll| will| would)? (?:choose|pick|select|go with|take)\s+(?:(?:action|option|number|"
-    r"no\.?)\s*#?\s*)?(\d{1,6}\b[^,;.\n]{0,60})",
+    r"\bi(?:'ll| will| would)? (?:choose|pick|select|go with|take)\s+(?P<kind>(?:action|option|number|no\.?)\s*#?\s*)?"
+    r"(?P<said>\d{1,6}\b[^,;.\n]{0,60})",
     re.IGNORECASE,
 )
 _BOXED = re.compile(r"\\boxed\{(?:\\text(?:bf|tt|it)?\{)?([^{}]{1,200})\}?\}")
@@ -41,7 +44,8 @@ _CUE = re.compile(
     re.IGNORECASE,
 )
 _CLAUSE = re.compile(
-    r"[,;\n]|\.(?:\s|$)|[!?]|\bbecause\b|\bsince\b|\bbut\b|\bso that\b|\bin order\b|\baway from\b|\bas (?=the|"
+    r"[,;\n]|\.(?:\s|$)|[!?]|\bbecause\b|\bsince\b|\bbut\b|\bso that\b|\bin order\b|\bto (?=avoid|counter|get|"
+    r"reach|keep|prevent|escape|balance|catch|stop)|\baway from\b|\bas (?=the|"
     r"it|i|we)|[\u3002\uff0c]"
 )
 _IF = re.compile(
@@ -145,15 +149,16 @@ class Choice(Question[int]):
     def of_text(self, text: str, cut: bool) -> list[Candidate[int]]:
         text = plain(text)
         stripped = re.sub(r"^(?:```|~~~)\w*\n?|\n?(?:```|~~~)$", "", text.strip()).strip()
-        if len(stripped) <= 60 and "\n" not in stripped and (whole := self._whole(stripped)) is not None:
+        if len(stripped) <= 80 and not {"\n", "?"} & set(stripped) and (whole := self._whole(stripped)) is not None:
             return [] if cut else [Candidate(0, len(text), whole, form=1)]
         letter = {match[1]: index for match in _OPTION.finditer(text) if (index := self._started(match[2])) is not None}
         found = []
         for match in _BOXED.finditer(text):
             if (index := self._labelled(match[1], letter)) is not None:
                 found.append(Candidate(match.start(), match.end(), index))
-        for match in _TAKEN.finditer(text) if self.names.numbered else ():
-            if (index := self.names.meant(re.split(r"\bbecause\b|\bsince\b|\bas\b", match[1])[0])) is not None:
+        for match in _TAKEN.finditer(text):
+            said = re.split(r"\bbecause\b|\bsince\b|\bas\b", match["said"])[0]
+            if (match["kind"] or self.names.numbered) and (index := self.names.meant(said)) is not None:
                 found.append(Candidate(match.start(), match.end(), index, form=1))
         for match in _LABEL.finditer(text):
             said = _BOXED.sub(lambda boxed: f" {boxed[1]} ", match["value"]).replace("$", " ")
@@ -166,8 +171,8 @@ class Choice(Question[int]):
         return found
 
     def of_prose(self, text: str) -> int | None:
-        # A number beside another name than its own is a contradiction, which is not mended by reading the name alone.
-        if REFUSAL.search(text) or any(match["value"][0].isdigit() for match in _LABEL.finditer(text)):
+        # A number that was not understood may contradict the name beside it.
+        if REFUSAL.search(text) or _NUMBER_SAID.search(text):
             return None
         decided: list[int] = []
         for sentence in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[:200]:
@@ -175,7 +180,7 @@ class Choice(Question[int]):
             for clause in _CLAUSE.split(sentence):
                 match = _CUE.search(clause)
                 open_ = open_ or bool(_IF.search(clause[: match.start()] if match else clause))
-                if match is None or open_ or negated(clause):
+                if match is None or open_ or negated(clause) or sentence.rstrip().endswith("?"):
                     continue
                 mentioned = {i for _, _, i in self.names.mentions(clause[match.end() :])}
                 mentioned = mentioned or {i for _, _, i in self.names.mentions(clause[match.start() :])}
@@ -185,8 +190,10 @@ class Choice(Question[int]):
         return decided[-1] if decided and len(set(decided)) == 1 else None
 
     def _whole(self, text: str) -> int | None:
-        bare = re.sub(r"[^\w\s()#:.,+\-]", " ", text).strip(" .,:")
-        return self.names.meant(bare) if _NUMBERED.fullmatch(bare) else self.names.exact(bare)
+        if "->" in text:
+            return None
+        bare = re.sub(r"[^\w\s()#:.,+\-\u2190-\u21ff\u2b05-\u2b07\u27a1]", " ", text).strip(" .,:!")
+        return self.names.meant(bare)
 
     def _started(self, text: str) -> int | None:
         return self.names.meant(re.split(r"\s[-\u2013\u2014]\s|[:(,]", text)[0])

@@ -60,6 +60,7 @@ _PLAIN = str.maketrans(
         **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63", "-"),
         **dict.fromkeys("\u00a0\u2002\u2003\u2009\u200a\u202f\u3000", " "),
         **dict.fromkeys("\u201c\u201d\u201e\u201f\u300c\u300d\u300e\u300f\u00ab\u00bb", '"'),
+        **{chr(0x2080 + i): str(i) for i in range(10)},
         **dict.fromkeys("\u2018\u2019\u201a\u201b", "'"),
         **{"\u3001": ",", "\u3002": ".", "\u3010": "[", "\u3011": "]", "\u2044": "/", "\u2028": "\n", "\u2029": "\n"},
     }

@@ -35,12 +35,13 @@ _SPLIT = re.compile(
     r",\s*(?:and\s+)?(?:then\s+)?|;|\s*(?:->|\u2192|=>|\u27f6|>>)\s*|\n|\bthen\b|\bafter that\b|\d{1,2}\.\s+|"
     r"\.(?:\s|$)"
 )
+_IT = re.compile(r"\b(?:it|them)\b", re.IGNORECASE)
 _TOOL = re.compile(r"\b(?:with|using|by)\b.*", re.IGNORECASE | re.DOTALL)
 _CUE = re.compile(
     r"\A\W*(?:(?:so|therefore|thus|hence|first|then|next|finally|now|after that|in this (?:case|state|"
     r"situation))\b\W*)*"
     r"(?:(?:(?:the|this) agent|it|i|we)(?:'ll|\s+(?:should|must|will|would|shall|needs? to|has to|am going to))|"
-    r"let's|let us|\b(?<=first)|\u667a\u80fd\u4f53\u5e94\u8be5)",
+    r"let's|let us|\b(?<=first)|\b(?<=then)|\u667a\u80fd\u4f53\u5e94\u8be5)",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(
@@ -107,7 +108,7 @@ class Steps(Question[tuple[Step, ...]]):
                 start = next(iter(self.names.mentions(clause)), None)
                 if start is None:
                     continue
-                step = self._step(clause[start[0] :])
+                step = self._step(clause[start[0] :], steps[-1][1] if steps else "")
                 if isinstance(step, str):
                     return None
                 steps.append(step)
@@ -136,7 +137,7 @@ class Steps(Question[tuple[Step, ...]]):
             raise InvalidReply("the plan was cut off")
         found: list[Step] = []
         for said in steps[: self.most]:
-            step = self._step(said)
+            step = self._step(said, found[-1][1] if found else "")
             if isinstance(step, str):
                 if not found:
                     raise InvalidReply(step)
@@ -208,8 +209,8 @@ class Steps(Question[tuple[Step, ...]]):
             letters(str(key)) in _SKILLS and isinstance(inner, str) for key, inner in value.items()
         )
 
-    def _step(self, said: Any) -> Step | str:
-        """The step that a value means; or else, in words, why it means none."""
+    def _step(self, said: Any, before: str = "") -> Step | str:
+        """The step that a value means; or else, in words, why it means none. `before`: what "it" is."""
         skill, thing = "", ""
         if isinstance(said, dict):
             by_key = {letters(str(key)): inner for key, inner in said.items()}
@@ -226,9 +227,9 @@ class Steps(Question[tuple[Step, ...]]):
             skill, thing = said[0] or "", (said[1] or "") if len(said) == 2 else ""
         elif isinstance(said, str):
             skill = said
-        return self._meant(f"{skill} <{thing}>" if thing else skill, skill)
+        return self._meant(f"{skill} <{thing}>" if thing else skill, skill, before)
 
-    def _meant(self, text: str, skill: str) -> Step | str:
+    def _meant(self, text: str, skill: str, before: str) -> Step | str:
         text = text[:_LONGEST_STEP]
         text = (
             plain(re.sub(r"\((?![^()]*\d\))[^()]*\)", " ", text))
@@ -270,6 +271,8 @@ class Steps(Question[tuple[Step, ...]]):
         if not takes:
             return name, ""
         thing = self._object(_TOOL.sub("", rest)) or self._object(rest)
+        if thing is None and before and _IT.search(text):
+            thing = before
         if thing is None:
             shown = " ".join(re.sub(r"[<>\"'`*_()]", " ", rest).split())[:60]
             there = ", ".join(self.objects) or "none"
@@ -365,7 +368,9 @@ class Steps(Question[tuple[Step, ...]]):
         if not lines or len(lines) > self.most or len(text) > 2000:
             return []
         items = [item for line in lines for item in _SPLIT.split(line.strip("{}[] ")) if item and item.strip()]
-        spoken = [self._step(item) for item in items]
+        spoken: list[Step | str] = []
+        for item in items:
+            spoken.append(self._step(item, spoken[-1][1] if spoken and not isinstance(spoken[-1], str) else ""))
         wordy = any(len(words(item)) > 7 for item in items)
         if not spoken or wordy or any(isinstance(step, str) for step in spoken):
             return []

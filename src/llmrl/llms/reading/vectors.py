@@ -126,7 +126,8 @@ class Vectors(Question[np.ndarray]):
             return self._of_list([value[str(i)] for i in range(self.d)], depth)
         fitting: list[list[float]] = []
         told: list[str] = []
-        for key, inner in value.items():
+        asked = [key for key in value if letters(key) in ("params", "parameters")]
+        for key, inner in [(key, value[key]) for key in asked or value]:
             name = letters(key)
             if name in _HIDDEN or name in self.contexts or (not isinstance(inner, dict | list) and name not in LISTS):
                 continue
@@ -174,14 +175,14 @@ class Vectors(Question[np.ndarray]):
                 continue
             i = self._called(str(key))
             if i is not None:
-                inner = inner["value"] if isinstance(inner, dict) and "value" in inner else inner
+                inner = _alone(inner) if isinstance(inner, dict) else inner
                 self._take(i, inner, named)
             elif isinstance(inner, dict | list):
                 self._collect(inner, named, depth + 1)
 
     def _called(self, key: str) -> int | None:
         """The number that a key names, perhaps with the word for what it is: `thigh_torque` is the `thigh`."""
-        i = self.written.place.get(letters(key))
+        i = self.written.place.get(letters(re.sub(r"\([^()]*\)", "", key)))
         if i is None and not self.written.indexed:
             i = self.written.place.get("".join(word for word, _, _ in words(key) if word not in _KINDS))
         return i
@@ -259,6 +260,12 @@ class Vectors(Question[np.ndarray]):
         if len(rows) < self.n:
             return []
         return [Candidate(rows[0].start, rows[self.n - 1].end, np.concatenate([row.answer for row in rows[: self.n]]))]
+
+
+def _alone(said: Mapping[str, Any]) -> Any:
+    """The number of an object that is nothing else, `{"value": 0.5, "unit": "apples"}`; the object if there is none."""
+    numbers = [inner for inner in said.values() if isinstance(inner, int | float) and not isinstance(inner, bool)]
+    return said["value"] if "value" in said else numbers[0] if len(numbers) == 1 else said
 
 
 def _numeric(values: Sequence[Any]) -> bool:

@@ -50,7 +50,8 @@ _EVERY = re.compile(
 )
 _OTHERS = re.compile(
     rf"({_VALUE})\s+(?:for|to|at|on|in)\s+(?:all\s+)?(?:the\s+)?(?:others?|rest|remaining)\b|"
-    rf"\b(?:others?|rest|remaining)\b[^.;\n]{{0,30}}?(?:\bto\b|\bat\b|=|:|\bbe\b)\s*({_VALUE})(?!\w)",
+    rf"\b(?:others?|rest|remaining|(?:every|any)thing else)\b[^.;\n]{{0,30}}?(?:\b(?:to|at|be|gets?)\b|=|"
+    rf":)\s*({_VALUE})(?!\w)",
     re.IGNORECASE,
 )
 _REVISED = re.compile(
@@ -61,11 +62,14 @@ _REVISED = re.compile(
 _PROPOSED = re.compile(r"\b(?:new|propos\w*|next|suggest\w*|choice)\b", re.IGNORECASE)
 _ROW = re.compile(r"^[ \t]*\|[^\n]*\|[ \t]*$", re.MULTILINE)
 _GAP = (
-    r"(?:\W|number|parameter|one|\b(?:the|this|should|be|is|to|at|of|set|bracket|gets?|payment|engine|would|force|rate)\b|"
+    r"(?:\W|number|parameter|one|\b(?:the|this|should|be|is|to|at|of|set|bracket|gets?|paid|payment|engine|"
+    r"would|force|rate|activities|places|actions)\b|"
     r"\u8bbe\u4e3a|\u4e3a){0,12}?[\s:=*]{0,6}"
 )
 
 _FOR = r"(?:\s+(?:as|tax|rate|units?))?\s+(?:for|to|at|on|in)\s+(?:(?:the|other)\s+)?"
+
+_CALLED = re.compile(rf"^(?:the |my |new )*(?:{'|'.join(LISTS)})[\s*_`]*[:=][\s*_`]*(?=[-+.\d])", re.IGNORECASE)
 
 Pair = tuple[int, float, int, int]
 """The place of a name, the number beside it, and where they stand."""
@@ -138,7 +142,11 @@ class WrittenNumbers:
             numbers = {number_of(match[1], self.shares) for match in _EVERY.finditer(text)}
             number = numbers.pop() if len(numbers) == 1 else None
             return None if number is None else [number] * self.d
-        if len(named) < self.d and len(others := list(_OTHERS.finditer(text))) == 1:
+        if (
+            len(named) < self.d
+            and not {"other", "others", "rest"} & set(self.place)
+            and len(others := list(_OTHERS.finditer(text))) == 1
+        ):
             number = number_of(others[0][1] or others[0][2], self.shares)
             if number is not None:
                 named = dict.fromkeys(range(self.d), number) | named
@@ -255,7 +263,7 @@ class WrittenNumbers:
         grid: list[float] = []
         start = end = -1
         for match in re.finditer(r"^[^\n]{1,8000}$", text, re.MULTILINE):
-            line = match[0].strip(" \t*`.$")
+            line = _CALLED.sub("", match[0].strip(" \t*`.$"))
             numbers = None
             if cut and match.end() == len(text.rstrip()):
                 break
