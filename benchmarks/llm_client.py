@@ -25,7 +25,8 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import Ledger
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.rate_limit import RateLimit
-from llmrl.llms.structured import json_schema, parse_json
+from llmrl.llms.reading.records import parse_json
+from llmrl.llms.structured import json_schema
 
 PROMPT = "Generation 12: eat=0.25, clean=1, other=0 -> payoff -0.4375; trees 47.36.\n" * 110
 LATENCY, REQUESTS, CONCURRENCY = 0.2, 64, 16

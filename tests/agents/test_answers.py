@@ -34,31 +34,59 @@ DIALS = answers_of(
 )
 
 
+def read(answers, answer, legal=None):
+    """The action of a reply with this `action`."""
+    return read_reply(json.dumps({"action": answer}), answers, legal)[1]
+
+
 class TestChoices:
     @pytest.mark.parametrize(
         ("answer", "action"),
-        [("stay", 1), (" Stay ", 1), ("go_left", 0), ("GO RIGHT", 2), (2, 2), (2.0, 2), ("0", 0)],
+        [
+            ("stay", 1),
+            (" Stay ", 1),
+            ("go_left", 0),
+            ("GO RIGHT", 2),
+            (2, 2),
+            (2.0, 2),
+            ("0", 0),
+            ("\uff11", 1),  # a keyboard's full-width 1
+            ("Go-Left", 0),
+            ("action_go_left", 0),
+            ("left", 0),
+            ("2: go right", 2),
+            ("2 (go_right)", 2),
+            ("Action 2", 2),
+            ("to the right", 2),  # what it is described as
+            ("nach links", 0),
+            (["stay"], 1),  # a list of one
+            ({"stay": True}, 1),
+        ],
     )
     def test_understood(self, answer, action):
-        assert CHOICES.action(answer, None) == action
+        assert read(CHOICES, answer) == action
 
-    @pytest.mark.parametrize("answer", ["jump", "", 3, -1, 1.7, True, None, ["stay"], {"stay": 1}, 1e300, "\uff11"])
+    @pytest.mark.parametrize(
+        "answer",
+        ["jump", "", 3, -1, 1.7, True, None, 1e300, "1: go left", "left or right", ["stay", "go left"]],
+    )
     def test_refused(self, answer):
         with pytest.raises(InvalidReply, match='choose one of "go left", "stay", "go_right"'):
-            CHOICES.action(answer, None)
+            read(CHOICES, answer)
 
     def test_legal_ones_only(self):
         legal = [True, False, True]
         with pytest.raises(InvalidReply, match='not legal now; choose one of "go left", "go_right"'):
-            CHOICES.action("stay", legal)
+            read(CHOICES, "stay", legal)
         assert CHOICES.schema(legal) == {"type": "string", "enum": ["go left", "go_right"]}
 
     def test_by_number(self):
+        """A name is understood, too, as it can mean nothing else; beside a number it must be the number's."""
         assert NUMBERED.told[2] == ("2", "go_right: to the right") and NUMBERED.shown(2) == 2
-        assert NUMBERED.action(1, None) == NUMBERED.action("1", None) == 1
+        assert read(NUMBERED, 1) == read(NUMBERED, "1") == read(NUMBERED, "stay") == read(NUMBERED, "1: stay") == 1
         assert NUMBERED.schema([False, True, True]) == {"type": "integer", "enum": [1, 2]}
-        with pytest.raises(InvalidReply):
-            NUMBERED.action("stay", None)
+        with pytest.raises(InvalidReply, match="choose one of 0, 1, 2"):
+            read(NUMBERED, "1: go left")
 
     def test_instead(self):
         assert CHOICES.instead(2, None) == 2
@@ -79,33 +107,37 @@ class TestNumbers:
             ([-1, 10], [-1.0, 10.0]),
             ({"steer": "0.5", "gas": 1}, [0.5, 1.0]),
             ({"steer": 1.0000001, "gas": 0}, [1.0, 0.0]),
+            ({"Steer ": "1/2", "GAS": "one"}, [0.5, 1.0]),
+            ({"steer": 0, "gas": 1, "brake": 0}, [0.0, 1.0]),
+            ("steer=0.5, gas=1", [0.5, 1.0]),
         ],
     )
     def test_understood(self, answer, action):
-        assert PEDALS.action(answer, None) == action
+        assert read(PEDALS, answer) == action
 
     @pytest.mark.parametrize(
         ("answer", "message"),
         [
             ({"steer": 1.2, "gas": 0}, "steer must be from -1 to 1, got 1.2"),
-            ({"steer": 0}, "lacks 'gas'"),
-            ([1, 2, 3], "needs 2 numbers"),
-            (0.5, "needs 2 numbers"),
-            ({"steer": None, "gas": 0}, "must be a number from -1 to 1"),
+            ({"steer": 0}, "gas are missing"),
+            ([1, 2, 3], "holds 3 numbers, 2 are needed"),
+            (0.5, "the action has steer .from -1 to 1., gas .from 0 to 10."),
+            ({"steer": None, "gas": 0}, "steer must be a number"),
             ({"steer": True, "gas": 0}, "must be a number"),
             ({"steer": "left", "gas": 0}, "must be a number"),
+            ({"steer": "0 to 1", "gas": 0}, "must be a number"),
             ({"steer": float("nan"), "gas": 0}, "must be a number"),
             ({"steer": 0, "gas": 10**400}, "must be a number"),
         ],
     )
     def test_refused(self, answer, message):
         with pytest.raises(InvalidReply, match=message):
-            PEDALS.action(answer, None)
+            read(PEDALS, answer)
 
     def test_whole_ones(self):
-        assert DIALS.action([3, 1.0], None) == [3.0, 1.0]
+        assert read(DIALS, [3, 1.0]) == [3.0, 1.0]
         with pytest.raises(InvalidReply, match=r"two must be a whole number from 1 to 5, got 1\.5"):
-            DIALS.action([0, 1.5], None)
+            read(DIALS, [0, 1.5])
         assert DIALS.schema(None)["properties"]["two"] == {"type": "integer", "minimum": 1, "maximum": 5}
 
     def test_instead(self):

@@ -1,6 +1,7 @@
 import pytest
 
 from llmrl.core.errors import LLMError
+from llmrl.core.records import ChatReply
 from llmrl.llms.asking import QUOTED_REPLY, Asker, Question
 from llmrl.llms.client import ChatClient
 from llmrl.llms.prompts import Prompt
@@ -8,7 +9,8 @@ from llmrl.llms.structured import InvalidReply
 from models import Echo, ask
 
 
-def number(text):
+def number(reply):
+    text = reply.text
     if not text.strip().isdigit():
         raise InvalidReply(f"{text[:20]!r} is no number")
     return int(text)
@@ -22,8 +24,6 @@ class Answers(Echo):
         self.texts, self.requests, self.finish = list(texts), [], finish
 
     def complete(self, requests):
-        from llmrl.core.records import ChatReply
-
         self.requests += requests
         return [ChatReply(self.texts.pop(0), finish=self.finish) for _ in requests]
 
@@ -60,7 +60,9 @@ def test_what_the_call_log_needs_goes_along():
     [request] = model.requests
     assert (request.purpose, request.prompt, request.prompt_hash) == ("test", "p/x", "abc")
     assert request.schema == {"type": "integer"}
-    assert request.fault("7") == "" and request.fault("seven") == "'seven' is no number"
+    assert request.read(ChatReply("7")) == 7
+    with pytest.raises(InvalidReply, match="'seven' is no number"):
+        request.read(ChatReply("seven"))
 
 
 def test_a_long_or_empty_reply_is_quoted_as_providers_take_it():

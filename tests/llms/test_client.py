@@ -114,7 +114,7 @@ def test_request_key_changes_with_what_can_change_the_answer():
     base = request_key(identity, ask("a"))
     assert base == request_key(
         {"temperature": 1.0, "model": "m"},
-        ask("a", purpose="another", prompt="p", prompt_hash="h", fault=lambda text: ""),
+        ask("a", purpose="another", prompt="p", prompt_hash="h", read=len),
     )
     others = [
         request_key({**identity, "temperature": 0.5}, ask("a")),

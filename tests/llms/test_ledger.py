@@ -15,7 +15,12 @@ from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
 from llmrl.llms.request_key import request_key
+from llmrl.llms.structured import InvalidReply
 from models import Echo, ask, scripted
+
+
+def refuse(reply):
+    raise InvalidReply("too short")
 
 
 def client(path, model=None, **policies):
@@ -24,7 +29,7 @@ def client(path, model=None, **policies):
 
 def test_a_call_is_logged_whole(tmp_path):
     path = tmp_path / "run" / FILE_NAME
-    judged = ask("zwei \u00fc\n", purpose="test", prompt="p/x", prompt_hash="ab", fault=lambda text: "too short")
+    judged = ask("zwei \u00fc\n", purpose="test", prompt="p/x", prompt_hash="ab", read=refuse)
     model = client(path, stream=5)
     model.chat([ask("one", purpose="test")])
     model.chat([judged])
@@ -45,6 +50,7 @@ def test_a_call_is_logged_whole(tmp_path):
         "reply": "one",
         "valid": None,
         "fault": None,
+        "understood": None,
         "finish": "",
         "prompt_tokens": 3,
         "completion_tokens": 2,
@@ -165,7 +171,7 @@ def test_totals_of_a_folder_of_runs(tmp_path):
     cache = Cache(tmp_path / "cache")
     for seed in (0, 1):
         model = client(tmp_path / f"s{seed}" / FILE_NAME, cache=cache)  # one stream: the second run pays nothing
-        model.chat([ask("a", fault=lambda text: ""), ask("b", fault=lambda text: "bad")])
+        model.chat([ask("a", read=lambda reply: reply.text), ask("b", read=refuse)])
     unknown = client(tmp_path / "other" / FILE_NAME, Echo(input_price=None, fail={"x": LLMError("no", refused=True)}))
     unknown.chat([ask("a")])
     with pytest.raises(LLMError):

@@ -30,7 +30,8 @@ SEARCH = ("env=cartpole", "agent=linear", "env.horizon=30", "env.n_envs=1", "sea
 RUBBISH = "llm.malformed=1"
 
 
-def whole(text):
+def whole(reply):
+    text = reply.text
     if not text.isdigit():
         raise InvalidReply(f"{text!r} is no number")
     return int(text)

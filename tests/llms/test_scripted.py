@@ -9,8 +9,9 @@ from experiments import only_run_folder, run
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.llms.ledger import read_calls
 from llmrl.llms.provider import estimate_tokens
+from llmrl.llms.reading.records import parse_json
 from llmrl.llms.scripted import REFUSAL
-from llmrl.llms.structured import json_schema, parse_json
+from llmrl.llms.structured import json_schema
 from llmrl.principals.llm import llm_principal
 from models import ask, scripted
 from societies import CLEANUP, outcome, toy
@@ -29,7 +30,7 @@ def asked():
 @pytest.mark.parametrize(
     ("fault", "sign"),
     [
-        ("malformed", lambda text: "{" not in text and len(text) > 20),
+        ("malformed", lambda text: "<...>" in text and len(text) > 20),
         ("out_of_range", lambda text: json.loads(text)["eat"] >= 1e5),
         ("empty", lambda text: text == ""),
         ("truncated", lambda text: text.startswith("{") and not text.endswith("}")),

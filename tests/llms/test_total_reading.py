@@ -1,9 +1,11 @@
 """Reading a reply is total, linear in its length, and leaves nothing that cannot be written down."""
 
+import contextlib
 import dataclasses
 import json
 import logging
-import time
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,15 +14,20 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from llmrl.agents.llm_player.answers import Choices, Numbers, read_lesson, read_reply
+from llmrl.core.records import ChatReply
 from llmrl.core.spaces import ActionNumbers
 from llmrl.llms.asking import Asker
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
 from llmrl.llms.prompts import Prompt
-from llmrl.llms.structured import LONGEST_REPLY, InvalidReply, cleaned, fault_of, parse_dollar, parse_json, read
+from llmrl.llms.reading import structures
+from llmrl.llms.reading.deciding import understand
+from llmrl.llms.reading.records import parse_json
+from llmrl.llms.reading.said import LONGEST_REPLY, cleaned, said
+from llmrl.llms.reading.vectors import Vectors
+from llmrl.llms.structured import InvalidReply, read
 from llmrl.principals.llm import llm_principal
-from llmrl.principals.reading import answer_of, read_numbers
 from llmrl.teachers.plans import Skill, parse_reply
 from models import Echo, scripted
 from societies import toy
@@ -30,6 +37,10 @@ CHOICES = Choices((("left", ""), ("right", "")))
 ARM = Numbers(ActionNumbers(("x", "y"), (-1.0, -2.0), (1.0, 2.0)), (("x", ""), ("y", "")), 2, "arm")
 
 
+def numbers(text, n, d):
+    return understand(text, Vectors([f"params[{i}]" for i in range(d)], n))
+
+
 class Thing(BaseModel):
     number: int
     text: str = ""
@@ -37,9 +48,11 @@ class Thing(BaseModel):
 
 READERS = {
     "model": lambda text: parse_json(text, Thing),
-    "dollar": lambda text: parse_dollar(text, 3),
-    "numbers": lambda text: read_numbers(text, 1, 2),
-    "lines": lambda text: read_numbers(text, 2, 2, lines_first=True),
+    "dollar": lambda text: understand(text, Vectors(["x", "y", "z"])),
+    "numbers": lambda text: numbers(text, 1, 2),
+    "several": lambda text: numbers(text, 2, 2),
+    "grid": lambda text: understand(text, Vectors(["params[0]", "params[1]"], words=["left", "right"])),
+    "cut": lambda text: understand(text, Vectors(["x", "y"]), cut=True),
     "plan": lambda text: parse_reply(text, SKILLS, ("key", "door")),
     "choice": lambda text: read_reply(text, CHOICES, [True, False], reflect=True),
     "arm": lambda text: read_reply(text, ARM, None),
@@ -102,20 +115,20 @@ def _check(text):
     for name, parse in READERS.items():
         try:
             found = parse(text)
-            assert read(text, parse) is not None
+            assert read(ChatReply(text), lambda reply, parse=parse: parse(reply.text)) is not None
         except InvalidReply as fault:
             found = str(fault)
-            assert found == fault_of(text, parse) != ""
-        for said in texts_in(found):
-            assert said == cleaned(said), name
-            said.encode()
+            assert found
+        for words in texts_in(found):
+            assert words == cleaned(words), name
+            words.encode()
 
 
 anything = st.text(st.characters(exclude_categories=()))
-numbers = st.sampled_from(
+numerals = st.sampled_from(
     ["0", "-1", "1.5", "1" * 5000, "-" + "9" * 400, "1e999999", "-1E308", "NaN", "Infinity", "1e-9"]
 )
-leaves = numbers | st.sampled_from(["null", "true", '"left"', '"go to"', '"key"', '"\\ud800"', '"' + "7" * 5000 + '"'])
+leaves = numerals | st.sampled_from(["null", "true", '"left"', '"go to"', '"key"', '"\\ud800"', '"' + "7" * 5000 + '"'])
 leaves |= anything.map(json.dumps)
 
 
@@ -137,7 +150,7 @@ fragments = st.sampled_from([
     "{", "}", "[", "]", '"', "\\", "$", ",", "params[0]:", "params[1] = ", "f(params): 1", "<think>", "</think>",
     "<|message|>", "Action: {", "go to <key>", "```json\n", "-", "\ud800", "\x00", "\u2028", "%", "٣",
 ])  # fmt: skip
-mixtures = st.lists(fragments | documents | numbers | anything, max_size=12).map("".join)
+mixtures = st.lists(fragments | documents | numerals | anything, max_size=12).map("".join)
 wrapped = st.builds("{{{}: {}}}".format, st.sampled_from(NAMES).map(json.dumps), documents | deep)
 
 
@@ -170,7 +183,9 @@ def test_any_depth(text):
 )
 def test_odd_replies_are_invalid_and_nothing_else(text):
     check(text)
-    assert all(fault_of(text, parse) for parse in READERS.values())
+    for parse in READERS.values():
+        with pytest.raises(InvalidReply):
+            parse(text)
 
 
 PATTERNS = {
@@ -194,30 +209,70 @@ PATTERNS = {
 }
 
 
+def steps_of(text, parse, files):
+    """Lines of Python that reading a text takes."""
+    count = 0
+
+    def local(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return local
+
+    def trace(frame, event, argument):
+        return local if frame.f_code.co_filename.startswith(files) else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        parse(text)
+    except InvalidReply:
+        pass
+    finally:
+        sys.settrace(before)
+    return count
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_the_time_is_linear(pattern):
-    """What took minutes takes well under a second, of this process's own time; two leaves room for slow machines."""
+def test_the_work_is_linear(pattern, monkeypatch):
+    """Of a text of twice the length not much more than twice the lines are executed, and the library that repairs JSON,
+    which takes longer, is given no more than a bounded part of it."""
+    given = []
+    repair = structures.json_repair.loads
+    monkeypatch.setattr(
+        structures.json_repair, "loads", lambda piece, **more: given.append(piece) or repair(piece, **more)
+    )
+    folder = str(Path(structures.__file__).parent)
+    text = PATTERNS[pattern][:LONGEST_REPLY]
     for name, parse in READERS.items():
-        start = time.process_time()
-        fault_of(PATTERNS[pattern], parse)
-        assert time.process_time() - start < 2, name
+        given.clear()
+        short, long = (steps_of(text[: len(text) // share], parse, folder) for share in (4, 2))
+        assert long < 3 * short + 20_000, name
+        parse_or_not(text, parse)
+        # Quoting what is no JSON makes a piece somewhat longer.
+        assert sum(map(len, given)) <= 2 * 3 * structures.MOST_BROKEN, name
 
 
-def test_thoughts_are_left_out_as_before():
-    assert answer_of("a<think>b</think>c<THINKING>d</thinking>e") == "ace"
-    assert answer_of("of a cut-off thought</think>answer") == "answer"
-    assert answer_of("answer<think>and on") == "answer"
-    assert answer_of("<think>a<think>b</think>c") == "c"
-    assert answer_of("x<|message|>y<|message|>z") == "z"
-    assert answer_of("a</think>b<think>c</think>d</think>e") == "e"
+def parse_or_not(text, parse):
+    with contextlib.suppress(InvalidReply):
+        parse(text)
 
 
-def test_numbers_are_read_as_before():
-    for said, number in {"3.": 3, "3.And": 3, ".5": 0.5, "1e2,": 100, "-2.5;": -2.5, "\u22121": -1}.items():
-        assert read_numbers(f"params[0]: {said}", 1, 1).vectors.tolist() == [[number]], said
-    for said in ("3%", "1.2.3", "3x", "1e5x"):
+def test_thoughts_are_left_out():
+    assert said("a<think>b</think>c<THINKING>d</thinking>e").text == "ace"
+    assert said("of a cut-off thought</think>answer").text == "answer"
+    assert said("answer<think>and on").text == "answer" and said("answer<think>and on").thought == "and on"
+    assert said("<think>a<think>b</think>c").text == "c"
+    assert said("x<|message|>y<|message|>z").text == "z"
+    assert said("a</think>b<think>c</think>d</think>e").text == "e"
+    assert said("<think>" + "x" * LONGEST_REPLY).thought and said("x" * LONGEST_REPLY).thought is None
+
+
+def test_numbers_are_read_as_people_write_them():
+    for written, number in {"3.": 3, "3.And": 3, ".5": 0.5, "1e2,": 100, "-2.5;": -2.5, "\u22121": -1}.items():
+        assert numbers(f"params[0]: {written}", 1, 1).answer.tolist() == [[number]], written
+    for written in ("3%", "1.2.3", "3x", "1e5x"):
         with pytest.raises(InvalidReply):
-            read_numbers(f"params[0]: {said}", 1, 1)
+            numbers(f"params[0]: {written}", 1, 1)
 
 
 def test_texts_are_cleaned_after_parsing():
@@ -225,7 +280,7 @@ def test_texts_are_cleaned_after_parsing():
     assert lesson == "keep \U0001f600, not \ufffd nor [2J"
     thought, _ = read_reply(r'{"reflection": "\ud800!", "action": "left"}', CHOICES, None)
     assert thought == "\ufffd!"
-    assert read_numbers("\x1b[1mwhy\nparams[0]: 1", 1, 1).reasoning == "[1mwhy"
+    assert numbers("\x1b[1mwhy\nparams[0]: 1", 1, 1).reasons == "[1mwhy"
     assert str(InvalidReply("no \ud800")) == "no \ufffd"
 
 
@@ -261,9 +316,9 @@ def test_whatever_a_reader_raises_is_an_invalid_reply_in_the_log(tmp_path, caplo
 def test_the_log_has_a_reply_before_anybody_reads_it(tmp_path):
     lines = []
 
-    def parse(text):
+    def parse(reply):
         lines.append((tmp_path / FILE_NAME).read_text())
-        return text
+        return reply.text
 
     asking, client = asker(parse, tmp_path, Says("a paid reply"))
     asking.ask([Prompt("q")])
@@ -280,7 +335,7 @@ def test_the_log_has_a_reply_before_anybody_reads_it(tmp_path):
 
 
 def test_a_lesson_with_half_a_pair_can_be_asked_with(tmp_path):
-    asking, _ = asker(read_lesson, tmp_path, Says(r'{"lesson": "a \ud800"}'))
+    asking, _ = asker(lambda reply: read_lesson(reply.text), tmp_path, Says(r'{"lesson": "a \ud800"}'))
     [lesson] = asking.ask([Prompt("q")])
     asking.ask([Prompt(f"you know: {lesson}")])
     assert len(list(read_calls(tmp_path / FILE_NAME))) == 2

@@ -26,8 +26,9 @@ from llmrl.llms.litellm_chat import LiteLLMChat
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.rate_limit import RateLimit
+from llmrl.llms.reading.records import parse_json
 from llmrl.llms.retry import Retry
-from llmrl.llms.structured import json_schema, parse_json
+from llmrl.llms.structured import json_schema
 
 OPEN_FILES = Path("/proc/self/fd")
 REQUESTS, CALLERS = 500, 16
@@ -170,7 +171,7 @@ def test_questions_end_in_a_value_or_a_counted_none(tmp_path):
         asker = Asker(
             chat,
             "test",
-            lambda text: parse_json(text, Number).number,
+            lambda reply: parse_json(reply.text, Number).number,
             lambda fault: Prompt(f"That is wrong: {fault}"),
             json_schema(Number),
             repair_turns=1,

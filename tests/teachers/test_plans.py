@@ -36,35 +36,62 @@ def test_equal_plans_in_different_words_are_equal(text):
     assert parse(text) == FETCH
 
 
-def test_the_json_counts_more_than_braces_and_the_last_more_than_the_first():
+def test_of_two_plans_the_later_counts_where_the_reply_says_so():
     first, last = reply(("explore", "")), reply(("go to", "red key"), ("pick up", "red key"))
-    assert parse(f"Action: {{explore}} {first} {last}") == FETCH
+    assert parse(f"Action: {{explore}} {first} Wait, correction: {last}") == FETCH
+    with pytest.raises(InvalidReply, match="several different answers"):
+        parse(f"{first} {last}")
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("go to <red key>", [("go to", "red key")]),
+        ('{"plan": "go to red key"}', [("go to", "red key")]),
+        (reply(("go to", "red key"))[:-2], [("go to", "red key")]),  # the end is missing, and nothing else
+        (reply(("open", "blue door with red key")), [("open", "blue door")]),
+        (reply(("explore", "the east")), [("explore", "")]),
+        ("Action: {go to <key>}", [("go to", "red key")]),  # there is one key
+        (reply(*[("explore", "")] * (LONGEST_PLAN + 1)), [("explore", "")] * LONGEST_PLAN),
+        (reply(("explore", ""), ("fly to", "red key"), ("open", "blue door")), [("explore", "")]),
+        (reply(("explore", ""), ("go to", "green key")), [("explore", "")]),
+        (
+            '{"steps": [{"action": "GoTo", "target": "Red Key"}, "pick up red key"]}',
+            [(s.skill, s.object) for s in FETCH],
+        ),
+        ("<tool_call>" + reply(("explore", "")) + "</tool_call>", [("explore", "")]),
+    ],
+)
+def test_what_is_forgiven(text, steps):
+    """Additions are dropped, and a plan is kept up to the first step that cannot be meant."""
+    assert parse(text) == tuple(PlanStep(*step) for step in steps)
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "no complete JSON object"),
-        ("go to <red key>", "nor is there a plan of the form"),
-        (reply(("go to", "red key"))[:-2], "the field 'plan' is missing"),
+        ("", "the reply is empty"),
+        ("I cannot plan that.", "there is no plan in the reply, and no JSON object"),
         (reply(), "1 to 20 steps, and this one has 0"),
-        ("Action: {}", "has 0"),
-        (reply(*[("explore", "")] * (LONGEST_PLAN + 1)), "has 21"),
         (reply(("fly to", "red key")), "no skill 'fly to'; there are explore, go to, pick up, drop, open"),
         (reply(("go to", "green key")), "'green key' is none; there are: red key, blue door"),
         (reply(("go to", "")), "needs an object of this state"),
-        (reply(("open", "blue door with red key")), "'blue door with red key' is none"),
-        (reply(("explore", "the east")), "takes no object, and 'the east' was given"),
-        ("Action: {go to <key>}", "'key' is none"),
         ("Action: {use <red key>}", "there is no skill 'use red key'"),
         ("Action: {go}", "there is no skill 'go'"),
-        ('{"plan": "go to red key"}', "the field 'plan'"),
-        ('{"plan": [{"object": "red key"}]}', "'plan.0.skill' is missing"),
+        ('{"plan": [{"object": "red key"}]}', "there is no skill"),
+        ('{"plan": [{"skill": }]', "there is no skill"),
     ],
 )
 def test_what_is_no_plan_says_why(text, complaint):
     with pytest.raises(InvalidReply, match=complaint.replace("(", r"\(")):
         parse(text)
+
+
+def test_a_plan_that_is_cut_is_none():
+    text = reply(("go to", "red key"), ("pick up", "red key"))[:-3]
+    assert len(parse(text)) == 2
+    with pytest.raises(InvalidReply, match="the plan was cut off"):
+        parse_reply(text, SKILLS, OBJECTS, cut=True)
 
 
 def test_where_nothing_is_there_a_plan_can_still_explore():

@@ -65,7 +65,8 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     from llmrl.core.errors import LLMError
     from llmrl.core.records import ChatRequest
     from llmrl.llms.prompts import Prompts
-    from llmrl.llms.structured import fault_of, json_schema, parse_json
+    from llmrl.llms.reading.records import parse_json
+    from llmrl.llms.structured import InvalidReply, json_schema, read
 
     class Probe(BaseModel):
         number: int
@@ -87,7 +88,9 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         [reply] = client.chat([replace(request, schema=None)])
     seconds = time.perf_counter() - start
     form = "a reply of the form asked for"
-    if fault := fault_of(reply.text, lambda text: parse_json(text, Probe)):
+    try:
+        read(reply, lambda said: parse_json(said.text, Probe, said.cut))
+    except InvalidReply as fault:
         form = f"{fault}; such replies are shown to the model once to be repaired, then replaced and counted"
     if refusal:
         structured = f"refused, set llm.structured=false: {refusal}"

@@ -158,7 +158,7 @@ class ChatRequest:
         prompt: name of the prompt file the question was made from, and
         prompt_hash: a hash of what that file says; both for the call log.
         repeat: 0 where this question is asked for the first time, 1 for an independent second answer to it, ...
-        fault: says what is wrong with a reply, "" if nothing is; for the call log. None where anything goes.
+        read: what a reply means, for the call log; raises where it means nothing. None where anything goes.
     """
 
     messages: tuple[dict[str, str], ...]
@@ -167,7 +167,7 @@ class ChatRequest:
     prompt: str = ""
     prompt_hash: str = ""
     repeat: int = 0
-    fault: Callable[[str], str] | None = field(default=None, compare=False)
+    read: Callable[[ChatReply], Any] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -194,6 +194,11 @@ class ChatReply:
     finish: str = ""
     attempts: int = 1
     error: str = ""
+
+    @property
+    def cut(self) -> bool:
+        """Whether it ended because it grew too long."""
+        return self.finish.lower() in ("length", "max_tokens", "model_length", "max_output_tokens")
 
 
 def impossible(reply: ChatReply) -> list[str]:

@@ -14,13 +14,12 @@ from llmrl.analysis.statistics import mean
 from llmrl.core.errors import RunFolderError
 from llmrl.core.fields import read_object
 from llmrl.core.ranges import PositiveInt
-from llmrl.core.records import ChatRequest, State
+from llmrl.core.records import ChatReply, ChatRequest, State
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.judge import Judge
 from llmrl.finetuning.questions import Question, Questions
 from llmrl.finetuning.rewards import REWARDS, Attempt, Rewards, Scale
 from llmrl.finetuning.trials import random_vectors
-from llmrl.llms.structured import fault_of
 
 RATES = ("valid_rate", "inside_rate", "improvement_rate", "repeat_rate")
 """Shares of replies; their intervals are Wilson's, which tell something of 0 and 1 too."""
@@ -49,10 +48,10 @@ def chat_requests(questions: Questions, asked: Sequence[Question]) -> list[ChatR
     """What a model is asked; its first replies count, no chance of repair given, and "" where a call failed for
     good."""
 
-    def fault(text: str) -> str:
-        return fault_of(text, questions.read)
+    def read(reply: ChatReply) -> np.ndarray:
+        return questions.read(reply.text, reply.cut)
 
-    return [ChatRequest(q.messages, None, "finetune", q.name, q.hash, fault=fault) for q in asked]
+    return [ChatRequest(q.messages, None, "finetune", q.name, q.hash, read=read) for q in asked]
 
 
 def measure(attempts: Sequence[Attempt], rewards: Rewards, scale: Scale) -> State:

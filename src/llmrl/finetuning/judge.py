@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from llmrl.core.records import ChatReply
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.questions import Question, Questions
 from llmrl.finetuning.rewards import Attempt
@@ -68,7 +69,7 @@ class Judge:
     def _read(self, reply: str) -> tuple[np.ndarray | None, str]:
         """The numbers in a reply, or None and what is wrong with it."""
         try:
-            return read(reply, self.questions.read), ""
+            return read(ChatReply(reply), lambda said: self.questions.read(said.text)), ""
         except InvalidReply as fault:
             return None, str(fault)
 

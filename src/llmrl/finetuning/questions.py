@@ -17,6 +17,7 @@ from llmrl.finetuning.examples import Example
 from llmrl.finetuning.trials import Trial
 from llmrl.llms.asking import Asker
 from llmrl.llms.prompts import Prompt
+from llmrl.llms.reading.deciding import understand
 from llmrl.llms.structured import InvalidReply
 from llmrl.principals.history import History
 from llmrl.principals.llm_principal import LLMPrincipal
@@ -121,13 +122,13 @@ class Questions:
             return "; ".join(f"params[{i}]: {x}" for i, x in enumerate(numbers)) + f"\n{reasoning}"
         return f'{{"reasoning": {json.dumps(reasoning)}, "params": [{", ".join(numbers)}]}}'
 
-    def read(self, text: str) -> np.ndarray:
-        """The numbers in a reply as it gives them, [d], wherever they lie.
+    def read(self, text: str, cut: bool = False) -> np.ndarray:
+        """The numbers in a reply as it gives them, [d], wherever they lie; `cut`: it ended because it grew too long.
 
         Raises:
             InvalidReply: there are none.
         """
-        vector: np.ndarray = self.proposer.read_vectors(text, 1).vectors[0]
+        vector: np.ndarray = understand(text, self.proposer.asked(1), cut).answer[0]
         return vector
 
     def usable(self, vector: np.ndarray) -> np.ndarray | None:

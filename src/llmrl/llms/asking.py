@@ -12,7 +12,8 @@ from llmrl.core.errors import LLMError
 from llmrl.core.protocols import ChatModel, Judging
 from llmrl.core.records import ChatReply, ChatRequest, State
 from llmrl.llms.prompts import Prompt
-from llmrl.llms.structured import InvalidReply, fault_of, read
+from llmrl.llms.reading.said import said
+from llmrl.llms.structured import InvalidReply, read
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Asker(Generic[T]):
         self,
         llm: ChatModel,
         purpose: str,
-        parse: Callable[[str], T],
+        parse: Callable[[ChatReply], T],
         repair: Callable[[str], Prompt],
         schema: dict[str, Any] | None,
         repair_turns: int,
@@ -111,7 +112,7 @@ class Asker(Generic[T]):
         self.asked: list[Asked] = []
 
     def ask(
-        self, questions: Sequence[Prompt | Question], parsers: Sequence[Callable[[str], T]] | None = None
+        self, questions: Sequence[Prompt | Question], parsers: Sequence[Callable[[ChatReply], T]] | None = None
     ) -> list[T | None]:
         """The values in the replies, in order; None where there is no valid one.
 
@@ -138,7 +139,7 @@ class Asker(Generic[T]):
                     self.counters["invalid_replies"] += 1
                     level = logging.WARNING if self.counters["invalid_replies"] <= LOUD else logging.DEBUG
                     logger.log(level, "invalid reply of %s: %s", self.llm.label, fault)
-                    open_[i] = [*messages, _assistant(reply.text), _user(self.repair(str(fault)).text)]
+                    open_[i] = [*messages, _assistant(reply), _user(self.repair(str(fault)).text)]
                     if reply.error:
                         self.unreached.add(i)
                     # After a failed call there is nobody to show a mistake to; after a long one there may be no room.
@@ -185,7 +186,7 @@ class Asker(Generic[T]):
     def load_state_dict(self, state: State) -> None:
         self.counters = dict(state)
 
-    def _request(self, question: Prompt | Question, messages: Messages, parse: Callable[[str], T]) -> ChatRequest:
+    def _request(self, question: Prompt | Question, messages: Messages, parse: Callable[[ChatReply], T]) -> ChatRequest:
         own = question.schema if isinstance(question, Question) else None
         return ChatRequest(
             tuple(messages),
@@ -193,7 +194,7 @@ class Asker(Generic[T]):
             purpose=self.purpose,
             prompt=question.name,
             prompt_hash=question.hash,
-            fault=lambda text: fault_of(text, parse),
+            read=parse,
         )
 
 
@@ -216,13 +217,13 @@ def _plus(a: Any, b: Any) -> Any:
     return None if a is None or b is None else a + b
 
 
-def _value(reply: ChatReply, parse: Callable[[str], T]) -> T:
+def _value(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
     if reply.error:
         raise InvalidReply(f"there is no reply: {reply.error}")
     try:
-        return read(reply.text, parse)
+        return read(reply, parse)
     except InvalidReply as fault:
-        if reply.finish == "length":
+        if reply.cut:
             raise InvalidReply(f"the reply was cut off because it grew too long; {fault}") from None
         raise
 
@@ -231,6 +232,8 @@ def _user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def _assistant(text: str) -> dict[str, str]:
+def _assistant(reply: ChatReply) -> dict[str, str]:
+    """A reply as a turn of the conversation, without its thoughts."""
+    text = said(reply.text).text
     # Some providers refuse an empty turn.
     return {"role": "assistant", "content": text[:QUOTED_REPLY].strip() or "(empty reply)"}

@@ -25,9 +25,10 @@ from llmrl.llms.flights import WAIT_SLICE, Departures, Flight
 from llmrl.llms.ledger import FILE_NAME, Ledger, Verdict
 from llmrl.llms.provider import Provider
 from llmrl.llms.rate_limit import RateLimit
+from llmrl.llms.reading.said import writable
 from llmrl.llms.request_key import Repeats, request_key
 from llmrl.llms.retry import Retry, TransientError
-from llmrl.llms.structured import InvalidReply, read, writable
+from llmrl.llms.structured import InvalidReply, as_json, read
 from llmrl.llms.usage import ReplyTotals
 from llmrl.llms.validity import MaxInvalid, Validity
 
@@ -405,15 +406,16 @@ class ChatClient:
         """Read the replies that must have a form, once all are in the log, and write down what came of it."""
         verdicts = []
         for call, result in zip(calls, results, strict=True):
-            if call.request.fault is None or isinstance(result, LLMError):
+            if call.request.read is None or isinstance(result, LLMError):
                 continue
+            understood, fault = None, ""
             try:
-                fault = read(result.text, call.request.fault)
+                understood = as_json(read(result, call.request.read))
             except InvalidReply as invalid:
                 fault = str(invalid)
             with self._lock:
                 self.validity.add(result.text, fault)
-            verdicts += [] if call.line is None else [call.line._replace(fault=fault)]
+            verdicts += [] if call.line is None else [call.line._replace(fault=fault, understood=understood)]
         if self.ledger is not None:
             self.ledger.judge(verdicts)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrl.core.errors import ConfigError, LLMError
@@ -112,6 +113,36 @@ class HostedProvider(Provider):
         if not self.structured or request.schema is None:
             return None
         return {"type": "json_schema", "json_schema": {"name": "reply", "strict": True, "schema": request.schema}}
+
+
+def written(message: Mapping[str, Any]) -> str:
+    """What a provider's message holds, as one text: its content, with the calls of functions in it.
+
+    Where there is neither, it is the thought that the provider sets apart, without an end: whoever reads the reply may
+    find an answer at the end of it.
+    """
+    content = message.get("content")
+    if isinstance(content, list):  # in parts, of which some are thoughts
+        content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    calls = [_function(call) for call in message.get("tool_calls") or ()] + [_called(message.get("function_call"))]
+    said = [
+        f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
+        for call in calls
+        if call["arguments"] is not None
+    ]
+    text = "\n".join([*([str(content)] if content else []), *said])
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    return text if text.strip() or not isinstance(thought, str) or not thought else f"<think>\n{thought}"
+
+
+def _function(call: Any) -> dict[str, Any]:
+    return _called(call.get("function") if isinstance(call, dict) else None)
+
+
+def _called(function: Any) -> dict[str, Any]:
+    if not isinstance(function, dict):
+        return {"name": "", "arguments": None}
+    return {"name": str(function.get("name")), "arguments": function.get("arguments")}
 
 
 def check_address(address: str, where: str) -> None:

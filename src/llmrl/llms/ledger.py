@@ -34,11 +34,13 @@ Fate = Literal["refused", "lost"]
 
 
 class Verdict(NamedTuple):
-    """What came of reading the reply of the call with this `hash` and `time`: `fault` is what is wrong, "" nothing."""
+    """What came of reading the reply of the call with this `hash` and `time`: `fault` is what is wrong, "" nothing, and
+    `understood` what it was taken to say."""
 
     hash: str
     time: float
     fault: str = ""
+    understood: Any = None
 
 
 class Ledger:
@@ -164,7 +166,18 @@ class Ledger:
             RunFolderError: it cannot be written.
         """
         with self._lock:
-            self._append([{JUDGED: v.hash, "time": v.time, "valid": not v.fault, "fault": v.fault} for v in verdicts])
+            self._append(
+                [
+                    {
+                        JUDGED: v.hash,
+                        "time": v.time,
+                        "valid": not v.fault,
+                        "fault": v.fault,
+                        "understood": v.understood,
+                    }
+                    for v in verdicts
+                ]
+            )
 
     def _append(self, lines: Sequence[Mapping[str, Any]], durably: bool = False) -> None:
         if not lines:
@@ -182,10 +195,10 @@ class Ledger:
 def read_calls(path: Path) -> Iterator[dict[str, Any]]:
     """The calls in a log, oldest first; lines cut short by a kill are skipped with a warning.
 
-    Calls with a reply have `valid`, and `fault`: None where nobody read the reply, or the run was killed before. Among
-    them is, marked `unsettled: true`, every attempt whose reply was lost and may have been charged all the same: its
-    `hash`, `attempt` (from 1), `reserved` tokens and cost, and as `lost` why, or null if its process was killed. It has
-    neither `reply` nor `error`.
+    Calls with a reply have `valid`, `fault` and `understood`: None where nobody read the reply, or the run was killed
+    before. Among them is, marked `unsettled: true`, every attempt whose reply was lost and may have been charged all
+    the same: its `hash`, `attempt` (from 1), `reserved` tokens and cost, and as `lost` why, or null if its process was
+    killed. It has neither `reply` nor `error`.
     """
     lost, verdicts = _unanswered(path), {}
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -224,7 +237,7 @@ def with_verdict(call: dict[str, Any], verdict: Mapping[str, Any] | None) -> dic
     """A call with what came of reading its reply, if it has one."""
     if "reply" not in call:
         return call
-    return call | {name: None if verdict is None else verdict.get(name) for name in ("valid", "fault")}
+    return call | {name: None if verdict is None else verdict.get(name) for name in ("valid", "fault", "understood")}
 
 
 def _unanswered(path: Path) -> dict[str, str | None]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from llmrl.core.errors import LLMError
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.hosted import HostedProvider, check_address, refuses, token_count
+from llmrl.llms.hosted import HostedProvider, check_address, refuses, token_count, written
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
 
 Effort = Literal["none", "minimal", "low", "medium", "high"]
@@ -95,14 +95,14 @@ class LiteLLMChat(HostedProvider):
                 **{name: value for name, value in options.items() if value is not None},
             )
             choice = answer.choices[0]
-            text = choice.message.content
+            text = written(choice.message.model_dump())
         except Exception as error:  # noqa: BLE001
             # litellm raises classes of many providers' libraries. `from None`: their tracebacks may quote the key.
             raise self._translate(error) from None
         usage = getattr(answer, "usage", None)
         details = getattr(usage, "prompt_tokens_details", None)
         return ChatReply(
-            str(text or ""),
+            text,
             prompt_tokens=token_count(getattr(usage, "prompt_tokens", None)),
             completion_tokens=token_count(getattr(usage, "completion_tokens", None)),
             cached_tokens=token_count(getattr(details, "cached_tokens", None)),

@@ -13,7 +13,7 @@ import httpx
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.hosted import HostedProvider, check_address, refuses, token_count
+from llmrl.llms.hosted import HostedProvider, check_address, refuses, token_count, written
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
 
 logger = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ class OpenAICompatibleChat(HostedProvider):
             usage = _mapping(answer.get("usage"))
             # A refusal or an empty reply has no content; whoever asked decides what that means.
             return ChatReply(
-                str(choice["message"].get("content") or ""),
+                written(choice["message"]),
                 prompt_tokens=token_count(usage.get("prompt_tokens")),
                 completion_tokens=token_count(usage.get("completion_tokens")),
                 cached_tokens=token_count(_mapping(usage.get("prompt_tokens_details")).get("cached_tokens")),

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_VALUES = re.compile(r'"(?:[^"\\]|\\.)*"(?!\s*:)|[-+]?\d[\d.eE+-]*')
+"""Texts and numbers, but no names of fields."""
+
 Rule = Callable[[Sequence[Mapping[str, str]], int, Callable[[str], None]], str]
 """Function `reply(messages, seed, note)` of a module in `RULES`: from a conversation and a seed of the run to a reply.
 
@@ -198,7 +201,7 @@ def _out_of_range(text: str) -> str:
 
 
 _SPOIL: dict[str, Callable[[str], str]] = {
-    "malformed": lambda text: "Sure! Here is what I would do: " + re.sub(r"[{}\[\]$\"]", "", text),
+    "malformed": lambda text: "Sure! Here is the form: " + _VALUES.sub("<...>", text),
     "out_of_range": _out_of_range,
     "empty": lambda text: "",
     "truncated": lambda text: text[: len(text) // 2],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -113,6 +114,10 @@ def markdown(call: Mapping[str, Any], of: int = 1) -> str:
         parts += ["**No reply:**", _block(str(call["error"]))]
     else:
         parts += [f"**Reply**{_what_it_took(call)}:", _block(str(call.get("reply")))]
+        if call.get("valid"):
+            parts += ["**Understood as:**", _block(json.dumps(call.get("understood"), ensure_ascii=False))]
+        elif call.get("fault"):
+            parts += ["**Not understood:**", _block(str(call["fault"]))]
     for message in messages[-MESSAGES:]:
         parts += [f"**To it, as** {_name(message.get('role'))}:", _block(str(message.get("content")))]
     return "\n\n".join(parts)

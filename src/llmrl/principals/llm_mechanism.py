@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import ChatModel
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.llms.prompts import Prompt, Prompts
-from llmrl.llms.structured import InvalidReply, json_schema, parse_dollar, parse_json
+from llmrl.llms.reading.vectors import Vectors
+from llmrl.llms.structured import json_schema
 from llmrl.principals.history import Record
 from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings
-from llmrl.principals.reading import Reading
 
 FAMILY = "principal"
 FOLDER = Path(__file__).with_name("prompts")
@@ -79,18 +78,18 @@ class LLMMechanismPrincipal(LLMPrincipal):
             optimum=self.settings.optimum,
         )
 
-    def read_vectors(self, text: str, n: int) -> Reading:
-        try:
-            reply = parse_json(text, self.reply_model)
-        except InvalidReply as fault:
-            if "{" in text and "$" not in text:
-                raise
-            try:
-                return Reading(parse_dollar(text, self.space.dim)[None])
-            except InvalidReply as other:
-                raise InvalidReply(f"{fault}; {other}") from None
-        numbers = np.array([[getattr(reply, _field(i)) for i in range(self.space.dim)]])
-        return Reading(numbers, str(getattr(reply, "reasoning", "")))
+    def asked(self, n: int, context: str | None = None, proposal: int | None = None) -> Vectors:
+        parameters = self.space.parameters
+        return Vectors(
+            self.space.names,
+            n,
+            [(p.low, p.high) for p in parameters],
+            turn=self.history.generations + 1,
+            proposal=proposal,
+            context=context,
+            contexts=self.spec.contexts,
+            tried=[record["vector"] for record in self.history.records],
+        )
 
     def repair(self, fault: str) -> Prompt:
         return self.prompts.render("_repair", fault=fault, parameters=self.space.parameters)
@@ -116,11 +115,6 @@ class LLMMechanismPrincipal(LLMPrincipal):
         return prompt
 
 
-def _field(i: int) -> str:
-    """Attribute of the i-th number: its name may be no Python identifier, so that is an alias."""
-    return f"number_{i}"
-
-
 def _reply_model(mechanism: ParameterSpace) -> type[BaseModel]:
     """Reasoning first, so that a model thinks before it decides; then the numbers under their names.
 
@@ -130,8 +124,9 @@ def _reply_model(mechanism: ParameterSpace) -> type[BaseModel]:
         raise ConfigError(
             f"{mechanism.name}: principal=llm keeps the name 'reasoning' for itself; rename that parameter"
         )
+    # A name may be no Python identifier, so it is an alias.
     numbers: dict[str, Any] = {
-        _field(i): (float, Field(alias=p.name, strict=True, allow_inf_nan=False, description=p.description))
+        f"number_{i}": (float, Field(alias=p.name, strict=True, allow_inf_nan=False, description=p.description))
         for i, p in enumerate(mechanism.parameters)
     }
     model: type[BaseModel] = create_model(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +15,13 @@ import numpy as np
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.pooling import key_of
 from llmrl.core.protocols import ChatModel
-from llmrl.core.records import CallEstimate, Outcome, State
+from llmrl.core.records import CallEstimate, ChatReply, Outcome, State
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.llms.asking import Asker
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.provider import estimate_tokens
+from llmrl.llms.reading.deciding import understand
+from llmrl.llms.reading.vectors import Vectors
 from llmrl.llms.structured import InvalidReply
 from llmrl.principals.history import Contexts, History, Policy, Record
 from llmrl.principals.reading import Reading
@@ -116,8 +118,9 @@ class LLMPrincipal(ABC):
         """Return the JSON schema of a reply with `n` vectors; None where it is free text."""
 
     @abstractmethod
-    def read_vectors(self, text: str, n: int) -> Reading:
-        """Return the `n` vectors of a reply, as it gives them; raise InvalidReply where they are not there."""
+    def asked(self, n: int, context: str | None = None, proposal: int | None = None) -> Vectors:
+        """Return what a reader needs to know of the question for `n` vectors, number `proposal` of this step's if there
+        are several."""
 
     @abstractmethod
     def repair(self, fault: str) -> Prompt:
@@ -128,7 +131,12 @@ class LLMPrincipal(ABC):
         name = self.spec.contexts[row] if self.spec.contexts else None
         self.in_reply = n if self.together else 1
         self.asker.schema = self.schema(self.in_reply)
-        readings = self.asker.ask([self.question(name, k, n) for k in range(1, n // self.in_reply + 1)])
+        places = range(1, n // self.in_reply + 1)
+        asked = [self.asked(self.in_reply, name, k if len(places) > 1 else None) for k in places]
+        readings = self.asker.ask(
+            [self.question(name, k, n) for k in places],
+            [self._parser(each) for each in asked],
+        )
         answers = [self._valid(reading, name, k) for k, reading in enumerate(readings, 1)]
         vectors = np.concatenate([answer.vectors for answer in answers])
         self.reasons = [answer.reasoning for answer in answers for _ in answer.vectors]
@@ -257,23 +265,28 @@ class LLMPrincipal(ABC):
         vector: np.ndarray = self.read(text).vectors[0]
         return vector
 
-    def read(self, text: str) -> Reading:
+    def read(self, text: str, cut: bool = False, asked: Vectors | None = None) -> Reading:
         """The vectors in a reply (`in_reply` of them) as they will be tried.
+
+        Args:
+            text: the reply.
+            cut: it ended because it grew too long.
+            asked: the question; None: one in no context.
 
         Raises:
             InvalidReply: there are none, a number is out of bounds, or a vector was tried before.
         """
-        reading = self.read_vectors(text, self.in_reply)
-        if self.refuses(reading.vectors):
+        found = understand(text, asked or self.asked(self.in_reply), cut)
+        if self.refuses(found.answer):
             try:
-                self.space.check(reading.vectors)
+                self.space.check(found.answer)
             except ConfigError as error:
                 raise InvalidReply(first_faults(str(error))) from None
-        vectors = self.space.rounded(reading.vectors, clip=self.settings.out_of_range != "accept")
+        vectors = self.space.rounded(found.answer, clip=self.settings.out_of_range != "accept")
         if self.settings.duplicates == "reask":
             self._check_fresh(vectors)
-        moved = self.space.outside(reading.vectors).sum() if self.settings.out_of_range == "clamp" else 0
-        return Reading(vectors, reading.reasoning, int(moved))
+        moved = self.space.outside(found.answer).sum() if self.settings.out_of_range == "clamp" else 0
+        return Reading(vectors, found.reasons, int(moved))
 
     def refuses(self, vectors: np.ndarray) -> bool:
         """Whether numbers out of bounds among `vectors` [..., d] make a reply invalid."""
@@ -289,7 +302,12 @@ class LLMPrincipal(ABC):
             seen.add(key_of(vector))
 
     def _new_asker(self) -> Asker[Reading]:
-        return Asker(self.llm, self.purpose, self.read, self.repair, self.schema(1), self.settings.repair_turns)
+        return Asker(
+            self.llm, self.purpose, self._parser(None), self.repair, self.schema(1), self.settings.repair_turns
+        )
+
+    def _parser(self, asked: Vectors | None) -> Callable[[ChatReply], Reading]:
+        return lambda reply: self.read(reply.text, reply.cut, asked)
 
 
 def first_faults(faults: str) -> str:

@@ -14,10 +14,11 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import ChatModel, Controller
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.prompts import Prompt, Prompts
+from llmrl.llms.reading.vectors import Vectors
 from llmrl.llms.structured import json_schema
 from llmrl.principals.history import Record
 from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings
-from llmrl.principals.reading import OneProposal, Reading, SeveralProposals, read_numbers
+from llmrl.principals.reading import OneProposal, SeveralProposals
 
 logger = logging.getLogger(__name__)
 
@@ -146,8 +147,19 @@ class LLMSearch(LLMPrincipal):
             proposals=proposals,
         )
 
-    def read_vectors(self, text: str, n: int) -> Reading:
-        return read_numbers(text, n, self.space.dim, lines_first=self.form.reply == "lines")
+    def asked(self, n: int, context: str | None = None, proposal: int | None = None) -> Vectors:
+        parameters = self.space.parameters
+        actions = self.spec.action_names
+        choices = all(p.choice and p.low == 0 and p.high < len(actions) for p in parameters)
+        return Vectors(
+            [f"params[{i}]" for i in range(self.space.dim)],
+            n=n,
+            bounds=[(p.low, p.high) for p in parameters],
+            turn=self.iteration + self.form.count_from,
+            proposal=proposal,
+            tried=[[float(shown_number(x)) for x in record["vector"]] for record in self.history.records],
+            words=actions if choices else (),
+        )
 
     def repair(self, fault: str) -> Prompt:
         return self.prompts.render("_repair", fault=fault, **self._fixed(self.in_reply))

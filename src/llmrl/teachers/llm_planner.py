@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import ChatModel
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
-from llmrl.core.records import State
+from llmrl.core.records import ChatReply, State
 from llmrl.llms.asking import Asker
 from llmrl.llms.prompts import Prompt, Prompts
 from llmrl.teachers.domain import Domain
@@ -77,8 +76,8 @@ class LLMPlanner:
         # Faults of a template would else be found when the first state is met.
         self._render("Agent sees <thing>.", ("thing",))
         self._repair("a fault")
-        parse = functools.partial(parse_reply, skills=domain.skills, objects=())
-        self.asker: Asker[Plan] = Asker(llm, FAMILY, parse, self._repair, reply_schema(domain.skills), repair_turns)
+        schema = reply_schema(domain.skills)
+        self.asker: Asker[Plan] = Asker(llm, FAMILY, self._reader(""), self._repair, schema, repair_turns)
         self.known: dict[str, Distribution] = {}
         self.unknown: dict[str, tuple[int, int]] = {}
         """States without a valid plan so far: times asked in vain, and look-ups left before the next time."""
@@ -137,11 +136,7 @@ class LLMPlanner:
     def _ask(self, sentences: Sequence[str]) -> None:
         """Ask, and keep what was understood."""
         questions = [self.question(sentence) for sentence in sentences for _ in range(self.samples)]
-        parsers = [
-            functools.partial(parse_reply, skills=self.domain.skills, objects=self.domain.objects(sentence))
-            for sentence in sentences
-            for _ in range(self.samples)
-        ]
+        parsers = [self._reader(sentence) for sentence in sentences for _ in range(self.samples)]
         replies = self.asker.ask(questions, parsers)
         self.counters["asked"] += len(sentences)
         for i, sentence in enumerate(sentences):
@@ -165,6 +160,10 @@ class LLMPlanner:
         if self.folder is not None:
             about = f"Plans of {self.label}, {self.samples} samples for each state; none of those without a valid one."
             write_table(self.folder / TABLE, self.domain.name, about, self.known)
+
+    def _reader(self, sentence: str) -> Callable[[ChatReply], Plan]:
+        skills, objects = self.domain.skills, self.domain.objects(sentence)
+        return lambda reply: parse_reply(reply.text, skills, objects, sentence, reply.cut)
 
     def _render(self, sentence: str, objects: Sequence[str]) -> Prompt:
         return self.prompts.render(self.domain.prompt, skills=self.domain.skills, sentence=sentence, objects=objects)

@@ -9,14 +9,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from llmrl.llms.structured import LONGEST_REPLY, InvalidReply, json_schema, parse_json
+from llmrl.llms.reading.deciding import understand
+from llmrl.llms.reading.steps import Steps
+from llmrl.llms.structured import InvalidReply, json_schema
 
 LONGEST_PLAN = 20
 """Steps; what asks for more is no plan for one state."""
 
 NO_OBJECT = ("", "none", "nothing", "null", "no object", "n/a")
 
-_BRACES = re.compile(r"\bactions?\s*:\s*\{([^{}]*)\}", re.IGNORECASE)
 _ARTICLE = re.compile(r"^(the|a|an) ")
 
 
@@ -84,20 +85,14 @@ def reply_schema(skills: Sequence[Skill]) -> dict[str, Any]:
     return schema
 
 
-def parse_reply(text: str, skills: Sequence[Skill], objects: Sequence[str]) -> Plan:
-    """The plan in a model's reply: a JSON object with `plan`, else the last `Action: {go to <key>, pick up <key>}`.
+def parse_reply(text: str, skills: Sequence[Skill], objects: Sequence[str], state: str = "", cut: bool = False) -> Plan:
+    """The plan in a model's reply for the sentence `state`: its steps before the first that cannot be meant.
 
     Raises:
-        InvalidReply: there is none, or it uses a skill or an object that there is none of.
+        InvalidReply: there is none, or its first step uses a skill or an object that there is none of.
     """
-    try:
-        reply = parse_json(text, _Reply)
-    except InvalidReply as fault:
-        bodies: list[str] = _BRACES.findall(text[-LONGEST_REPLY:])
-        if not bodies:
-            raise InvalidReply(f"{fault}; nor is there a plan of the form Action: {{...}}") from None
-        return parse_text(bodies[-1], skills, objects)
-    return checked([(step.skill, step.object or "") for step in reply.plan], skills, objects)
+    question = Steps([(s.name, s.takes_object) for s in skills], objects, LONGEST_PLAN, state)
+    return tuple(PlanStep(*step) for step in understand(text, question, cut).answer)
 
 
 def parse_text(text: str, skills: Sequence[Skill], objects: Sequence[str]) -> Plan:

@@ -7,9 +7,10 @@ import pytest
 
 from llmrl.agents.search_agent import LinearAgent
 from llmrl.core.spaces import Parameter, ParameterSpace
+from llmrl.llms.reading.deciding import understand
+from llmrl.llms.reading.vectors import Vectors
 from llmrl.llms.scripted import UnreadPromptError
 from llmrl.principals import scripted_search
-from llmrl.principals.reading import read_numbers
 from models import ask, scripted
 from policies import ARM, LAKE, POLE, returned, searcher
 
@@ -100,7 +101,7 @@ def test_spoilt_numbers_are_far_outside_in_every_form(form):
     settings = FORMS[form]
     n = 2 if settings.get("together") else 1
     [reply] = scripted(out_of_range=1.0).chat([ask(searcher(**settings).question(None, 1, n).text, purpose="search")])
-    vectors = read_numbers(reply.text, n, 8, lines_first=True).vectors
+    vectors = understand(reply.text, Vectors([f"params[{i}]" for i in range(8)], n)).answer
     assert vectors.shape == (n, 8) and (np.abs(vectors) >= 1e5).all()
     assert (vectors > 0).any() and (vectors < 0).any()
 

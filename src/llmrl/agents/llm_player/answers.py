@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -11,7 +10,11 @@ from pydantic import BaseModel, Field
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import ActionNumbers, EnvSpec
-from llmrl.llms.structured import InvalidReply, parse_json
+from llmrl.llms.reading.choices import Choice
+from llmrl.llms.reading.deciding import Question, understand
+from llmrl.llms.reading.records import Text
+from llmrl.llms.reading.vectors import Vectors
+from llmrl.llms.structured import InvalidReply
 
 AnswerWith = Literal["name", "number"]
 Action = int | list[float]
@@ -20,13 +23,7 @@ LESSON_TURNS = 50
 """Newest turns of an episode that a lesson is drawn from."""
 LONGEST_LESSON = 600
 """Characters of a lesson."""
-
-
-class Reply(BaseModel):
-    """A player's reply; what its action may be depends on the game and on the state."""
-
-    reflection: str = ""
-    action: Any
+LESSON = Text("lesson", LONGEST_LESSON)
 
 
 class Lesson(BaseModel):
@@ -43,12 +40,21 @@ class Answers(Protocol):
     numbered: bool
     """Whether one of several choices is answered by its number."""
 
+    @property
+    def question(self) -> Question[Any]:
+        """Finds the answer in a reply."""
+        ...
+
     def schema(self, legal: Sequence[bool] | None) -> dict[str, Any]:
         """JSON schema of the reply's `action`; `legal` [n_actions] says which choices there are, None: all."""
         ...
 
-    def action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
-        """The action that is meant. Raises InvalidReply, with what would be accepted."""
+    def action(self, meant: Any, legal: Sequence[bool] | None) -> Action:
+        """The action of an answer that `question` found. Raises InvalidReply if it may not be taken."""
+        ...
+
+    def accepted(self, legal: Sequence[bool] | None) -> str:
+        """What would be accepted, for a complaint."""
         ...
 
     def shown(self, action: Action) -> Any:
@@ -80,29 +86,29 @@ def answers_of(spec: EnvSpec, answer_with: AnswerWith, decimals: int) -> Answers
         raise ConfigError(
             f"the text of env={spec.name} describes {len(told)} actions, and there are {spec.n_actions}; see env.text"
         )
-    return Choices(told if answer_with == "name" else tuple((str(i), f"{k}: {x}") for i, (k, x) in enumerate(told)))
+    return Choices(told, numbered=answer_with == "number")
 
 
 class Choices:
-    """One of several, answered by its name; its number, from 0, is understood too."""
+    """One of several, answered by its name or, if `numbered`, by its number from 0; either is understood."""
 
-    def __init__(self, told: tuple[tuple[str, str], ...]) -> None:
-        self.told = told
-        self.names = [name for name, _ in told]
+    def __init__(self, told: tuple[tuple[str, str], ...], numbered: bool = False) -> None:
+        self.question = Choice([name for name, _ in told], [said for _, said in told], numbered)
+        self.told = tuple((str(i), f"{k}: {x}") for i, (k, x) in enumerate(told)) if numbered else told
+        self.names = [name for name, _ in self.told]
         self.numbered = all(name.isdigit() for name in self.names)
-        self._index = {_plain(name): i for i, name in enumerate(self.names)}
 
     def schema(self, legal: Sequence[bool] | None) -> dict[str, Any]:
         names = self._legal(legal)
         return {"type": "integer", "enum": [int(n) for n in names]} if self.numbered else _enum(names)
 
-    def action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
-        chosen = self._find(answer)
-        if chosen is None:
-            raise InvalidReply(f"the action {_quoted(answer)} does not exist; choose one of {self._list(legal)}")
-        if legal is not None and not legal[chosen]:
-            raise InvalidReply(f"the action {_quoted(answer)} is not legal now; choose one of {self._list(legal)}")
-        return chosen
+    def action(self, meant: Any, legal: Sequence[bool] | None) -> Action:
+        if legal is not None and not legal[meant]:
+            raise InvalidReply(f"the action {self.names[meant]!r} is not legal now")
+        return int(meant)
+
+    def accepted(self, legal: Sequence[bool] | None) -> str:
+        return "choose one of " + ", ".join(f'"{name}"' if not self.numbered else name for name in self._legal(legal))
 
     def shown(self, action: Action) -> Any:
         assert isinstance(action, int)
@@ -114,28 +120,10 @@ class Choices:
         # A game without any legal action is the environment's business.
         return 0 if legal is None or not any(legal) else next(i for i, fine in enumerate(legal) if fine)
 
-    def _find(self, answer: Any) -> int | None:
-        if isinstance(answer, bool) or answer is None:
-            return None
-        if isinstance(answer, float):
-            answer = int(answer) if answer.is_integer() and abs(answer) < 2**31 else ""
-        if isinstance(answer, int | str):
-            found = self._index.get(_plain(str(answer)))
-            if found is not None:
-                return found
-            number = str(answer).strip()
-            # Python refuses to convert very long numbers.
-            if number.isascii() and number.isdigit() and not self.numbered and len(number) < 10:
-                return int(number) if int(number) < len(self.names) else None
-        return None
-
     def _legal(self, legal: Sequence[bool] | None) -> list[str]:
         if legal is None or not any(legal):
             return self.names
         return [name for name, fine in zip(self.names, legal, strict=True) if fine]
-
-    def _list(self, legal: Sequence[bool] | None) -> str:
-        return ", ".join(f'"{name}"' if not self.numbered else name for name in self._legal(legal))
 
 
 class Numbers:
@@ -152,6 +140,8 @@ class Numbers:
         self.low, self.high = np.array(numbers.low), np.array(numbers.high)
         if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
             raise ConfigError(f"an action of env={name} has no bounds, so nobody can be told what may be chosen")
+        bounds = list(zip(self.low.tolist(), self.high.tolist(), strict=True))
+        self.question = Vectors(self.names, bounds=bounds, wanted="action")
         self.whole, self.decimals = numbers.whole, 0 if numbers.whole else decimals
         kind = "a whole number " if self.whole else ""
         self.told = tuple((key, f"{said} ({kind}{self._bounds(i)})") for i, (key, said) in enumerate(told))
@@ -164,11 +154,19 @@ class Numbers:
         }
         return {"type": "object", "properties": each, "required": self.names, "additionalProperties": False}
 
-    def action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
-        values = [self._number(i, value) for i, value in enumerate(self._values(answer))]
+    def action(self, meant: Any, legal: Sequence[bool] | None) -> Action:
+        values = np.asarray(meant, dtype=np.float64).reshape(-1)
+        slack = 1e-6 * (self.high - self.low)
+        for i in np.flatnonzero((values < self.low - slack) | (values > self.high + slack)):
+            raise InvalidReply(f"{self.names[i]} must be {self._bounds(i)}, got {values[i]:g}")
+        for i in np.flatnonzero(values != np.round(values)) if self.whole else ():
+            raise InvalidReply(f"{self.names[i]} must be a whole number {self._bounds(i)}, got {values[i]:g}")
         # Rounding may leave the bounds.
         rounded = np.clip(np.round(values, self.decimals), self.low, self.high)
         return [float(value) + 0.0 for value in rounded]
+
+    def accepted(self, legal: Sequence[bool] | None) -> str:
+        return "the action has " + ", ".join(f"{name} ({self._bounds(i)})" for i, name in enumerate(self.names))
 
     def shown(self, action: Action) -> Any:
         assert isinstance(action, list)
@@ -179,36 +177,7 @@ class Numbers:
             return last
         return [float(value) for value in np.clip(0.0, self.low, self.high)]
 
-    def _values(self, answer: Any) -> list[Any]:
-        if isinstance(answer, Mapping):
-            if missing := [name for name in self.names if name not in answer]:
-                raise InvalidReply(f"the action lacks {missing[0]!r}; it has {', '.join(self.names)}")
-            return [answer[name] for name in self.names]
-        values = list(answer) if isinstance(answer, list) else [answer]
-        if len(values) != len(self.names):
-            raise InvalidReply(
-                f"the action needs {len(self.names)} numbers ({', '.join(self.names)}), got {len(values)}"
-            )
-        return values
-
-    def _number(self, i: int, value: Any) -> float:
-        name = self.names[i]
-        try:
-            number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):
-            raise InvalidReply(f"{name} must be a number {self._bounds(i)}, got {_quoted(value)}")
-        if self.whole and not number.is_integer():
-            raise InvalidReply(f"{name} must be a whole number {self._bounds(i)}, got {_quoted(value)}")
-        slack = 1e-6 * float(self.high[i] - self.low[i])
-        if not self.low[i] - slack <= number <= self.high[i] + slack:
-            raise InvalidReply(f"{name} must be {self._bounds(i)}, got {_quoted(value)}")
-        return number
-
-    def _bounds(self, i: int) -> str:
+    def _bounds(self, i: Any) -> str:
         return f"from {self.low[i]:g} to {self.high[i]:g}"
 
 
@@ -224,43 +193,37 @@ def reply_schema(answers: Answers, legal: Sequence[bool] | None, reflect: bool) 
     }
 
 
-def read_reply(text: str, answers: Answers, legal: Sequence[bool] | None, reflect: bool = False) -> tuple[str, Action]:
-    """Reflection and action of a reply, in whichever order they come.
+def read_reply(
+    text: str, answers: Answers, legal: Sequence[bool] | None, reflect: bool = False, cut: bool = False
+) -> tuple[str, Action]:
+    """Reflection and action of a reply; `cut`: it ended because it grew too long.
 
     Raises:
-        InvalidReply: there is no JSON object with a legal action in it, or, where one must `reflect`, no reflection.
+        InvalidReply: there is no legal action in it, or, where one must `reflect`, no reflection.
     """
-    reply = parse_json(text, Reply)
-    action = answers.action(reply.action, legal)
-    reflection = " ".join(reply.reflection.split())
+    try:
+        found = understand(text, answers.question, cut)
+        action = answers.action(found.answer, legal)
+    except InvalidReply as fault:
+        raise InvalidReply(f"{fault}; {answers.accepted(legal)}") from None
+    reflection = " ".join(found.reasons.split())
     if reflect and not reflection:
         raise InvalidReply("the reflection is missing; reflect first, and then choose an action")
     return reflection, action
 
 
-def read_lesson(text: str) -> str:
-    """Return the lesson of a reply, in one line.
+def read_lesson(text: str, cut: bool = False) -> str:
+    """Return the lesson of a reply, in one line; `cut`: it ended because it grew too long.
 
     Raises:
         InvalidReply: there is none.
     """
-    lesson = " ".join(parse_json(text, Lesson).lesson.split())
-    if not lesson:
-        raise InvalidReply("the lesson is empty")
-    return lesson[:LONGEST_LESSON]
+    return " ".join(understand(text, LESSON, cut).answer.split())[:LONGEST_LESSON]
 
 
 def _enum(names: list[str]) -> dict[str, Any]:
     return {"type": "string", "enum": names}
 
 
-def _plain(name: str) -> str:
-    return " ".join(name.replace("_", " ").split()).casefold()
-
-
 def _plain_number(value: float) -> int | float:
     return int(value) if float(value).is_integer() else float(value)
-
-
-def _quoted(value: Any) -> str:
-    return repr(value)[:60]

@@ -25,7 +25,7 @@ from llmrl.agents.llm_player.conversation import Conversation, Message, Show, me
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.observers import Transition
 from llmrl.core.protocols import ChatModel
-from llmrl.core.records import Act, Observation, State, on_host
+from llmrl.core.records import Act, ChatReply, Observation, State, on_host
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.asking import Asked, Asker, Question, most_that_fit
 from llmrl.llms.prompts import Prompt, Prompts
@@ -106,7 +106,14 @@ class LLMPolicy:
         self.decimals = 0 if spec.numbers is not None and spec.numbers.whole else settings.decimals
         self.prompts = Prompts("player", PROMPTS, settings.prompt_folder)
         self.asker: Asker[Decision] = Asker(llm, "player", self._read, self._repair, None, repair_turns)
-        self.pupil: Asker[str] = Asker(llm, "lesson", read_lesson, self._repair, json_schema(Lesson), repair_turns)
+        self.pupil: Asker[str] = Asker(
+            llm,
+            "lesson",
+            lambda reply: read_lesson(reply.text, reply.cut),
+            self._repair,
+            json_schema(Lesson),
+            repair_turns,
+        )
         # Turns that are kept: as many as are shown, or as a lesson is drawn from.
         self._keep = max(settings.history, LESSON_TURNS if settings.lessons else 0)
         self.seats = [[Conversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
@@ -166,7 +173,7 @@ class LLMPolicy:
                     assert seat.action is not None
                     notes[game][agent] |= {"action": self.answers.shown(seat.action), "asked": False}
         questions = [self._question(g, a, mask) for (g, a), mask in zip(asked, legal, strict=True)]
-        parsers = [lambda text, mask=mask: self._read(text, mask) for mask in legal]
+        parsers = [lambda reply, mask=mask: self._read(reply, mask) for mask in legal]
         decisions = self.asker.ask(questions, parsers) if questions else []
         for (game, agent), mask, decision, took in zip(asked, legal, decisions, self.asker.asked, strict=False):
             notes[game][agent] |= self._decide(self.seats[game][agent], decision, mask, took)
@@ -314,8 +321,8 @@ class LLMPolicy:
             lessons=lessons,
         )
 
-    def _read(self, text: str, legal: Sequence[bool] | None = None) -> Decision:
-        return read_reply(text, self.answers, legal, self.must_reflect)
+    def _read(self, reply: ChatReply, legal: Sequence[bool] | None = None) -> Decision:
+        return read_reply(reply.text, self.answers, legal, self.must_reflect, reply.cut)
 
     def _repair(self, fault: str) -> Prompt:
         return self.prompts.render("_repair", fault=fault)

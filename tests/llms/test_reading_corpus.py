@@ -1,0 +1,128 @@
+"""Replies of the labelled corpus are read as a careful human reads them, or are no answer."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmrl.llms.hosted import written
+from llmrl.llms.reading.choices import Choice
+from llmrl.llms.reading.deciding import understand
+from llmrl.llms.reading.steps import Steps
+from llmrl.llms.reading.vectors import Vectors
+from llmrl.llms.structured import InvalidReply
+
+FOLDER = Path(__file__).parent / "corpus"
+FAMILIES = ("player", "planner", "principal", "search")
+RIGHT, ABSTAINED, WRONG = "right", "abstained", "wrong"
+ENOUGH = 0.95
+"""Share of a family's replies that are read right."""
+
+
+def question(family, asked):
+    """The question as the family's part of the platform asks it."""
+    if family == "player" and "actions" in asked:
+        names, described = ([action[key] for action in asked["actions"]] for key in ("name", "description"))
+        return Choice(names, described, asked["answer_with"] == "number")
+    if family == "player":
+        bounds = [(number["low"], number["high"]) for number in asked["numbers"]]
+        return Vectors([number["name"] for number in asked["numbers"]], bounds=bounds, wanted="action")
+    if family == "planner":
+        skills = [(skill["name"], skill["takes_object"]) for skill in asked["skills"]]
+        return Steps(skills, asked["objects"], asked["max_steps"], asked["state"])
+    if family == "principal":
+        parameters = asked["parameters"]
+        return Vectors(
+            [p["name"] for p in parameters],
+            bounds=[(p["low"], p["high"]) for p in parameters],
+            turn=asked["generation"],
+            proposal=asked["proposal"],
+            context=asked["context"],
+            contexts=asked["contexts"],
+        )
+    n, parameters = asked["n"], asked["parameters"]
+    each = [parameters["all"]] * n if isinstance(parameters, dict) else parameters
+    tabular = all(p["low"] == 0 and p["decimals"] == 0 and p["high"] < len(asked.get("actions", ())) for p in each)
+    return Vectors(
+        [f"params[{i}]" for i in range(n)],
+        n=asked["together"],
+        bounds=[(p["low"], p["high"]) for p in each],
+        turn=asked["iteration"],
+        proposal=asked["proposal"] if asked["together"] == 1 else None,
+        tried=[row_of(shown) for shown in asked["history"]],
+        words=asked["actions"] if tabular else (),
+    )
+
+
+def row_of(shown):
+    """The numbers of a row of the table, `[1, 2] -> 3` or `params[0]: 1; params[1]: 2; f(params): 3`."""
+    if shown.startswith("["):
+        return json.loads(shown.partition(" ->")[0])
+    return [float(pair.partition(": ")[2]) for pair in shown.split("; ")[:-1]]
+
+
+def expected(family, asked, label):
+    """A label as a reader tells an answer; None: no answer."""
+    if label is None or family == "search":
+        return label
+    if family == "planner":
+        return [[step["skill"], step["object"]] for step in label]
+    if family == "player" and "actions" in asked:
+        return next(action["index"] for action in asked["actions"] if action["name"] == label)
+    return [label[each["name"]] for each in asked["numbers" if family == "player" else "parameters"]]
+
+
+def outcome(family, asked, line):
+    try:
+        reply = line["reply"]
+        answer = understand(written(reply), question(family, asked), reply["finish_reason"] == "length").answer
+    except InvalidReply:
+        return RIGHT if line["expected"] is None else ABSTAINED
+    if isinstance(answer, np.ndarray):
+        answer = (answer[0] if len(answer) == 1 else answer).tolist()
+    return RIGHT if same(answer, expected(family, asked, line["expected"])) else WRONG
+
+
+def same(a, b):
+    """Equal; numbers up to rounding, as sums are computed."""
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, float) and isinstance(b, int | float):
+        return math.isclose(a, b, rel_tol=1e-9)
+    return a == b
+
+
+def doubtful(line):
+    return line.get("doubtful", False) or line.get("note", "").startswith("doubtful")
+
+
+def measured(family, path):
+    """Counts of (style, outcome), and the ids of what is not right, without those on which careful people differ."""
+    questions = json.loads((FOLDER / f"questions_{family}.json").read_text())
+    counts, missed = Counter(), {ABSTAINED: [], WRONG: []}
+    for line in map(json.loads, path.read_text().splitlines()):
+        found = outcome(family, questions[line["question_id"]], line)
+        counts[line["style"], found] += 1
+        if found != RIGHT and not doubtful(line):
+            missed[found].append(line["id"])
+    return counts, missed
+
+
+@pytest.mark.parametrize("part", ["open", "held_out"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_replies_are_read_as_people_read_them(family, part):
+    counts, missed = measured(family, FOLDER / f"{family}{'' if part == 'open' else '_held_out'}.jsonl")
+    total = Counter()
+    for (style, found), count in counts.items():
+        total[found] += count
+        total[style, found] += count
+    styles = sorted({style for style, _ in counts})
+    for name, key in [(family, None), *((style, style) for style in styles)]:
+        row = [total[found if key is None else (key, found)] for found in (RIGHT, ABSTAINED, WRONG)]
+        print(f"{name:10} {part:8} right {row[0]:4} abstained {row[1]:3} wrong {row[2]:3}")
+    print("not right:", missed)
+    assert missed[WRONG] == []
+    assert total[RIGHT] >= ENOUGH * sum(counts.values())

@@ -1,0 +1,218 @@
+"""What is read in a reply does not depend on what it is wrapped in, and what is only thought or quoted is not read."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmrl.llms.hosted import written
+from llmrl.llms.reading.choices import Choice
+from llmrl.llms.reading.deciding import understand
+from llmrl.llms.reading.numerals import number_of
+from llmrl.llms.reading.steps import Steps
+from llmrl.llms.reading.structures import structures
+from llmrl.llms.reading.vectors import Vectors
+from llmrl.llms.structured import InvalidReply
+
+NAMES = ("turn left", "turn_right", "go forward", "noop")
+SKILLS = (("explore", False), ("go to", True), ("pick up", True))
+OBJECTS = ("red key", "blue door")
+CHOICE, BY_NUMBER = Choice(NAMES), Choice(NAMES, numbered=True)
+PLAN = Steps(SKILLS, OBJECTS, 20)
+PARAMS = Vectors([f"params[{i}]" for i in range(3)])
+RATES = Vectors(["rate_1", "rate_2", "other"])
+
+numbers = st.floats(-1e6, 1e6).map(lambda x: round(x, 3))
+steps = st.lists(
+    st.sampled_from([("explore", ""), *((s, o) for s in ("go to", "pick up") for o in OBJECTS)]), min_size=1
+)
+
+
+def asked(question, fields, answer):
+    """A question, the object of a reply to it, and what it means."""
+    return question, fields, answer
+
+
+ASKED = st.one_of(
+    st.sampled_from(range(4)).map(lambda i: asked(CHOICE, {"action": NAMES[i]}, i)),
+    st.sampled_from(range(4)).map(lambda i: asked(BY_NUMBER, {"action": i}, i)),
+    st.lists(numbers, min_size=3, max_size=3).map(lambda x: asked(PARAMS, {"params": x}, [x])),
+    st.lists(numbers, min_size=3, max_size=3).map(
+        lambda x: asked(RATES, dict(zip(RATES.names, x, strict=True)), [x]),
+    ),
+    steps.map(
+        lambda plan: asked(PLAN, {"plan": [{"skill": s, "object": o} for s, o in plan[:20]]}, tuple(plan[:20])),
+    ),
+)
+AROUND_OBJECTS = {
+    "none": lambda x: x,
+    "reasons": lambda x: {"reasoning": "It says {so}.", **x},
+    "answer": lambda x: {"answer": x},
+    "response": lambda x: {"response": {"reasoning": "why", **x}},
+    "list": lambda x: [x],
+    "call": lambda x: {"name": "submit", "arguments": x},
+    "call with a text": lambda x: {"name": "submit", "arguments": json.dumps(x)},
+    "function call": lambda x: {"function_call": {"name": "submit", "arguments": json.dumps(x)}},
+    "capitals": lambda x: {key.title(): value for key, value in x.items()},
+}
+NOTATIONS = {
+    "json": json.dumps,
+    "lines": lambda x: json.dumps(x, indent=2),
+    "python": repr,
+    "twice": lambda x: json.dumps(json.dumps(x)),
+    "comma": lambda x: json.dumps(x)[:-1] + ",\n" + json.dumps(x)[-1],
+    "unclosed": lambda x: json.dumps(x)[:-1],
+    "typeset": lambda x: json.dumps(x).replace('"', "\u201c"),
+    "comment": lambda x: json.dumps(x)[:-1] + " // that is all\n" + json.dumps(x)[-1],
+    "no-break": lambda x: json.dumps(x).replace(", ", ",\u00a0"),
+}
+DRAFT = '{"action": "noop", "params": [9, 9, 9], "plan": [{"skill": "explore"}], "rate_1": 9, "rate_2": 9, "other": 9}'
+AROUND_TEXTS = {
+    "nothing": "%s",
+    "fence": "```json\n%s\n```",
+    "tildes": "~~~\n%s\n~~~",
+    "prose": "Sure! Here is my answer:\n\n%s\n\nI hope this helps!",
+    "thought": f"<think>\nPerhaps {DRAFT}?\n</think>\n\n%s",
+    "thinking": f"<thinking>{DRAFT}</thinking>%s",
+    "brackets": f"[THINK]{DRAFT}[/THINK]%s",
+    "no beginning": f"So {DRAFT}, or not.\n</think>\n%s",
+    "channels": f"<|channel|>analysis<|message|>{DRAFT}<|end|><|start|>assistant<|channel|>final<|message|>%s<|return|>",
+    "token": "%s<|im_end|>",
+    "turn": "<|im_start|>assistant\n%s<|im_end|>\n<|im_start|>user\nAnd now?<|im_end|>\n<|im_start|>assistant\n"
+    + DRAFT,
+    "vicuna": f"ASSISTANT: %s</s>\nUSER: And now?\nASSISTANT: {DRAFT}",
+    "instructions": "[/INST] %s </s>",
+    "tag": "<answer>\n%s\n</answer>",
+    "call": "<tool_call>\n%s\n</tool_call>",
+    "mark": "\ufeff%s\r\n",
+    "quoted": f'The game says "now answer {DRAFT}". I do not.\n\n%s',
+    "example": f"For example: {DRAFT}\n\nMy answer: %s",
+    "corrected": f"{DRAFT}\n\nWait, that is wrong. Correction:\n\n%s",
+}
+
+
+@given(ASKED, st.sampled_from([*AROUND_OBJECTS]), st.sampled_from([*NOTATIONS]), st.sampled_from([*AROUND_TEXTS]))
+def test_wrappers_change_nothing(question, wrapper, notation, text):
+    question, fields, answer = question
+    reply = AROUND_TEXTS[text].replace("%s", NOTATIONS[notation](AROUND_OBJECTS[wrapper](fields)))
+    found = understand(reply, question).answer
+    assert found.tolist() == answer if isinstance(found, np.ndarray) else found == answer
+
+
+@given(ASKED, st.data())
+def test_a_reply_that_is_cut_means_the_same_or_nothing(question, data):
+    question, fields, answer = question
+    whole = data.draw(st.sampled_from(["%s", f"<think>{DRAFT}</think>%s", "Well, %s"])).replace(
+        "%s", json.dumps(fields)
+    )
+    end = data.draw(st.integers(0, len(whole)))
+    try:
+        found = understand(whole[:end], question, cut=True).answer
+    except InvalidReply:
+        return
+    assert found.tolist() == answer if isinstance(found, np.ndarray) else found == answer
+
+
+@given(ASKED)
+def test_a_thought_alone_is_no_answer(question):
+    question, fields, _ = question
+    for text in (
+        "<think>%s</think>",
+        "[THINK]%s[/THINK]",
+        "<think>%s Hm, let me see what else there is.\nOr rather not?",
+    ):
+        with pytest.raises(InvalidReply):
+            understand(text.replace("%s", json.dumps(fields)), question)
+    with pytest.raises(InvalidReply, match="inside a thought"):
+        understand(f"<think>{json.dumps(fields)}", question, cut=True)
+
+
+@given(ASKED, ASKED)
+def test_different_answers_are_none(question, other):
+    (question, fields, answer), (_, others, another) = question, other
+    text = f"{json.dumps(fields)}\n{json.dumps(others)}"
+    if fields.keys() != others.keys() or type(answer) is not type(another):
+        return
+    if question is other[0] and answer == another:
+        understand(text, question)
+    elif question is other[0]:
+        with pytest.raises(InvalidReply, match="different"):
+            understand(text, question)
+
+
+MESSAGES = [
+    ({"content": "text"}, "text"),
+    ({"content": None}, ""),
+    ({"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "so"}]}, "so"),
+    ({"content": "", "reasoning_content": "hm"}, "<think>\nhm"),
+    ({"content": "so", "reasoning_content": "hm"}, "so"),
+    (
+        {"content": "", "tool_calls": [{"function": {"name": "act", "arguments": '{"a": 1}'}}], "reasoning": "hm"},
+        '<tool_call>\n{"name": "act", "arguments": "{\\"a\\": 1}"}\n</tool_call>',
+    ),
+    (
+        {"content": "I act.", "function_call": {"name": "act", "arguments": "{}"}},
+        'I act.\n<tool_call>\n{"name": "act", "arguments": "{}"}\n</tool_call>',
+    ),
+    ({"content": None, "tool_calls": ["odd", None, {"function": 3}]}, ""),
+]
+
+
+@pytest.mark.parametrize(("message", "text"), MESSAGES)
+def test_a_message_is_one_text(message, text):
+    assert written(message) == text
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [
+        ("0.8 N", 0.8),
+        ("-3/4", -0.75),
+        ("0,25", 0.25),
+        ("one and a half", 1.5),
+        ("minus two", -2),
+        ("three quarters", 0.75),
+        ("zero point two five", 0.25),
+        ("(0.5 + 1.5) / 4", 0.5),
+        ("twenty one", 21),
+        ("1e-3", 0.001),
+        ("$1.20", 1.2),
+        ("1 to 2", None),
+        ("1-2", None),
+        ("0.5 - 1.5", None),  # a range as likely as a difference
+        ("~3", None),
+        ("1/0", None),
+        ("9" * 400, None),
+        ("__import__('os')", None),
+        ("2**99", None),
+        ("low", None),
+        (True, None),
+        (None, None),
+        (float("inf"), None),
+    ],
+)
+def test_numbers_as_people_write_them(said, number):
+    assert number_of(said) == number
+
+
+def test_per_cent_are_hundredths_where_that_is_what_is_asked_for():
+    assert number_of("40 %", shares=True) == 0.4 and number_of("40%") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{a: .5, b: [1, ..., 3]}", {"a": 0.5, "b": [1, "...", 3]}),
+        ('{"a": 1/4, "b": 0.25 + 0.1}', {"a": "1/4", "b": "0.25 + 0.1"}),
+        ('{"a": [1] * 3 + [2]}', {"a": [1, 1, 1, 2]}),
+        ('{"a": <number>}', {"a": "<number>"}),
+        ("act(a='x', b=[1, 2])", {"a": "x", "b": [1, 2]}),
+        ("<x>1</x><y><z>p</z><z>q</z></y>", {"x": "1", "y": {"z": ["p", "q"]}}),
+        ("a:\n  - b: x\n    c: y", {"a": [{"b": "x", "c": "y"}]}),
+        ("<function=f>\n<parameter=a>\nx\n</parameter>\n</function>", {"function": {"a": "x"}}),
+    ],
+)
+def test_values_in_a_text(text, value):
+    assert [found.value for found in structures(text)] == [value]
