@@ -18,8 +18,9 @@ from llmrl.llms.structured import InvalidReply
 FOLDER = Path(__file__).parent / "corpus"
 FAMILIES = ("player", "planner", "principal", "search")
 RIGHT, ABSTAINED, WRONG = "right", "abstained", "wrong"
-ENOUGH = 0.95
-"""Share of a family's replies that are read right."""
+ENOUGH = {"open": (0.95, 0), "held_out": (0.9, 3)}
+"""Least share of a family's replies that are read right, and most that are read wrongly. What was held out was measured
+once, when the reader was done: 93.3 % right, 2.2 % wrong. A reader that is mended is to be measured on new replies."""
 
 
 def question(family, asked):
@@ -123,6 +124,8 @@ def test_replies_are_read_as_people_read_them(family, part):
     for name, key in [(family, None), *((style, style) for style in styles)]:
         row = [total[found if key is None else (key, found)] for found in (RIGHT, ABSTAINED, WRONG)]
         print(f"{name:10} {part:8} right {row[0]:4} abstained {row[1]:3} wrong {row[2]:3}")
-    print("not right:", missed)
-    assert missed[WRONG] == []
-    assert total[RIGHT] >= ENOUGH * sum(counts.values())
+    if part == "open":
+        print("not right:", missed)
+    right, wrong = ENOUGH[part]
+    assert len(missed[WRONG]) <= wrong
+    assert total[RIGHT] >= right * sum(counts.values())
