@@ -330,7 +330,7 @@ def _become(streams: Sequence[int], args: list[str], cwd: str, env: dict[str, st
     sys.orig_argv = args
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     words = args[1:] if Path(args[0]).name.startswith("python") else args
-    if {"-m", "--multirun", "retry"}.intersection(words[2:]) and _is_fork_server(args[0]):
+    if {"-m", "--multirun", "retry"}.intersection(words[1:]) and _is_fork_server(args[0]):
         return
     if words[0] == "-m":
         sys.argv, sys.path[0] = words[1:], cwd
