@@ -3,7 +3,9 @@
 import gc
 import logging
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -16,6 +18,10 @@ PROCESSES = {"commands", "multiprocessing", "subprocess", "sweep", "sweeping"}
 sys.path.insert(0, str(THIRD_PARTY))
 # For the subprocesses that tests start.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(THIRD_PARTY), str(SUPPORT), os.environ.get("PYTHONPATH")]))
+# Runs wait for the disk after each of thousands of small files; in memory nothing waits.
+MEMORY = Path("/dev/shm")
+if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 << 30:
+    tempfile.tempdir = os.environ["TMPDIR"] = str(MEMORY)
 # Two test workers share the machine; more threads than cores slow torch down many times.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The one place that says how properties are tried. No deadline: on a loaded machine any example may take long.
@@ -24,8 +30,9 @@ hypothesis.settings.load_profile("llmrl")
 
 
 def pytest_collection_modifyitems(items):
-    """What may start processes is slow. Tests of the engine are skipped where it cannot run; where it could run and is
-    not installed, they fail."""
+    """The longest module comes first, so that no worker is left alone with it in the end. What may start processes is
+    slow. Tests of the engine are skipped where it cannot run; where it could run and is not installed, they fail."""
+    items.sort(key=lambda item: item.path.name != "test_readme.py")
     from llmrl.envs.melting_pot.install import unsupported
 
     for item in items:

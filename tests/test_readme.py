@@ -97,6 +97,8 @@ def test_commands(tmp_path):
                 words += [f"env.n_envs={w.partition('=')[2]}" for w in words if w.startswith("design.candidates=")]
             if words[0] == "llmrl-evaluate":
                 words += ["suite.episodes=2"] if "suite=babyai_text" in words else ["--video-steps", "3"]
+                if "--policy" in words and "--episodes" not in words:
+                    words += ["--episodes", "2"]
             done = run(words, tmp_path)
             if "llm=gpt4o" in words and "dry_run=true" in words:
                 assert done.returncode == 0 and "about $" in done.stdout, f"{line}\n{done.stderr}"

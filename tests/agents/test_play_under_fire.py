@@ -1,13 +1,13 @@
 """The loop `play` with replies that are bad, and runs that are stopped, killed and asked for more."""
 
 import json
-import multiprocessing
 import time
 from contextlib import nullcontext
 
 import imageio.v3 as iio
 import pytest
 
+import commands
 from experiments import comparable_metrics, only_run_folder, run, silent_run
 from llmrl.core.errors import BudgetExhausted
 from llmrl.core.option_files import options
@@ -93,8 +93,7 @@ class TestResuming:
     @pytest.mark.slow
     def test_kills(self, tmp_path):
         """With SIGKILL, wherever it is after so many lines."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "llmrl.experiment.parts", "llmrl.loops.play", "experiments"])
+        context = commands.children()
         overrides = (*self.OPTIONS, "play.videos=1", "play.episodes=5", "checkpoint_seconds=0")
         killed = tmp_path / "killed"
         for lines in (7, 30, None):

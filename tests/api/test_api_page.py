@@ -59,6 +59,7 @@ def test_a_bar_shows_how_far_a_run_is(notebook):
     assert texts.count("WARNING") == 1 and "INFO" not in texts
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_stop_button_leaves_a_run_that_goes_on(tmp_path):
     """A kernel is interrupted in the middle of a run, and is there for the next cell."""

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from installed import skip_without
+from some import some
 from stalling import STALLED_S, Stall, impatient
 from tuned import QUICK, assert_same, configured, finetune, silent_finetune
 
@@ -40,7 +41,7 @@ def context():
     return context
 
 
-@pytest.fixture(scope="module", params=OPTIONS)
+@pytest.fixture(scope="module", params=some(["grpo"], OPTIONS))
 def method(request):
     return request.param
 

@@ -1,7 +1,6 @@
 """One cache folder and many processes: nothing is damaged, and nothing that is kept is paid for again."""
 
 import json
-import multiprocessing
 import random
 import threading
 import time
@@ -10,6 +9,7 @@ from itertools import count
 
 import pytest
 
+import commands
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.cache import Cache
@@ -24,9 +24,7 @@ PROCESSES, SHARE = 8, 250
 
 @pytest.fixture(scope="module")
 def context():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["llmrl.llms.openai_compatible", "llmrl.llms.client"])
-    return context
+    return commands.children()
 
 
 def ask(text):

@@ -13,7 +13,7 @@ from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from tiny_models import make_tiny_causal
 from transformers_server import TransformersServer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,6 @@ def in_process(server, **options):
     return LocalChat(server.model, device="cpu", seeds=Seeds(0), dtype="float32", max_tokens=16, **options)
 
 
-@pytest.mark.long
 def test_replies_and_counts_are_those_of_the_model_in_this_process(server):
     """Two roads to the same weights. A schema is ignored by this server, which must not break the call."""
     provider = client(server, temperature=0.0)

@@ -10,6 +10,8 @@ pytestmark = pytest.mark.slow
 
 STEPS = {"dual_rl": 600, "metagrad": 300}
 """Evaluations where 150 are not enough."""
+TRIED = (("contextual", "noisy"), ("noisy",))
+"""Functions that `make test` tries; dual_rl takes twice as long in contexts, which test_dual_rl.py gives it."""
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -44,7 +46,7 @@ def late_regret(principal, function, seed, evaluations):
 @pytest.mark.parametrize(
     ("principal", "function"),
     [
-        pytest.param(p, f, marks=[pytest.mark.long] * (f not in ("contextual", "noisy")))
+        pytest.param(p, f, marks=[pytest.mark.long] * (f not in TRIED[p == "dual_rl"]))
         for p in PRINCIPALS
         for f in FUNCTIONS
         if p not in ("random", "gp")

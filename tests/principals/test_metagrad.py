@@ -12,6 +12,7 @@ from llmrl.core.protocols import GradientProposer
 from llmrl.core.seeding import Seeds
 from llmrl.principals.metagrad import MetaGradPrincipal
 from societies import CLEANUP, outcome, toy
+from some import some
 
 
 @pytest.mark.parametrize("contexts", [(), ("calm", "storm")])
@@ -116,19 +117,18 @@ def test_a_gradient_looks_at_all_validation_rounds(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_it_finds_the_incentive_that_frees_a_society(tmp_path):
+@pytest.mark.parametrize("seed", some([0], [0, 1]))
+def test_it_finds_the_incentive_that_frees_a_society(tmp_path, seed):
     """Nothing paid, nobody works the lever; a few steps of gradient ascent later it is paid for, and the door opens."""
     rounds = ("design.adapt_rounds=20", "design.validate_episodes=64")
     run(*REAL, *rounds, "principal=fixed", "design.steps=1", f"output_root={tmp_path}/nothing")
-    for seed in (0, 1):
-        run(*REAL, *rounds, "principal.learning_rate=5e-3", "design.steps=8", f"seed={seed}",
-            f"output_root={tmp_path}/{seed}")  # fmt: skip
-    nothing, *ascents = (
+    ascent = ("principal.learning_rate=5e-3", "design.steps=8", f"seed={seed}", f"output_root={tmp_path}/ascent")
+    run(*REAL, *rounds, *ascent)
+    nothing, history = (
         json.loads((only_run_folder(tmp_path / name) / "summary.json").read_text())["history"]
-        for name in ("nothing", "0", "1")
+        for name in ("nothing", "ascent")
     )
-    for history in ascents:
-        late = history[-3:]
-        assert np.mean([row["objective"] for row in late]) > nothing[0]["objective"] + 3
-        assert min(row["mechanism"]["lever_0"] for row in late) > 4
-        assert max(row["mechanism"]["lever_1"] + row["mechanism"]["lever_2"] for row in late) < 2
+    late = history[-3:]
+    assert np.mean([row["objective"] for row in late]) > nothing[0]["objective"] + 3
+    assert min(row["mechanism"]["lever_0"] for row in late) > 4
+    assert max(row["mechanism"]["lever_1"] + row["mechanism"]["lever_2"] for row in late) < 2

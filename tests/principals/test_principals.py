@@ -75,7 +75,7 @@ def through_a_file(value):
 @pytest.mark.parametrize("contexts", CONTEXTS)
 @pytest.mark.parametrize("name", MAKE)
 @settings(max_examples=10)
-@given(seed=st.integers(0, 10**6), before=st.integers(0, 15), after=st.integers(1, 15))
+@given(seed=st.integers(0, 10**6), before=st.integers(0, 15), after=st.integers(1, 6))
 def test_a_resumed_principal_goes_on_exactly(name, contexts, seed, before, after):
     society = toy(contexts=CONTEXTS[contexts])
     whole, first, second = (MAKE[name](society, Seeds(seed)) for _ in range(3))

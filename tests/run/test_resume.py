@@ -1,7 +1,6 @@
 """Killed with SIGKILL at random moments and resumed, a run ends with the numbers of one that was not, bit for bit."""
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -10,6 +9,7 @@ import time
 import pytest
 import torch
 
+import commands
 from experiments import comparable_metrics, only_run_folder, silent_run
 from llmrl.run.content import saved_state
 from some import some
@@ -43,12 +43,7 @@ PRINCIPALS = {
 
 @pytest.fixture(scope="module")
 def context():
-    """Children are forked from a server that has imported torch already: starting one takes milliseconds."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch", "llmrl.experiment.parts", "llmrl.loops.design", "llmrl.run.run", "experiments"]
-    )
-    return context
+    return commands.children()
 
 
 def same(a, b) -> bool:
@@ -165,7 +160,7 @@ def test_a_run_that_is_far_from_its_next_safe_point_gives_up_the_way_there(conte
     """Validation takes seconds; told to stop in the middle, the run is gone at once, and loses nothing but that way."""
     overrides = (
         *("env=escape_room", "principal=random", "env.n_envs=8", "design.steps=2", "design.adapt_rounds=3"),
-        *("design.validate_episodes=8000", "design.references=0", "design.race=0", "checkpoint_seconds=1000"),
+        *("design.validate_episodes=2000", "design.references=0", "design.race=0", "checkpoint_seconds=1000"),
     )
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     process = context.Process(target=silent_run, args=(*overrides, f"output_root={whole}"))

@@ -124,6 +124,7 @@ def test_wandb_online_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     WandB()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_wandb_whose_server_is_down_holds_up_no_stop(tmp_path: Path) -> None:
     pytest.importorskip("wandb")

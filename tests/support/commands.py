@@ -52,9 +52,11 @@ PRELOADED = (
     "llmrl.sweeps.launch",
     "llmrl.sweeps.process",
     "llmrl.sweeps.records",
+    "numba.np.linalg",
     "numpy.random",
     "pydantic.types",
     "rich._emoji_codes",
+    "scipy.linalg",
     "tensorboard.plugins.hparams.summary_v2",
     "tensorboard.plugins.text.summary_v2",
     "tensorboard.summary.writer.record_writer",
@@ -198,9 +200,13 @@ def _server() -> socket.socket:
     return ours
 
 
-def serve(preloaded: Sequence[str]) -> None:
-    """Be the server, whose standard input is the socket."""
-    for name in preloaded:
+def preload(names: Sequence[str]) -> None:
+    """Import modules, and read what any command reads, before this process forks others.
+
+    Raises:
+        AssertionError: a module has started a thread, which a fork would lose.
+    """
+    for name in names:
         importlib.import_module(name)
     import hydra
 
@@ -215,6 +221,20 @@ def serve(preloaded: Sequence[str]) -> None:
     threads = list(Path("/proc/self/task").iterdir())
     assert len(threads) == 1, f"what is preloaded has started {len(threads) - 1} threads"
     gc.freeze()  # or the collector of what is forked would write to all of this, which copies it
+
+
+def children() -> Any:
+    """A context of `multiprocessing` whose processes are forked from a server that has preloaded the same."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["preloaded"])
+    return context
+
+
+def serve(preloaded: Sequence[str]) -> None:
+    """Be the server, whose standard input is the socket."""
+    preload(preloaded)
     control = socket.socket(fileno=0)
     heard, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -310,7 +330,7 @@ def _become(streams: Sequence[int], args: list[str], cwd: str, env: dict[str, st
     sys.orig_argv = args
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     words = args[1:] if Path(args[0]).name.startswith("python") else args
-    if {"-m", "--multirun", "retry"}.intersection(words[2:]) and _is_fork_server(args[0]):
+    if {"-m", "--multirun", "retry"}.intersection(words[1:]) and _is_fork_server(args[0]):
         return
     if words[0] == "-m":
         sys.argv, sys.path[0] = words[1:], cwd

@@ -66,7 +66,7 @@ def test_retry_finishes_what_the_command_began(tmp_path):
 @pytest.mark.slow
 def test_two_launchers_share_a_sweep(tmp_path):
     """Started together, they run every run once; one that comes later finds nothing to do."""
-    slow = ("agent.trouble=slow", "agent.until=ok", "design.steps=500")  # until the late one has looked
+    slow = ("agent.trouble=slow", "agent.until=ok", "design.steps=60")  # until the late one has looked
     overrides = (*TROUBLED, "hardware=local", *slow, "seed=0,1,2,3")
     first = start(*overrides, cwd=tmp_path)
     second = start(*overrides, cwd=tmp_path)
@@ -83,7 +83,7 @@ def test_two_launchers_share_a_sweep(tmp_path):
 
 @pytest.mark.slow
 def test_first_interrupt_saves_and_the_same_command_goes_on(tmp_path):
-    overrides = (*TROUBLED, "agent.trouble=slow", "agent.until=ok", "seed=0,1", "design.steps=500")
+    overrides = (*TROUBLED, "agent.trouble=slow", "agent.until=ok", "seed=0,1", "design.steps=60")
     launcher = start(*overrides, cwd=tmp_path)
     until(lambda: states(tmp_path).get(("slow", 0)) == "running" if (tmp_path / "outputs").exists() else False)
     until(lambda: table(tmp_path)[0]["last_metrics"].get("principal_steps", 0) >= 1)

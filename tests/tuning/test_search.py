@@ -156,7 +156,7 @@ def test_failing_trials_are_kept_and_end_the_search_if_nothing_else_comes(tmp_pa
 @pytest.mark.parametrize("launcher", some(["llmrl"], ["basic", "llmrl"]))
 def test_an_interrupted_trial_is_not_a_failed_one(tmp_path, options_folder, launcher):
     arguments = (*GAME, "seed=0,1", "agent.skill=interval(0,1)", f"hydra/launcher={launcher}", "hydra.sweeper.trials=2")
-    slow = ("agent.pause_s=1", "learn.env_steps=128")
+    slow = ("agent.pause_s=0.3", "learn.env_steps=128")
     process = start(*SEARCH, *arguments, *slow, cwd=tmp_path, folder=options_folder)
     while process.poll() is None:
         if list(tmp_path.rglob("owner.json")) and any(r.state == "running" for r in read_runs(tmp_path / "outputs")):

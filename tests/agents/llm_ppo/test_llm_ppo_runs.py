@@ -1,7 +1,6 @@
 """`agent=llm_ppo` from the command line's parts: whole runs, killed ones, and those that start from another run."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -46,11 +45,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def context():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch", "llmrl.experiment.parts", "llmrl.loops.learn", "llmrl.run.run", "experiments"]
-    )
-    return context
+    return commands.children()
 
 
 def killed_at(step, *overrides):

@@ -47,7 +47,7 @@ def test_rollouts_that_would_not_fit_are_refused() -> None:
     collector = Collector(env, SocietyPolicy(env.spec, [network], core_frozen=False), "cpu")
     collector.reset(1)
     with pytest.raises(ConfigError, match=r"GiB.*env\.n_envs"):
-        collector.collect(10**6, torch.Generator())
+        collector.collect(10**5, torch.Generator())
 
 
 def test_chance_decides_who_comes_back_where_there_is_room_for_one() -> None:
