@@ -18,6 +18,7 @@ from llmrl.core.protocols import Agent, Resizable
 from llmrl.core.records import Observation
 from llmrl.core.rollouts import Rollout
 from llmrl.rollout.collector import Collector
+from llmrl.run.signals import GivenUp
 
 InContext = Callable[..., Any]
 """Calls a function with arguments as if its run did."""
@@ -203,7 +204,7 @@ class _Observers(Observer):
         if self.errors[i] is None:
             try:
                 self._members[i].told(tell)
-            except KeyboardInterrupt:  # of the process
+            except (KeyboardInterrupt, GivenUp):  # of the process
                 raise
             except BaseException as error:  # noqa: BLE001 (raised again where the member asked for the rollout)
                 self.errors[i] = error
