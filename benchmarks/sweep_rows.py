@@ -19,15 +19,11 @@ comparable with the published code, which takes 190 processor seconds a run-step
 from __future__ import annotations
 
 import argparse
-import os
-import resource
-import subprocess
-import sys
 import tempfile
-import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from llmrl.sweeps.machine import THREAD_VARIABLES
+from launchers import TRAIN, adopt_orphans, run
 
 PRINCIPALS = ("random", "fixed", "egreedy", "ucb", "thompson", "cem", "cmaes", "dual_rl", "gp")
 SCHEDULE = (
@@ -52,30 +48,9 @@ class Cost:
 
 
 def measured(*overrides: str) -> Cost:
-    """What a command with these overrides takes, in an empty output folder."""
-    environment = os.environ | dict.fromkeys(THREAD_VARIABLES, "1")
+    """What a command with these overrides takes, in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-c",
-            "from llmrl.cli.train import main; main()",
-            *overrides,
-            f"output_root={folder}",
-        ]
-        used, begun = children(), time.perf_counter()
-        # Hydra's own folder of a sweep is kept out of the working directory, too.
-        ended = subprocess.run(
-            [*command, f"hydra.sweep.dir={folder}/sweep"], env=environment, capture_output=True, text=True
-        )
-        if ended.returncode:
-            raise SystemExit(f"{' '.join(overrides)} failed:\n{ended.stdout[-2000:]}\n{ended.stderr[-4000:]}")
-        return Cost(time.perf_counter() - begun, children() - used)
-
-
-def children() -> float:
-    """Processor seconds of all processes that this one has waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+        return Cost(*run([*TRAIN, *overrides], Path(folder)))
 
 
 def main() -> None:
@@ -86,6 +61,7 @@ def main() -> None:
     parser.add_argument("--rows-only", action="store_true", help="leave out the separate processes, which take longest")
     parser.add_argument("--pixels", action="store_true", help="the published network on pictures, too")
     parsed = parser.parse_args()
+    adopt_orphans()
     steps = f"design.steps={parsed.steps}"
     runs = parsed.principals * parsed.seeds
     swept = [
