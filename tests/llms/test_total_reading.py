@@ -151,6 +151,7 @@ def test_any_json_and_pieces_of_answers(text):
     check(text)
 
 
+@pytest.mark.slow
 @given(deep)
 def test_any_depth(text):
     check(text)
@@ -194,6 +195,7 @@ PATTERNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_time_is_linear(pattern):
     """What took minutes takes well under a second, of this process's own time; two leaves room for slow machines."""
