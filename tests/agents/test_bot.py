@@ -80,6 +80,7 @@ def test_its_treatments_build(treatment):
         parts.close()
 
 
+@pytest.mark.slow
 def test_both_play_the_same_episodes(tmp_path):
     """MiniGrid's bot succeeds in all of them, random actions seldom; what the bot gave up is counted."""
     for player in ("bot", "random"):

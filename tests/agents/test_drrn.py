@@ -70,6 +70,7 @@ def same(a, b):
     return a == b
 
 
+@pytest.mark.slow
 def test_it_solves_a_corridor_in_words():
     learner = Learner()
     for _ in range(35):
@@ -135,6 +136,7 @@ def test_words_of_a_test_are_forgotten_after_it():
     assert words.state_dict() == ["ball", "box"] and words.read("afze wug") == first
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_it_learns_the_same(tmp_path):
     whole, stopped = Learner(), Learner()
     for _ in range(6):
@@ -157,6 +159,7 @@ def test_an_agent_that_has_learned_nothing_yet_is_restored(tmp_path):
     assert same(resumed.iterate()[1], Learner().iterate()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ratio", "expected"), [(0.25, 10), (1.0, 40), (2.5, 100)])
 def test_gradient_steps_per_step_of_the_games(ratio, expected):
     learner = Learner(steps=5, updates_per_step=ratio, warmup=1)

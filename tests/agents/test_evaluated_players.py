@@ -34,6 +34,7 @@ def evaluate(capsys, *arguments):
     return code, " ".join((captured.out + captured.err).split())
 
 
+@pytest.mark.slow
 def test_no_more_is_asked_than_was_said(tmp_path, capsys, server):
     model = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake", "agent.legal_only=false", *PRICES)
     run(*TAXI, *model, f"output_root={tmp_path}", f"llm.cache_dir={tmp_path}/cache", "llm.budget.calls=8")
@@ -62,6 +63,7 @@ def test_no_more_is_asked_than_was_said(tmp_path, capsys, server):
     assert code == 0 and len(server.exchanges) - played == 9  # from the cache
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_stop_while_its_model_hangs_it_ends_and_counts_what_was_sent(tmp_path, capsys, number):
     hangs = 45.0

@@ -29,6 +29,7 @@ def test_every_rule_is_tested():
     assert set(GAMES) == set(HEURISTICS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GAMES)
 def test_how_good_they_are(name):
     id, kwargs, episodes, least = GAMES[name]

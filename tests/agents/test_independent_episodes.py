@@ -35,6 +35,7 @@ def asked(folder):
     return sorted(json.dumps(call["messages"]) for call in read_calls(folder / "llm_calls.jsonl"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["taxi", "blackjack", "frozen_lake", "cartpole"])
 def test_an_episode_is_the_same_however_many_games_there_are_at_once(tmp_path, env):
     """Prompts, replies and results of each episode, with the default settings."""
@@ -47,6 +48,7 @@ def test_an_episode_is_the_same_however_many_games_there_are_at_once(tmp_path, e
     assert results(one)["carried"] == [] and results(one)["table"]["return"]["standard_error"] is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CARRYING)
 def test_what_is_carried_over_is_said_and_no_error_is_given(tmp_path, capsys, what):
     # The scripted player knows no rule of this game, and half of its replies are no action that helps.

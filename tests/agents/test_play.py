@@ -34,6 +34,7 @@ class TestARun:
         root = tmp_path_factory.mktemp("taxi")
         return play(root, *TAXI, "agent=llm_player", "play.videos=1", "llm.malformed=0.2")[1]
 
+    @pytest.mark.slow
     def test_every_step_is_written_down(self, folder):
         for episode in range(4):
             lines = read_lines(folder / "episodes" / str(episode) / "replies.jsonl")
@@ -119,6 +120,7 @@ def test_the_estimate_bounds_what_is_asked(tmp_path, game):
     assert 0.4 * estimate.prompt_tokens <= tokens <= estimate.prompt_tokens
 
 
+@pytest.mark.slow
 def test_which_loop_it_is():
     for agent, loop in (("random", PlayLoop), ("heuristic", PlayLoop), ("llm_player", PlayLoop), ("ppo", LearnLoop)):
         config = compose("env=taxi", f"agent={agent}")
@@ -144,6 +146,7 @@ def test_a_trained_agent_plays_them_too(tmp_path):
     assert learned == [True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", READING)
 def test_the_scripted_model_plays_every_environment(tmp_path, env):
     """Through the prompts and the parsing of a real one."""
@@ -156,6 +159,7 @@ def test_the_scripted_model_plays_every_environment(tmp_path, env):
     assert json.loads((folder / "status.json").read_text())["llm"] == "scripted (not a language model)"
 
 
+@pytest.mark.slow
 @pytest.mark.meltingpot
 @pytest.mark.parametrize("env", ["cleanup", "harvest"])
 def test_and_societies(tmp_path, env):
@@ -171,6 +175,7 @@ def test_and_societies(tmp_path, env):
 class TestRefusals:
     """Before anything is spent."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("overrides", "message"),
         [

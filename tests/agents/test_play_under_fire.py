@@ -91,6 +91,7 @@ class TestResuming:
         self.check(whole, stopped)
 
     @pytest.mark.slow
+    @pytest.mark.long
     def test_kills(self, tmp_path):
         """With SIGKILL, wherever it is after so many lines."""
         context = commands.children()

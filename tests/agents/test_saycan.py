@@ -50,6 +50,7 @@ def test_no_action_is_ruled_out(saycan):
     Builder({"spec": None, "scorer": None}, ["saycan"]).check({**option, "unlikely": 1}, "agent")
 
 
+@pytest.mark.slow
 def test_it_plays_through_the_command_line(saycan, tmp_path):
     from llmrl.experiment.models import build_llm
     from llmrl.experiment.parts import build_parts

@@ -27,6 +27,7 @@ def test_words_tell_the_plain_game_only():
         game(mechanism=Incentives())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
 def test_the_example_is_as_long_as_what_is_told(substrate):
     """Costs are estimated from it before there is a game."""
@@ -42,6 +43,7 @@ def read(observation, player):
     return json.loads(observation["text"][0, player])
 
 
+@pytest.mark.slow
 def test_the_map_is_the_substrates():
     """Everybody starts on a known cell and faces north: each map is a piece of the drawn one."""
     env = game(rules="legislative", n_agents=7, horizon=5)
@@ -67,6 +69,7 @@ def test_the_map_is_the_substrates():
     env.close()
 
 
+@pytest.mark.slow
 def test_it_turns_with_the_player():
     """Cell by cell the colours of the picture are those of the signs, whichever way the player looks."""
     env = game(n_agents=3, horizon=60)
@@ -93,6 +96,7 @@ def test_it_turns_with_the_player():
     env.close()
 
 
+@pytest.mark.slow
 def test_numbers_beside_the_map():
     env = game(n_agents=2, horizon=20)
     observation = env.reset(seed=0)
@@ -107,6 +111,7 @@ def test_numbers_beside_the_map():
     env.close()
 
 
+@pytest.mark.slow
 def test_who_is_out_of_the_game_is_told_nothing():
     env = game(n_agents=15, horizon=200, render=False)
     env.reset(seed=0)

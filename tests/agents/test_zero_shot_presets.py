@@ -21,6 +21,7 @@ PUBLISHED = {"blackjack": (None, 10, 5), "lunar_lander": (80, 5, 5), "taxi": (50
 """Steps, episodes and exchanges of the published runs."""
 
 
+@pytest.mark.slow
 @pytest.mark.meltingpot
 @pytest.mark.parametrize(
     ("study", "treatment"),
@@ -49,6 +50,7 @@ def test_it_composes_and_builds(study, treatment):
         parts.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("llm", ["scripted", "claude", "ollama"])
 @pytest.mark.parametrize("study", sorted(PUBLISHED))
 def test_published_ones_take_any_model(study, llm):
@@ -97,6 +99,7 @@ def test_the_pages_text_fits_its_game(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [line for block in blocks("bash") for line in block.splitlines()])
 def test_the_pages_commands_compose(line):
     words = shlex.split(line.split("  #")[0])

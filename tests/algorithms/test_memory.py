@@ -125,6 +125,7 @@ def test_memory_ends_with_the_episode():
         np.testing.assert_allclose(values, values[0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_only_a_memory_wins_the_recall_game():
     def score(memory):
         env = RecallGame([4] * 16)

@@ -126,6 +126,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_is_the_finite_difference(case):
     """The weights after ordinary updates with torch's Adam, under slightly other values and with the same data."""
@@ -200,6 +201,7 @@ class FirstAction:
         return {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -295,6 +297,7 @@ def one_step(policy, joint_actions):
 PAIRS = list(itertools.product(range(2), repeat=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["mean", "sum", "minimum"])
 @pytest.mark.parametrize("games", [1, 2])
 def test_estimator_is_unbiased(objective, games):

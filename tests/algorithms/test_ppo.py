@@ -42,6 +42,7 @@ def final_accuracy(collector):
     return rollout.reward.mean().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [True, False])
 def test_learns_the_signal_game(signal_game, share):
     _, ppo, collector = make(signal_game(n_envs=8), share=share)

@@ -336,6 +336,7 @@ class TestMechanismDesign:
         assert rollout.truncated[-1].all()
         watched_update(parts.agents[0], rollout, shuffled(25, 128, 4, keep_last=True), self.loss(rollout))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("game", ["harvest", "cleanup"])
     def test_melting_pot(self, built, game):
         """On the native engine, in short episodes, the smaller last minibatch is learned from, too."""

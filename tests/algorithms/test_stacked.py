@@ -136,6 +136,7 @@ def assert_same(agents, others, **tolerance):
 CLOSE = {"rtol": 1e-3, "atol": 2e-5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mlp", "grid", "pixels", "masked", "central"])
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("societies", [1, 3])
@@ -166,6 +167,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("share", [True, False])
 def test_settings_that_change_what_is_trained(change, share):

@@ -117,6 +117,7 @@ def test_a_summary_that_is_not_of_this_result_is_not_believed(tmp_path: Path) ->
 ROOM = ("env=escape_room", "env.n_envs=8", "design.adapt_rounds=1", "design.steps=6")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

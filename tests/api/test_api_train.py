@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from hypothesis import given
 
+import commands
 import llmrl
 from experiments import comparable_metrics, run_experiment
 from llmrl.core.errors import CheckpointError, ConfigError, LlmrlError
@@ -49,7 +49,7 @@ def test_a_run_lands_where_the_command_line_would_put_it(here, capsys):
     # The command line finds it finished.
     words = ["env=escape_room", "principal=ucb", "seed=3", *(f"{key}={value}" for key, value in TINY.items())]
     command = f"import sys; sys.argv[1:] = {words!r}; from llmrl.cli.train import main; main()"
-    said = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
+    said = commands.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
     assert "finished" in said and str(run.folder.name) in said
     assert json.loads((run.folder / "status.json").read_text())["attempt"] == 1
     again = llmrl.train("env=escape_room", "principal=ucb", seed=3, **TINY)
@@ -107,7 +107,7 @@ def test_a_failed_run_raises_and_is_recorded(here):
 @pytest.mark.slow
 def test_an_interrupt_leaves_a_run_that_goes_on(here):
     """As Ctrl-C, or a notebook's stop button, sends it: while the run is under way."""
-    arguments = {**TINY, "design.steps": 400, "name": "long"}
+    arguments = {**TINY, "design.steps": 150, "name": "long"}
 
     def interrupt():
         while not any('"proposal"' in path.read_text() for path in here.rglob("metrics.jsonl")):
@@ -123,7 +123,7 @@ def test_an_interrupt_leaves_a_run_that_goes_on(here):
     assert results.runs.state.tolist() == ["stopped"]
     done = len(results.proposals)
     run = llmrl.train("env=escape_room", "principal=ucb", **arguments)
-    assert run.state == "finished" and 0 < done < 400 == len(run.load().proposals)
+    assert run.state == "finished" and 0 < done < 150 == len(run.load().proposals)
     assert run.load().runs.attempts.tolist() == [2]
 
 
@@ -137,14 +137,14 @@ def test_a_run_in_a_thread_leaves_signals_alone(here):
 
 @pytest.mark.slow
 def test_warnings_are_shown_once_and_logging_is_left_as_it_was(here):
-    """In a program of its own: pytest sets up logging."""
+    """In a process of its own: pytest sets up logging."""
     code = (
         "import llmrl, logging\n"
         f"options = {TINY!r}\n"
         "for seed in (0, 1): llmrl.train('env=escape_room', 'principal=ucb', seed=seed, **options)\n"
         "print(logging.getLogger().handlers, logging.getLogger('llmrl').level)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = commands.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[] 0\n"
     assert done.stderr.count("WARNING: about 0 proposals") == 2  # once a run
 

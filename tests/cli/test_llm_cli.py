@@ -69,6 +69,7 @@ def test_check_of_the_scripted_model(capsys):
     assert code == 0 and "scripted (not a language model)" in text
 
 
+@pytest.mark.slow
 def test_totals(capsys, tmp_path):
     common = ("env=escape_room", "env.n_envs=2", "principal=llm", "design.steps=3", "design.adapt_rounds=0")
     for seed in (0, 1):
@@ -97,6 +98,7 @@ def test_dry_run_estimates_what_a_run_would_pay(capsys, monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_estimate_is_near_what_a_run_then_uses(capsys, tmp_path):
     import re
 

@@ -78,6 +78,7 @@ def test_an_option_that_cannot_be_is_refused_before_anything_is_built() -> None:
         check_values(compose(*PLAY, "+loggers.mine=yes"))
 
 
+@pytest.mark.slow
 def test_films_of_agents_that_play_are_told_beside_their_row(tmp_path: Path) -> None:
     run("env=unlock_pickup", "agent=random", "env.n_envs=1", "env.horizon=3", "play.episodes=3", "play.videos=2",
         f"output_root={tmp_path}")  # fmt: skip

@@ -39,6 +39,7 @@ def whole(primary, *overrides):
         return described(compose(primary, list(overrides), return_hydra_config=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case[:2]))
 def test_what_is_kept_composes_what_hydra_composes_alone(case, monkeypatch):
     from hydra._internal import defaults_list

@@ -28,6 +28,7 @@ def files_of(group, name):
 COMMON = {"dataset": "random", "principal": "llm", "llm": "local_chat"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "name"), OPTIONS, ids=lambda x: x)
 def test_every_key_has_a_meaning(group, name):
     known = documented(files_of(group, name))

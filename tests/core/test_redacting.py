@@ -298,6 +298,7 @@ def test_any_text_can_be_redacted_and_checked(text):
     names_secret(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece",
     ["a.-", "://", "?a", "a", "bearer ", "sk-", "&aaaa=&", "x://a", "-----BEGIN PRIVATE KEY-----", "eyJ.", "api_key"],

@@ -48,6 +48,7 @@ FACTORIES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_parallel_api(factory):
     env = ParallelAdapter(factory())

@@ -208,6 +208,7 @@ MAKERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS)
 @given(rewards, arrays.arrays(np.float32, (12, 3, 4), elements=st.sampled_from([0.0, 1.0, 3.0])), present, pays, masks)
 def test_tensors_are_settled_as_arrays_are(make, raw, cleaned, there, values, begins):

@@ -62,6 +62,7 @@ def by_name(results):
     return {test["name"]: test for test in results["tests"]}
 
 
+@pytest.mark.slow
 def test_a_suite_end_to_end(tmp_path, suite_file, capsys):
     run_experiment(config(tmp_path / "runs"), [])
     run = only_run_folder(tmp_path / "runs")
@@ -112,6 +113,7 @@ def test_a_suite_end_to_end(tmp_path, suite_file, capsys):
     assert not any(word in text for text in steps.prompts for word in ("key", "ball", "box"))
 
 
+@pytest.mark.slow
 def test_tests_do_not_depend_on_each_other(tmp_path, suite_file):
     run_experiment(config(tmp_path / "runs", skill=1.0), [])
     run = only_run_folder(tmp_path / "runs")
@@ -143,6 +145,7 @@ def runs_of(root, *configs):
     return found
 
 
+@pytest.mark.slow
 def test_a_suite_from_python(tmp_path, suite_file):
     for seed in (0, 1):
         run_experiment(config(tmp_path / "runs", seed), [f"seed={seed}"])
@@ -156,6 +159,7 @@ def test_a_suite_from_python(tmp_path, suite_file):
         llmrl.evaluate(runs, suite=str(suite_file), video=True, trusted=["errands"])
 
 
+@pytest.mark.slow
 def test_several_runs_are_put_together(tmp_path, suite_file, capsys):
     runs = runs_of(tmp_path / "runs", (0, 1.0, []), (1, 1.0, []))
     words = ["suite.only=[kinds,more]", "--policy", "student,random", "--out", str(tmp_path / "both")]
@@ -174,6 +178,7 @@ def test_several_runs_are_put_together(tmp_path, suite_file, capsys):
     assert "2 runs" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_runs_of_several_experiments_stand_side_by_side(tmp_path, suite_file, capsys):
     typed = ["agent=reader", "agent.skill=0", "seed=0"], ["agent=reader", "agent.skill=30"]
     root = tmp_path / "runs"
@@ -238,6 +243,7 @@ def test_experiments_are_named_by_what_tells_them_apart(tmp_path):
     assert experiments(runs[:3], same) == {"student": [0, 1, 2]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -307,6 +313,7 @@ def shipped(name):
     return suite_of(name, options("suite")[name], env)
 
 
+@pytest.mark.slow
 def test_the_shipped_suite_composes_and_builds():
     """Every test, in every kind: the environment is built, starts, and shows what the test is about."""
     suite = shipped("babyai_text")

@@ -37,6 +37,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_agents_of_three_actions_take_the_shipped_suite(runs, tmp_path, capsys):
     words = ["suite=babyai_text", "suite.episodes=1", f"suite.only=[{','.join(TESTS)}]"]
     main([*map(str, runs.values()), *words, "--policy", "student,random,bot", "--out", str(tmp_path), "--trajectories"])

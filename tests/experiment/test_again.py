@@ -141,6 +141,7 @@ PLAIN = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(PLAIN)
 def test_values_come_back_from_hydra_as_they_were(value):
     [override] = OverridesParser.create().parse_overrides([f"++a.b={written(value)}"])

@@ -37,6 +37,7 @@ def test_every_agent_declares_the_loop_whose_methods_it_has():
         assert has == {NEEDS[found[name]]} if found[name] in NEEDS else not has
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "principal", "kind"),
     [

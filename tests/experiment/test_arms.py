@@ -62,6 +62,7 @@ def test_searches_of_policies_fit_too():
     assert principal == "UCBPrincipal: 1,024 arms" and short is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("principal", ["random", "cem", "llm"])
 def test_others_have_no_arms(principal):
     config = compose(*ROOM, f"principal={principal}", "design.steps=1")
@@ -71,6 +72,7 @@ def test_others_have_no_arms(principal):
         assert short is None and "arms" not in shown
 
 
+@pytest.mark.slow
 def test_a_run_says_so_once_at_its_start(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="llmrl"):
         run(*ROOM, "principal=ucb", "principal.points=3", "design.steps=3", f"output_root={tmp_path / 'short'}")

@@ -46,6 +46,7 @@ def hashed(monkeypatch):
     return configs
 
 
+@pytest.mark.slow
 def test_parts_are_built_once_and_the_config_is_hashed_once(tmp_path, built, hashed):
     experiment = Experiment.compose(*TINY, f"output_root={tmp_path}")
     experiment.check()
@@ -56,6 +57,7 @@ def test_parts_are_built_once_and_the_config_is_hashed_once(tmp_path, built, has
     assert len(hashed) == 1
 
 
+@pytest.mark.slow
 def test_a_finished_run_builds_only_what_is_checked(tmp_path, built):
     overrides = (*TINY, f"output_root={tmp_path}")
     Experiment.compose(*overrides).run()

@@ -30,6 +30,7 @@ def folders(root: Path) -> dict[str, Path]:
     return {path.parent.name + "/" + path.name: path for path in root.rglob("s[0-9]*")}
 
 
+@pytest.mark.slow
 def test_it_is_computed_once_and_begun_with(tmp_path, capsys):
     config = compose(*NEEDS, f"output_root={tmp_path}")
     assert located(config)["agent"]["init_from"] is None
@@ -60,6 +61,7 @@ def test_it_is_computed_once_and_begun_with(tmp_path, capsys):
     assert "finished:" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_several_that_need_it_at_once_wait_for_one(tmp_path):
     """The second finds the folder taken, and goes on when it is finished."""
     [begun] = needed(compose(*NEEDS, f"output_root={tmp_path}"))

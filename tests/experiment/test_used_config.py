@@ -68,6 +68,7 @@ def test_an_option_of_another_loop_changes_no_run():
     assert Experiment.compose(*SHORT["asking"], "llm.malformed=0.5").hash != experiment(*SHORT["asking"]).hash
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["design", "search", "learn", "play", "frozen", "asking"])
 def test_such_a_run_is_computed_found_again_evaluated_and_issued_anew(what, tmp_path, capsys):
     from llmrl.cli.evaluate import evaluate, parser

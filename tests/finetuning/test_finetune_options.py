@@ -24,6 +24,7 @@ def test_methods_and_datasets_are_valid_together(method, dataset):
     check_values(composed(f"method={method}", f"dataset={dataset}", *runs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_other_tasks_are_parts_of_the_same_names(task):
     config = composed(f"transfer=[{task}]")

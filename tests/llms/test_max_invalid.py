@@ -108,6 +108,7 @@ class TestTheLimit:
 class TestRuns:
     """Every family that asks a model, with one of which nothing can be read."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("overrides", "judged"),
         [

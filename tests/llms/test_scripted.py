@@ -45,6 +45,7 @@ def test_each_fault_makes_a_reply_invalid(fault, sign):
     assert principal.asker.counters["invalid_replies"] == 2 and principal.asker.counters["fallbacks"] == 1
 
 
+@pytest.mark.slow
 def test_shares_are_kept():
     texts = replies(2000, empty=0.2, refusal=0.1)
     assert texts.count("") / 2000 == pytest.approx(0.2, abs=0.03)
@@ -127,6 +128,7 @@ def test_a_principal_learns_from_half_of_its_replies():
     assert np.mean(values[-10:]) > np.mean(values[:10])
 
 
+@pytest.mark.slow
 def test_results_say_what_they_are(tmp_path, capsys):
     """In the run's status, summary and call log, and on the screen."""
     run(

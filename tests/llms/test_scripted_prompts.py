@@ -182,6 +182,7 @@ REWORDED = {
 """What rules look for: each of these, if it is worded otherwise, is missed."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "phrase"), [(name, phrase) for name, all_ in REWORDED.items() for phrase in all_])
 def test_a_reworded_phrase_is_noticed(name, phrase, drawn, caplog):
     """The rule names the part; the reply is a draw, which its texts and the log call so."""

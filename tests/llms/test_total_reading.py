@@ -164,6 +164,7 @@ def test_any_json_and_pieces_of_answers(text):
     check(text)
 
 
+@pytest.mark.slow
 @given(deep)
 def test_any_depth(text):
     check(text)
@@ -232,6 +233,7 @@ def steps_of(text, parse, files):
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_work_is_linear(pattern, monkeypatch):
     """Of a text of twice the length not much more than twice the lines are executed, and the library that repairs JSON,

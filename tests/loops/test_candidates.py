@@ -24,6 +24,7 @@ def design(folder, *overrides):
     return run_folder, json.loads((run_folder / "summary.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", ["ppo", "random"])
 def test_a_candidate_fares_as_it_would_alone(tmp_path, agent):
     """Same weights to start from, same contexts, actions' noise and minibatches, whatever is tried beside it."""
@@ -127,6 +128,7 @@ def test_societies_that_would_grow_apart_are_refused(tmp_path):
         design(tmp_path, "principal=random", "design.candidates=2", "env.n_envs=8", "design.reset_agents=false")
 
 
+@pytest.mark.slow
 def test_evaluate_plays_the_best_society_of_the_last_step_in_its_context(tmp_path):
     from llmrl.cli.evaluate import evaluate, parser
 

@@ -46,6 +46,7 @@ def test_the_whole_episode_is_one_piece(tmp_path):
     assert one["history"] == same["history"]
 
 
+@pytest.mark.slow
 def test_a_run_stopped_within_a_round_goes_on_alike(tmp_path, monkeypatch):
     """Where the grace period ends after the first piece, the round is given up and made anew."""
     expected = design(tmp_path / "whole", "design.rollout_steps=2")

@@ -23,6 +23,7 @@ def design(folder, *overrides):
     return path, json.loads((path / "summary.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", some(["false"], ["true", "false"]))
 def test_societies_are_the_runs_of_the_seeds_that_follow(tmp_path, share):
     """The escape room of the presets; its context is pinned, as each run draws its own for the proposals of a step."""
@@ -49,6 +50,7 @@ def test_societies_are_the_runs_of_the_seeds_that_follow(tmp_path, share):
         assert row["standard_error"] == pytest.approx(standard_error_of_mean(np.array(row["societies"])))
 
 
+@pytest.mark.slow
 def test_no_two_societies_of_a_sweep_are_alike(tmp_path):
     """Three seeds of three societies are nine societies: none starts from the weights of another or fares like it."""
     weights, fared = [], []
@@ -65,6 +67,7 @@ def test_no_two_societies_of_a_sweep_are_alike(tmp_path):
         assert all(not torch.allclose(one, other, atol=1e-3) for other in weights[:i])
 
 
+@pytest.mark.slow
 def test_the_first_society_is_the_run_without_others(tmp_path):
     shared = ("principal=fixed", "principal.values=[3,1,0,2,0]", "env.fixed_context=0", "seed=4")
     _, several = design(tmp_path / "several", *shared, "design.societies=2", "env.n_envs=64")
@@ -89,6 +92,7 @@ def test_proposals_are_compared_on_the_same_societies(tmp_path):
     assert summary["env_steps"] == 2 * (6 + 2) * 5 * 16
 
 
+@pytest.mark.slow
 def test_evaluate_plays_the_first_society_of_the_best_proposal(tmp_path):
     from llmrl.cli.evaluate import evaluate, parser
 

@@ -196,6 +196,7 @@ class TestSearch:
         assert found["race"] == [] and found["race_episodes"] == 0 and found["episodes"] == 160
         assert found["best"]["return"] == pytest.approx(found["best_return"])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("rounds", [0, 1, 2])
     def test_stopped_within_the_race_it_goes_on_alike(self, tmp_path, monkeypatch, again, rounds):
         """Signals come before the race and after its rounds; everything that was pooled is known again."""

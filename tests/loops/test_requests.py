@@ -197,6 +197,7 @@ def served(root: Path, overrides: tuple[str, ...], stops: Counter[int] | None) -
             parts.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_loop_made_anew_from_every_safe_point_gives_the_same_numbers(tmp_path, name):
     stops: Counter[int] = Counter()

@@ -100,6 +100,7 @@ class TestCMAES:
         sizes = np.diff(np.flatnonzero(np.diff(counted)))
         assert sizes.max() >= 8 and set(sizes) <= {4 * 2**i for i in range(10)} and (np.diff(sizes) >= 0).all()
 
+    @pytest.mark.slow
     def test_restarts_find_better_hills(self):
         solved = {}
         for restarts in (True, False):

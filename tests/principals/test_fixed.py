@@ -29,6 +29,7 @@ def test_what_is_no_vector_is_refused(vectors):
         ListedPrincipal(toy().mechanism, vectors)
 
 
+@pytest.mark.slow
 def test_a_list_is_one_batch(tmp_path):
     run(
         "env=escape_room", "principal=listed", "principal.vectors=[[0,0,0,0,0],[5,0,0,0,0],[0,0,0,0,5]]",

@@ -81,6 +81,7 @@ def test_contexts_inform_each_other():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_contexts_are_told_apart():
     principal = GaussianProcessPrincipal(CONTEXTUAL.spec.proposals, Seeds(0))
     optimize(CONTEXTUAL, principal, 0, 45)

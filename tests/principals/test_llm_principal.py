@@ -111,6 +111,7 @@ def test_what_the_payoff_is():
     reviewed("payoffs", "\n".join(sections))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("name", SOCIETIES)
 def test_every_prompt_says_what_the_principal_is_judged_on(name, objective):
@@ -143,6 +144,7 @@ def test_payoffs_keep_their_fractions():
     assert "Generation 1: eat=0.3333, clean=0, other=3 -> payoff -0.4375;" in principal.question(None).text
 
 
+@pytest.mark.slow
 @given(st.floats(0.01, 10), st.sampled_from([-1, 1]))
 def test_small_payoffs_keep_their_signal(size, sign):
     """Payoffs of Clean Up are of the order of 0.01 to 10: shown to half a thousandth of their size."""
@@ -531,6 +533,7 @@ def test_refusals():
 
 
 class TestScripted:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", SOCIETIES)
     def test_reads_bounds_and_best_from_the_prompt(self, name):
         society = SOCIETIES[name]

@@ -96,6 +96,7 @@ def test_parts_that_cannot_give_a_gradient_are_refused(tmp_path, overrides, mess
         run(*REAL, *overrides, f"output_root={tmp_path}")
 
 
+@pytest.mark.slow
 def test_a_gradient_looks_at_all_validation_rounds(tmp_path, monkeypatch):
     """Each as it was played, though the collector reuses its memory; and a second run finds the same gradients."""
     original, seen = MetaGradient.gradient, []

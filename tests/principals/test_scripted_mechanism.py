@@ -144,6 +144,7 @@ def late(proposer, society, seed):
     return 85 - 105 * float(optimize(society, proposer, seed, 64, 8)[-12:].mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "mirrored"),
     [((0, 1, 2), (False, False, False)), ((0, 1, 2), (False, False, True)), ((1, 2, 0), (True, False, True))],

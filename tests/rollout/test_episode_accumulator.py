@@ -49,6 +49,7 @@ def check(got, expected):
             np.testing.assert_array_equal(np.asarray(x, dtype=np.float32), np.asarray(y, dtype=np.float32))
 
 
+@pytest.mark.slow
 @given(rewards, infos, ends, cuts, st.sampled_from([1, 40, 2**22]), st.booleans(), st.booleans())
 @settings(max_examples=60)
 def test_sums_are_those_of_the_steps(reward, info, over, pieces, block, on_tensors, resumed):

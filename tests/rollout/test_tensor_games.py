@@ -128,6 +128,7 @@ def test_a_checkpoint_returns_to_the_device_of_the_environment():
     assert other._observation["vector"].is_meta and other._running.state_dict()["sums"].is_meta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("core_frozen", [False, True])
 @pytest.mark.parametrize("make", [escape_room, recall])
 def test_no_step_waits_for_the_device(make, core_frozen):

@@ -89,6 +89,7 @@ def test_texts_are_asked_for_even_if_the_player_reads_none():
         assert env.provided == {"vector", "prompt"}
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_keeps_the_same_steps(tmp_path, monkeypatch):
     """A stop in the middle of a wave; the files of the whole run are equal."""
     from llmrl.rollout import trajectory_writers

@@ -185,6 +185,7 @@ GOVERNED = ("env=escape_room", "principal=fixed", "principal.contexts=[[5,0,0,0,
             "env.n_envs=8", "design.steps=2", "design.adapt_rounds=1", "design.validate_episodes=16")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("cost", [0.0, 0.1])
 def test_a_principal_is_judged_on_what_was_chosen(tmp_path, objective, cost):

@@ -82,6 +82,7 @@ ASKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ASKED)
 def test_what_is_before_a_reply_of_a_model_in_this_process_is_saved_though_ways_are_short(tmp_path, monkeypatch, who):
     overrides = (*ASKED[who], "llm=scripted", "checkpoint_seconds=1000")

@@ -80,6 +80,7 @@ STATUS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", STATUS)
 def test_an_odd_status_is_told_and_a_rerun_gets_past_it(tmp_path: Path, how: str) -> None:
     folder = finish(tmp_path)
@@ -96,6 +97,7 @@ def test_an_odd_status_is_told_and_a_rerun_gets_past_it(tmp_path: Path, how: str
     assert os.path.lexists(folder / "backup_1" / status.FILE_NAME) and read_run(folder).state == "finished"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ANY_RECORD)
 def test_an_odd_owner_is_told_and_a_rerun_gets_past_it(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,7 @@ def models(tmp_path_factory):
     return made
 
 
+@pytest.mark.slow
 def test_every_treatment_is_one_of_these_or_of_the_baselines():
     typed = ("agent.data=there", "llm.model=there")
     for study, expected in (("mixed", {*PUBLISHED}), ("goto_local", {"small_llm"})):
@@ -51,6 +52,7 @@ def test_every_treatment_is_one_of_these_or_of_the_baselines():
         assert {name for name, agent in agents.items() if agent.get("tune") is not None} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("treatment", PUBLISHED)
 def test_a_published_variant_is_what_it_says(treatment):
     config = compose("experiment=grounding/mixed", f"treatment={treatment}")
@@ -66,6 +68,7 @@ def test_a_published_variant_is_what_it_says(treatment):
     assert (config["learn"]["rollout_steps"], config["learn"]["env_steps"]) == (40, 1_500_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "treatment"), [*(("mixed", name) for name in PUBLISHED), *((world, "small_llm") for world in SMALL)]
 )

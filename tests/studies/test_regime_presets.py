@@ -37,6 +37,7 @@ def test_every_study_builds_what_its_name_says(study):
         assert config["design"] == bare["design"] | own and config["env"] == bare["env"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("game", "games"), [("cleanup", 2), ("harvest", 1)])
 @pytest.mark.parametrize(("principal", "candidates"), [("random", 8), ("cmaes", 8), ("fixed", 1), ("metagrad", 1)])
 def test_a_principal_of_one_proposal_at_a_time_gets_the_games_of_one(game, games, principal, candidates):

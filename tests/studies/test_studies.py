@@ -89,6 +89,7 @@ def test_every_treatment_composes_with_its_studies(study, treatment, composed):
         assert config != plain, "it changes nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NUMBERS, ids=lambda path: f"{path.parent.name} {path.stem}")
 def test_numbers_are_those_of_a_treatment_in_an_environment(path, composed):
     """They are optional for Hydra, so a name misspelt would be read by nobody."""
@@ -101,6 +102,7 @@ def test_numbers_are_those_of_a_treatment_in_an_environment(path, composed):
     assert within(own, config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((CONF / "experiment" / "numbers").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_numbers_of_a_study_are_those_for_a_principal(path, composed):
     study, principal = path.parent.relative_to(CONF / "experiment" / "numbers").as_posix(), path.stem
@@ -243,6 +245,7 @@ class TestThePage:
         assert {study for study in studies() if not {study, study.partition("/")[2]} & named} == set()
         assert set(treatments()) - named == set()
 
+    @pytest.mark.slow
     def test_everything_named_in_commands_exists(self):
         """In all pages, comments of options, programs and tests."""
         files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *CONF.rglob("*.yaml")]

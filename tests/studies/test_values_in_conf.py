@@ -91,6 +91,7 @@ def test_there_are_names_to_look_for():
     assert {"hopper", "escape_room", "search/linear", "legislative/harvest", "props_plus", "ucb"} <= NAMES
 
 
+@pytest.mark.slow
 def test_no_value_of_an_experiment_is_in_src():
     files = {path.relative_to(SRC).as_posix(): path for path in SRC.glob("[hl]*/**/*.py")}
     assert len(files) > 200

@@ -1,15 +1,20 @@
 """Games on the real engine, on any map, that tell everything the rules depend on: what native games are held against.
 
-The engine can start a game only once, so a built game is kept untouched and every episode is played in a forked child.
+The engine can start a game only once, so a built game is kept untouched and every episode is played in a forked child
+of a process that does nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
 import os
 import pickle
+import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -246,21 +251,62 @@ def in_child(function: Callable[[], Any]) -> Any:
     return pickle.loads(answer)  # noqa: S301  of our own child
 
 
+@functools.cache
+def _games(process: int) -> Any:
+    """A link to the process that `process`, this one, has games played in.
+
+    It is small on purpose: in one as large as a worker of the tests, the engine's compiler of Lua finds no room for
+    its code within reach of its library, and games take ten times as long.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-c", f"from engine_games import serve; serve({theirs.fileno()})"]
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        subprocess.Popen(command, pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": path})
+    return ours.makefile("rwb")
+
+
+def _tell(link: Any, what: object) -> None:
+    pickle.dump(what, link, protocol=5)
+    link.flush()
+
+
+def serve(descriptor: int) -> None:
+    """Build the games that are asked for, and play each episode in a fork, until nobody is left to ask."""
+    link = socket.socket(fileno=descriptor).makefile("rwb")
+    with contextlib.suppress(EOFError):
+        while True:
+            rig, seed = pickle.load(link)  # noqa: S301 (of the process that has started this one)
+            game = _built(rig)
+            if not (child := os.fork()):
+                code = 1
+                try:
+                    _tell(link, (game.start(seed), game.sites))
+                    while (action := pickle.load(link)) is not None:  # noqa: S301
+                        _tell(link, game.step(action))
+                    code = 0
+                finally:
+                    os._exit(code)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            assert code == 0, f"the game died with exit code {code}"
+
+
 def play(rig: Rig, policy: Policy, steps: int, seed: int) -> Recording:
     """An episode of at most `steps` steps."""
-    game = _built(rig)
-
-    def episode() -> Recording:
-        rng = np.random.default_rng(seed)
-        frames, actions, going = [game.start(seed)], [], True
+    rng, link = np.random.default_rng(seed), _games(os.getpid())
+    _tell(link, (rig, seed))
+    frame, sites = pickle.load(link)  # noqa: S301 (of our own child)
+    frames, actions, going = [frame], [], True
+    try:
         while going and len(actions) < steps:
             action = np.asarray(policy(frames[-1], rng))
-            frame, going = game.step(action)
+            _tell(link, action)
+            frame, going = pickle.load(link)  # noqa: S301
             frames.append(frame)
             actions.append(action)
-        return Recording(rig, game.sites, Seen.stack(frames), np.array(actions), not going)
-
-    return in_child(episode)
+    finally:
+        _tell(link, None)
+    return Recording(rig, sites, Seen.stack(frames), np.array(actions), not going)
 
 
 def script(rig: Rig, lines: Sequence[Sequence[str]], seed: int = 0) -> Recording:

@@ -47,6 +47,7 @@ def jobs_of(root: Path, *runs: tuple[str, ...]) -> list:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_several_need_is_one_job_before_them(tmp_path):
     one, other, second = jobs_of(tmp_path, ("design.spending_cost=0.1",), ("design.spending_cost=0.2",), ("seed=1",))
     jobs = with_needed([one, other, second])

@@ -195,6 +195,7 @@ def test_without_rounds_there_is_no_debate() -> None:
     assert compose("env=simple_spread", "agent=mappo", "teacher=llm")["teacher"]["debate_rounds"] == 0
 
 
+@pytest.mark.slow
 def test_a_student_is_taught_by_agents_that_debate(tmp_path) -> None:
     run(
         "env=simple_spread",

@@ -121,6 +121,7 @@ class TestEvaluation:
     def test_a_hundred_episodes_unless_asked(self, taught, tmp_path):
         assert evaluated(taught, "--policy", "oracle", "--out", str(tmp_path / "out"))["episodes"] == 100
 
+    @pytest.mark.slow
     def test_an_evaluation_repeats_itself(self, taught, tmp_path):
         first, second = (
             evaluated(taught, "--policy", "oracle", "--mode", "deterministic", "--out", str(tmp_path / name))
@@ -128,6 +129,7 @@ class TestEvaluation:
         )
         assert first["per_episode"] == second["per_episode"]
 
+    @pytest.mark.slow
     def test_video_with_thoughts(self, taught, tmp_path):
         import imageio.v3 as iio
 

@@ -132,6 +132,7 @@ def test_a_prompt_goes_on_as_the_next_one_shows_it(options):
         assert after[len(before + candidates[action])] in " \n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 @pytest.mark.parametrize("name", [*TOKENIZERS, "made here"])
 def test_tokens_that_are_scored_are_those_of_the_history(scorers, name, options):

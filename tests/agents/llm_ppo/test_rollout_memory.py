@@ -100,6 +100,7 @@ def by_loading(policy):
 WRITES = [shrink, by_fused_optimizer, through_data, by_other_data, by_loading]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_whoever_changes_the_weights_the_next_output_is_theirs(make, kind, write):

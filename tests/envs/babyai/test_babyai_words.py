@@ -67,6 +67,7 @@ def test_missions_of_every_level_have_french_words() -> None:
                 assert tokens(french).count(said) == tokens(game.mission).count(noun)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS[::4])
 def test_every_mission_and_prompt_is_made_of_the_closed_vocabulary(level: str) -> None:
     for language in LANGUAGES:

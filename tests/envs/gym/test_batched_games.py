@@ -78,6 +78,7 @@ def compare(name: str, kwargs: dict, seed: int, steps: int) -> int:
     return ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kwargs"), CASES, ids=[f"{name}{kwargs or ''}" for name, kwargs in CASES])
 def test_equal_to_gymnasium(name, kwargs):
     assert compare(name, kwargs, seed=0, steps=400) > 0

@@ -81,6 +81,7 @@ def played(env: VecEnv, players: Wanderers, steps: int = HORIZON) -> list[Episod
         env.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
 @pytest.mark.parametrize("at_once", [entropies.AT_ONCE, 121 * 2 * 3 * 7])

@@ -92,6 +92,7 @@ def test_all_symbols_are_listed(substrate: str, title: str) -> None:
     assert sorted(listed) == sorted(SYMBOLS[substrate])  # type: ignore[index]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", ["cleanup", "harvest"])
 def test_studies_run_without_melting_pot(game: str, tmp_path: Path) -> None:
     small = ("env.horizon=8", "design.steps=2", "design.adapt_rounds=1", f"output_root={tmp_path}")

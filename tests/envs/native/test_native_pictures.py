@@ -68,6 +68,7 @@ class Reader:
         return ground + self.codes.n_grounds * (avatar + self.codes.n_avatars * beam)
 
 
+@pytest.mark.slow
 @pytest.mark.meltingpot
 @pytest.mark.parametrize(
     "substrate, rules", [("cleanup", "legislative"), ("cleanup", "upstream"), ("harvest", "upstream")]
@@ -138,6 +139,7 @@ def test_what_players_see_is_the_engines_picture(substrate, rules):
     assert {(avatar - 1) % 4 for avatar in others} == {0, 1, 2, 3} and len({(avatar - 1) // 4 for avatar in others}) > 4
 
 
+@pytest.mark.slow
 @pytest.mark.meltingpot
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
 def test_the_world_is_the_engines_picture(substrate):

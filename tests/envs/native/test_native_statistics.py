@@ -121,6 +121,7 @@ def test_players_come_back_anywhere_that_is_free_facing_anywhere(substrate):
         assert even(counted)
 
 
+@pytest.mark.slow
 def test_dirt_appears_from_step_51_on_in_every_other_step_anywhere():
     engine, state, draws = started("cleanup", 4000)
     noop, clean = torch.zeros((4000, 7), dtype=torch.int64), ~state.dirt[0]
@@ -198,6 +199,7 @@ def test_episodes_end_at_1099_and_every_100_later(substrate, p):
         assert stats.ks_2samp(np.repeat(values, counts), lengths).pvalue > LIKELY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["harvest, uniform", "cleanup, mixed"])
 def test_games_are_like_those_of_the_engine(name):
     entry = reference()["conditions"][name]
@@ -217,6 +219,7 @@ def test_games_of_all_conditions_are_like_those_of_the_engine():
     assert np.mean([abs(value) > 2 for value in scores.values()]) <= 0.05, worst
 
 
+@pytest.mark.slow
 def test_a_comparison_notices_other_rates():
     """Harvest with apples that come back half as often is told from the engine."""
     entry = reference()["conditions"]["harvest, uniform"]

@@ -39,6 +39,7 @@ def counted(env: VecEnv) -> dict[str, float]:
     return {name: float(found[f"info/{name}"][0]) for name in ("apples_live", "dirt") if f"info/{name}" in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("rules", ["upstream", "legislative"])
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
@@ -77,6 +78,7 @@ def test_sites_of_melting_pots_map() -> None:
         assert maps.find(substrate, "melting_pot").sites == facts.sites
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("options", [{}, PUBLISHED], ids=["any", "exactly_one"])
 def test_cleaning_is_counted_as_it_is_paid(engine: str, options: dict[str, Any]) -> None:

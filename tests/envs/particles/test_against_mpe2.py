@@ -56,6 +56,7 @@ def overlap(world: World) -> bool:
     return bool((distance < world.bodies.size[a] + world.bodies.size[b]).any())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scenario", "module", "options"), GAMES, ids=lambda x: getattr(x, "name", None))
 def test_every_step_equals_the_package(scenario: Scenario, module: str, options: dict[str, Any]) -> None:
     """Driven from outside through the package's own interface, from the positions of our games."""

@@ -66,6 +66,7 @@ def test_a_missing_package(monkeypatch, t5_folder):
         Seq2SeqScorer(str(t5_folder)).check()
 
 
+@pytest.mark.slow
 def test_a_name_that_was_never_fetched(tmp_path):
     """Offline, in a process of its own: the library reads these variables when it is imported."""
     import os

@@ -53,6 +53,7 @@ def numbers_in(text):
     return np.array([float(x) for x in re.findall(r"(?<!\w\[)(?<![\w.])-?\d+\.?\d*", text)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chosen", "overrides", "takes_any"),
     [
@@ -128,6 +129,7 @@ def test_random_trials_of_a_table_are_of_its_actions(tmp_path):
     assert {*np.concatenate(seen).ravel()} == {0.0, 1.0, 2.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["mountain_car_continuous", "swimmer"])
 def test_numbers_that_break_the_game_are_counted_and_the_best_is_played(tmp_path, task):
     """As published: actions as they are, numbers as large as they come, and an end where no reply can be read."""

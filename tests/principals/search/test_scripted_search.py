@@ -40,6 +40,7 @@ def climb(principal, value, iterations, n=1):
     return np.array(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_it_climbs_in_every_form(form):
     """A hill at (2, 2, ...), 100 high, of which a uniform draw sees -10 on average."""
