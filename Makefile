@@ -26,16 +26,16 @@ demo: install  ## the main job: a principal governs a society in Clean Up, filme
 	$(BIN)/llmrl-evaluate latest:demo --mechanism none,best --episodes 16 --video --video-steps 500
 
 test: install  ## all but the longest tests: about 20 minutes on two cores
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=40 -m "not long"
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=40 -m "not long"
 
 test-again: install  ## what failed last time, one after the other: what passes now needed a quiet machine, and is to be mended
 	$(BIN)/python -m pytest -v --last-failed --last-failed-no-failures none
 
 test-long: install  ## the others: soaks, notebooks, every one of what `test` tries some of
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=40 -m long
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=40 -m long
 
 test-fast: install  ## nothing slow, and no processes
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not long"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not long"
 
 test-hydra-next: install  ## what stands on Hydra, against its next version
 	scripts/hydra_next.sh
