@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, stackable_policies
+from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy
 from llmrl.core.errors import Diverged
 from llmrl.core.protocols import Resizable
 from llmrl.core.rollouts import Rollout
@@ -264,7 +264,7 @@ class Seat:
         known = (request.mechanism is None) == (spec.mechanism is None) and (request.context is None) == (
             not spec.contexts
         )
-        return known and stackable_policies(collector.policy.policies)
+        return known and collector.policy.stackable
 
     def _become(self, state: State) -> None:
         with self._rows._changed:

@@ -31,12 +31,15 @@ class PartitionedPolicy:
     Args:
         policies: one a group.
         games: of each group.
+
+    Attributes:
+        stackable: whether they are computed in one batch.
     """
 
     def __init__(self, policies: Sequence[Policy], games: int) -> None:
         self.policies, self.games = policies, games
         self.channels = policies[0].channels
-        self._stackable = stackable_policies(policies)
+        self.stackable = stackable_policies(policies)
         self._stacked: StackedPolicies | None = None
         self._held = False  # inside of `unchanged`
         self._current = False  # the stacked weights are those that the policies have in it
@@ -89,7 +92,7 @@ class PartitionedPolicy:
 
     def _stack(self, observation: dict[str, torch.Tensor]) -> StackedPolicies | None:
         """The policies as one, if that can be had."""
-        if not self._stackable:
+        if not self.stackable:
             return None
         if self._stacked is None:
             self._stacked = StackedPolicies(self.policies, self.games, observation)  # type: ignore[arg-type]
