@@ -28,6 +28,8 @@ State = Literal["works", "asks", "away", "left"]
 PATIENCE_S, PATIENCE = 0.1, 0.2
 """How long a wave waits for a run that has just gone away: seconds, or a share of the time that the last answer took.
 Bandits are back at once."""
+PASSED_OVER = 20
+"""Answers to others that a run waits for at most: about a principal step of theirs."""
 WAVES = 2
 """Waves that are kept to be used again, with the memory of their rollouts."""
 
@@ -35,9 +37,9 @@ WAVES = 2
 class Rows:
     """Answers the requests of several runs in the thread that calls `run`.
 
-    It waits until no run works any more, and then answers what is asked in the most popular shape. So runs that are
-    alike stay together, and nobody waits for one that is away: that asks a language model, fits a surrogate or waits
-    for another run. It joins a later wave.
+    It waits until no run works any more, and then answers what most of them ask in one shape. So runs that are alike
+    stay together, and nobody waits for one that is away: that asks a language model, fits a surrogate or waits for
+    another run. It joins a later wave.
     """
 
     def __init__(self) -> None:
@@ -91,8 +93,18 @@ class Rows:
             for seat in self._seats:
                 if seat.state == "asks":
                     groups.setdefault(seat.shape(), []).append(seat)
-        # What was played is learned from before somebody plays over it.
-        return max(groups.values(), key=lambda each: (isinstance(each[0].request, Update), len(each)))
+        chosen = max(groups.values(), key=self._urgency)
+        for seats in groups.values():
+            for seat in seats:
+                seat.passed_over = 0 if seats is chosen else seat.passed_over + 1
+        return chosen
+
+    @staticmethod
+    def _urgency(seats: Sequence[Seat]) -> tuple[bool, bool, int]:
+        """What was played is learned from before somebody plays over it; who is alone in its phase waits for others to
+        come into it, but not for ever."""
+        learns = isinstance(seats[0].request, Update)
+        return learns, max(seat.passed_over for seat in seats) >= PASSED_OVER, len(seats)
 
     def _soon_back(self) -> float:
         """For how many seconds runs that have gone away are waited for."""
@@ -179,6 +191,7 @@ class Seat:
         alone: answers what is not computed in a batch.
         state, since: what its run does, and since when it is away or not, by the clock.
         request: what its run asks for.
+        passed_over: how often others were answered since it asks.
         wave, place, rollout: where its games were played last, as which member, and what came of it.
     """
 
@@ -188,6 +201,7 @@ class Seat:
         self.alone = Executor(None)
         self.state: State = "works"
         self.since = 0.0
+        self.passed_over = 0
         self.request: Request | None = None
         self.answered: tuple[Any, BaseException | None] | None = None
         self.wave: Wave | None = None
