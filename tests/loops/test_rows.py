@@ -12,15 +12,17 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from experiments import compose
 from llmrl.core.errors import ConfigError
 from llmrl.core.observers import Observer
+from llmrl.core.seeding import Seeds
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.loops.executor import serve
-from llmrl.loops.rows import Rows
+from llmrl.loops.rows import PASSED_OVER, Rows
 
 ROOM = ("env=escape_room", "env.n_envs=4", "design.adapt_rounds=2", "design.validate_episodes=4", "design.steps=3")
 HARVEST = (
@@ -228,3 +230,30 @@ def test_a_seat_that_is_abandoned_hears_why():
     rows.run()
     thread.join()
     assert heard == ["all end"]
+
+
+def test_a_run_that_is_alone_in_its_phase_is_answered_in_the_end():
+    """Three others that go on playing together until it was answered."""
+    rows, answered, waves = Rows(), threading.Event(), []
+    config = compose(*ROOM, "principal=ucb")
+
+    def live(seat: Any, alone: bool) -> None:
+        try:
+            parts = build_parts(config, None)
+            loop = build_loop(config, parts)
+            neutral = np.stack([parts.env.spec.mechanism.neutral] * loop.candidates)
+            request = loop.adaptation.episode(5, Seeds(0), neutral, 0)
+            while not answered.is_set() and len(waves) < 1000:
+                seat.answer(request)
+                answered.set() if alone else waves.append(1)
+        finally:
+            seat.leave()
+
+    seats = [rows.seat("alike") for _ in range(3)] + [rows.seat()]
+    threads = [threading.Thread(target=live, args=(seat, seat is seats[3])) for seat in seats]
+    for thread in threads:
+        thread.start()
+    rows.run()
+    for thread in threads:
+        thread.join()
+    assert answered.is_set() and len(waves) < 3 * (PASSED_OVER + 2)
