@@ -66,6 +66,16 @@ def test_nine_runs_from_one_command_to_tables_and_curves(slurm_cluster: Cluster,
     names = [name for name, tags in curves.Runs().items() if "principal/objective" in tags["scalars"]]
     assert len(names) == 9 and all("principal_" in name and name.startswith("escape_room/") for name in names)
 
+    # The same nine as rows of two jobs.
+    packed = sweep(*overrides, "hardware.jobs=2", "output_root=packed", cwd=tmp_path)
+    assert packed.returncode == 0 and "9 finished" in packed.stdout, packed.stdout + packed.stderr
+    beside = table(tmp_path, "packed")
+    assert len({row["job_id"] for row in beside}) == 2
+    numbers = {(row["overrides"]["principal"], row["seed"]): comparable_metrics(Path(row["folder"])) for row in rows}
+    for row in beside:
+        assert comparable_metrics(Path(row["folder"])) == numbers[row["overrides"]["principal"], row["seed"]]
+        assert list(Path(row["folder"]).glob("events.out.tfevents.*"))
+
 
 @pytest.mark.long
 def test_interrupted_runs_end_as_if_they_had_not_been(slurm_cluster: Cluster, tmp_path: Path):
