@@ -76,7 +76,6 @@ def test_told_to_stop_and_gone_on_with_it_ends_as_if_nothing_had_happened(
     assert_same(whole, resumed)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "stalling", "at"),
     [("llmrl.llms.local.chat.LocalChat", "complete", 0), ("transformers.Trainer", "training_step", 4)],
