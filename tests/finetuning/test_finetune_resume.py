@@ -76,6 +76,7 @@ def test_told_to_stop_and_gone_on_with_it_ends_as_if_nothing_had_happened(
     assert_same(whole, resumed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "stalling", "at"),
     [("llmrl.llms.local.chat.LocalChat", "complete", 0), ("transformers.Trainer", "training_step", 4)],
@@ -98,7 +99,6 @@ def test_stalled_in_a_reply_or_a_step_it_ends_when_told_to(
     assert_same(whole, finetune(tmp_path, proposer, method, *OPTIONS[method]))
 
 
-@pytest.mark.long
 def test_killed_at_any_moment_it_goes_on_from_its_last_checkpoint(method, whole, proposer, tmp_path, context):
     """kill -9 of a process in training; half a checkpoint of weights beside the last whole one does not count."""
     process = context.Process(target=silent_finetune, args=(tmp_path, proposer, method, *OPTIONS[method]))
