@@ -66,6 +66,7 @@ def test_what_is_carried_over_is_said_and_no_error_is_given(tmp_path, capsys, wh
     assert alone["carried"] == [] and alone["table"]["length"]["standard_error"] is not None
 
 
+@pytest.mark.slow
 def test_a_film_changes_no_evaluated_episode(tmp_path):
     """Where episodes are told of the one before, too."""
     folder = play(tmp_path, "env=blackjack", "env.n_envs=1", *SHORT, TOLD)

@@ -47,6 +47,7 @@ class TestARun:
         assert row["replies"] == sum(line["replies"] for line in lines)
         assert row["tokens"] == sum(line["prompt_tokens"] + line["completion_tokens"] for line in lines)
 
+    @pytest.mark.slow
     def test_results(self, folder):
         results = json.loads((folder / "results.json").read_text())
         assert (results["episodes"], results["learned"]) == (4, False)

@@ -91,7 +91,6 @@ class TestResuming:
         self.check(whole, stopped)
 
     @pytest.mark.slow
-    @pytest.mark.long
     def test_kills(self, tmp_path):
         """With SIGKILL, wherever it is after so many lines."""
         context = commands.children()

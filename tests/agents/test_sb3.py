@@ -50,6 +50,7 @@ def test_its_budget_is_the_search_s(tmp_path):
     assert comparable(rows) == comparable(again), "a run is a function of its seed"
 
 
+@pytest.mark.slow
 def test_it_is_measured_in_the_episodes_of_a_search_and_can_be_played(tmp_path):
     folder, rows = trained(tmp_path, "env=cartpole", "agent.algorithm=a2c")
     config = compose(*SMALL, "env=cartpole", "agent.algorithm=a2c")
@@ -67,6 +68,7 @@ def test_it_is_measured_in_the_episodes_of_a_search_and_can_be_played(tmp_path):
     assert [player["mode"] for player in results["players"]] == ["stochastic", "deterministic"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -42,6 +42,7 @@ def test_check_of_a_server_without_schemas(capsys):
     assert "no complete JSON object" in text and "cost │ unknown" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -85,6 +86,7 @@ def test_totals(capsys, tmp_path):
     assert "no run in" in call(capsys, "totals", str(tmp_path / "empty"))[1]
 
 
+@pytest.mark.slow
 def test_dry_run_estimates_what_a_run_would_pay(capsys, monkeypatch, tmp_path):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     common = ("env=escape_room", "principal=llm", "dry_run=true", f"output_root={tmp_path}")

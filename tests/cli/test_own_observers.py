@@ -41,6 +41,7 @@ def test_an_observer_of_a_learner_is_told_training_episodes_alone(tmp_path):
     assert json.loads((folder / "steps.json").read_text()) == lengths != []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -111,6 +111,7 @@ def test_an_option_holds_what_its_bases_say_and_its_own():
     assert option("agent", "ppo")["ppo"]["gamma"] == 0.998
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "name"), [(g, n) for g, n in OPTIONS if g not in FINETUNING][::7], ids=lambda x: x)
 def test_an_option_is_what_hydra_composes(group, name):
     from hydra import compose, initialize_config_module

@@ -32,6 +32,7 @@ def schema_of(path):
     return FILE if is_global(path) or group in ("experiment", "treatment", path.name) else f"{group}.schema.json"
 
 
+@pytest.mark.slow
 def test_what_is_shipped_is_what_is_generated():
     """If this fails: python scripts/options.py"""
     generated = option_schema.generated()

@@ -238,6 +238,7 @@ def test_overrides_that_pass(argument):
     assert redact(argument) == argument and redact_arguments([argument]) == [argument]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", OPTIONS, ids=lambda path: path.relative_to(CONF).as_posix())
 def test_every_option_passes(path):
     text = path.read_text(encoding="utf-8")

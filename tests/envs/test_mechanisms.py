@@ -232,6 +232,7 @@ def test_tensors_are_settled_as_arrays_are(make, raw, cleaned, there, values, be
             each.reset(mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS)
 def test_no_mechanism_waits_for_a_device(make):
     """Tensors on `meta` have no numbers that anybody could look at."""

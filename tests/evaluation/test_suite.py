@@ -128,6 +128,7 @@ def test_tests_do_not_depend_on_each_other(tmp_path, suite_file):
     assert by_name(evaluated(run))["words"]["players"] != whole["words"]["players"]
 
 
+@pytest.mark.slow
 def test_an_agent_that_adapts_takes_more_actions(tmp_path, suite_file):
     run_experiment(config(tmp_path / "runs", adapts=True), [])
     run = only_run_folder(tmp_path / "runs")

@@ -99,7 +99,6 @@ def test_stalled_in_a_reply_or_a_step_it_ends_when_told_to(
     assert_same(whole, finetune(tmp_path, proposer, method, *OPTIONS[method]))
 
 
-@pytest.mark.long
 def test_killed_at_any_moment_it_goes_on_from_its_last_checkpoint(method, whole, proposer, tmp_path, context):
     """kill -9 of a process in training; half a checkpoint of weights beside the last whole one does not count."""
     process = context.Process(target=silent_finetune, args=(tmp_path, proposer, method, *OPTIONS[method]))

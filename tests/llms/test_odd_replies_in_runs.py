@@ -17,6 +17,7 @@ def model(server):
     return ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model", "llm.api_key_env=null")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("game", "said", "valid"),
     [

@@ -21,6 +21,7 @@ def tokenizers():
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["claude", "gpt-4", "gpt-4o"])
 def test_the_estimate_is_a_little_high_for_what_prompts_hold(which, monkeypatch):
     folder = tokenizers()

@@ -99,6 +99,7 @@ def test_agents_learn_under_what_is_imposed(tmp_path):
     parts.close()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_under_the_same_vectors(tmp_path):
     whole = (*ROOM, CURRICULUM, "learn.env_steps=240", "checkpoint_seconds=0")
     run(*whole, f"output_root={tmp_path / 'whole'}")

@@ -26,6 +26,7 @@ def loaded(tmp_path, text, env=None, policy=None):
     return Probes.load(str(path), env, policy or Reader(env.spec, 2.0))
 
 
+@pytest.mark.slow
 def test_probabilities_are_logged_drawn_and_change_with_learning(tmp_path, caplog):
     (tmp_path / "own.yaml").write_text(PROBES)
     config = compose(

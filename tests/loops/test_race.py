@@ -34,6 +34,7 @@ def summary(folder):
 
 
 class TestPool:
+    @pytest.mark.slow
     @given(st.lists(st.tuples(st.integers(0, 2), NUMBERS), min_size=1, max_size=20))
     def test_an_estimate_is_that_of_all_episodes_together(self, measured):
         pool, episodes = Pool(), {}

@@ -63,6 +63,7 @@ def test_any_batches_in_any_context_and_resumed_anywhere(name, sizes, at, seed):
     assert runs[0] == runs[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("d", [1, 2, 30])
 def test_they_close_in_on_the_best_whatever_the_dimension(name, d):

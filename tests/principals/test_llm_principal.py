@@ -550,6 +550,7 @@ class TestScripted:
         )
         assert np.mean(payoffs[-10:]) > np.mean(payoffs[:10])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("society", [toy(), toy(d=1), ESCAPE_ROOM], ids=["two", "one", "escape room"])
     def test_proposals_of_a_generation_differ(self, society):
         """From the first spread to the small steps, and the same ones for the same past."""

@@ -15,6 +15,7 @@ from societies import CLEANUP, outcome, toy
 from some import some
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contexts", [(), ("calm", "storm")])
 def test_it_climbs_a_quadratic(contexts):
     society = toy(contexts=contexts)
@@ -82,6 +83,7 @@ def test_a_gradient_that_is_not_finite_is_an_error():
 REAL = ("env=escape_room", "env.fixed_context=0", "agent=pg", "principal=metagrad", "env.n_envs=32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -80,6 +80,7 @@ DERIVED = {
 amounts = arrays.arrays(np.float32, (5, T, GAMES), elements=st.sampled_from([0.0, 0.0, 1.0, 2.0]))
 
 
+@pytest.mark.slow
 @given(amounts, ends, cuts, st.sampled_from([1, 40, 2**22]), st.booleans())
 @settings(max_examples=60)
 def test_what_follows_from_several_metrics(rows, over, pieces, block, resumed):

@@ -147,6 +147,7 @@ def test_sustainability_forgets_the_episode_before():
     assert measures(episodes)["sustainability"].tolist() == [2.0, 2.0]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 16).map(lambda x: x / 16), min_size=3, max_size=3))
 def test_a_tax_that_is_shared_out_spends_nothing(seed, rates):
     raw = np.random.default_rng(seed).integers(0, 2, (30, 5))

@@ -39,6 +39,7 @@ def tables(finished: dict[str, Path]) -> dict[str, dict[str, MetricTable]]:
     return {name: dict(metric_tables(folder / "metrics.jsonl")) for name, folder in finished.items()}
 
 
+@pytest.mark.slow
 def test_learning_has_updates_and_evaluations_at_environment_steps(tables: dict[str, dict[str, MetricTable]]) -> None:
     found = tables["learn"]
     assert {kind: table.x for kind, table in found.items()} == {"update": "env_steps", "evaluation": "env_steps"}

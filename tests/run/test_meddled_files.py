@@ -44,6 +44,7 @@ def added_to(path: Path) -> None:
 MEDDLING = [removed, moved, emptied, cut, copied_over, added_to]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meddle", MEDDLING)
 @pytest.mark.parametrize("late", [True, False], ids=["at the end", "at a safe point"])
 def test_a_run_whose_metrics_are_gone_has_failed(tmp_path: Path, meddle: Callable[[Path], None], late: bool) -> None:

@@ -181,6 +181,7 @@ def test_any_bytes_are_an_object_or_no_record(tmp_path_factory: pytest.TempPathF
 ROW = b'{"kind": "update", "x": "updates", "updates": 1, "loss": 0.5, "time/unix": 1.0, "time/elapsed_s": 1.0}\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "told"),
     [

@@ -48,6 +48,7 @@ def test_numbers_and_pictures_and_a_second_evaluation(tmp_path):
     assert len(list(tmp_path.glob("*tfevents*"))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("frames", "size", "limit"), [(64, 32, 40_000), (4, 128, 20_000)])
 def test_a_large_animation_is_thinned_and_then_shrunk(tmp_path, monkeypatch, frames, size, limit):
     gif = noise(tmp_path / "world.gif", frames, size)

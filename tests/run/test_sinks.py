@@ -187,10 +187,12 @@ def test_a_sink_in_the_background_that_failed_is_opened_again_and_gets_everythin
     assert caplog.text.count("loggers.broken") == 1, "it lacks nothing in the end"
 
 
+@pytest.mark.slow
 def test_a_sink_that_cannot_keep_up_is_given_up_and_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(fan_out, "MOST_WAITING", 10)
+    monkeypatch.setattr(fan_out, "FINISH_S", 1.0)
     stuck = Stuck("rows")
     metrics = MetricLog(tmp_path, 0, {"stuck": stuck})
     record(metrics, range(50))

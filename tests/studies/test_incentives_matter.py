@@ -19,7 +19,6 @@ def the_run(root: Path, name: str) -> Path:
     return status.parent
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_incentives_matter_in_clean_up(tmp_path):
     """Everything between the two commands and their numbers has to work for this: engine, mechanism, networks, PPO,

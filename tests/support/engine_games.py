@@ -255,8 +255,8 @@ def in_child(function: Callable[[], Any]) -> Any:
 def _games(process: int) -> Any:
     """A link to the process that `process`, this one, has games played in.
 
-    It is small on purpose: in one as large as a worker of the tests, the engine's compiler of Lua finds no room for
-    its code within reach of its library, and games take ten times as long.
+    It is small on purpose: in a worker of a whole run of the tests, building one of these games has taken seconds,
+    and a tenth of one in a small process. Why was not found out.
     """
     ours, theirs = socket.socketpair()
     with theirs:

@@ -40,6 +40,7 @@ def test_as_many_runs_as_have_room(machine, hardware, cores, places):
     assert machine.places(hardware, cores) == places
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hardware", ["cpu", "local", "slurm_cpu"])
 def test_a_run_alone_plays_on_all_cores_and_runs_of_a_sweep_have_their_shares(monkeypatch, hardware):
     monkeypatch.setattr("llmrl.sweeps.machine._cores", lambda: 8)
@@ -98,6 +99,7 @@ def test_a_warning_that_would_not_count_as_a_time_out_is_refused():
     Slurm(time_min=2880, warn_s=3600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", options("hardware"))
 def test_every_option_is_whole(name):
     hardware = Means(compose(f"hardware={name}")).hardware

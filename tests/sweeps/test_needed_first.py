@@ -72,6 +72,7 @@ def test_a_run_of_the_same_sweep_is_waited_for(tmp_path):
     assert waves(jobs) == [[own], [jobs[0]]]
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_where_it_is_needed_and_nothing_is_tried_twice(tmp_path):
     """The channel that agents are to read is there for neither of them; the one that learns first finds out."""
     broken = ("agent.reads=[nothing]",)

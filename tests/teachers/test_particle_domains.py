@@ -89,6 +89,7 @@ def test_a_speaker_is_told_goals_and_a_listener_words() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "states"),
     [(SimpleSpread(), 81), (SimpleTag(), 9 + 12), (SimpleReference(), 30), (SimpleSpeakerListener(), 7)],

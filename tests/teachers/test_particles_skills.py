@@ -63,6 +63,7 @@ def test_hunters_go_round_obstacles_and_catch_what_stands_still() -> None:
     assert metrics["catches"] > 3
 
 
+@pytest.mark.slow
 def test_fleeing_is_better_than_standing_still() -> None:
     def prey(plan: tuple[PlanStep, ...] | None) -> tuple[float, float]:
         def choose(domain: Domain, agent: int, sentence: str) -> Plan:

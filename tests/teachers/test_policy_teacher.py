@@ -282,6 +282,7 @@ class TestRestoring:
 
 
 class TestPolicy:
+    @pytest.mark.slow
     def test_it_plays_its_advice(self):
         env = environment(SimpleDoorKey, 32)
         player = TeacherPolicy(teacher(task="simple_doorkey").guide)

@@ -85,6 +85,7 @@ class TestAModelThatDiesMidway:
         assert last["teacher/fallbacks"] > 0 and last["teacher/weight"] > 0
 
 
+@pytest.mark.slow
 def test_no_question_after_the_cutoff(tmp_path):
     schedule = ("teacher.schedule.start=1", "teacher.schedule.anneal=5", "teacher.schedule.cutoff=10")
     run(*SMALL, "learn.env_steps=400", "teacher=llm", "llm=scripted", *schedule, f"output_root={tmp_path}")
@@ -118,6 +119,7 @@ class TestEvaluation:
         rows = list(csv.DictReader((out / "episodes.csv").open()))
         assert len(rows) == 8 * 40 and {row["policy"] for row in rows} == {"student", "teacher", "oracle", "random"}
 
+    @pytest.mark.slow
     def test_a_hundred_episodes_unless_asked(self, taught, tmp_path):
         assert evaluated(taught, "--policy", "oracle", "--out", str(tmp_path / "out"))["episodes"] == 100
 
@@ -152,6 +154,7 @@ class TestEvaluation:
         with pytest.raises(ConfigError, match="at least 1"):
             evaluated(taught, "--episodes", "0")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("policy", "says"), [("student,pupil", "there are student"), ("teacher", "no teacher")])
     def test_players_that_are_not_there(self, tmp_path, policy, says):
         run(*SMALL, "learn.env_steps=20", f"output_root={tmp_path}")

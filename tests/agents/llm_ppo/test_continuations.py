@@ -148,6 +148,7 @@ def test_tokens_that_are_scored_are_those_of_the_history(scorers, name, options)
         assert scorer._tokenizer(after)["input_ids"][: len(together) - 1] == together[:-1]
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(
     name=st.sampled_from(list(TOKENIZERS)),

@@ -71,7 +71,7 @@ def check_alike(first, second):
     ("kind", "own", "divided"),
     [
         pytest.param("causal", ("agent.kl_coefficient=0.1",), False, marks=pytest.mark.long),
-        pytest.param("causal", (), True, marks=pytest.mark.long),
+        ("causal", (), True),
         pytest.param("seq2seq", (), True, marks=pytest.mark.long),
         pytest.param("causal", ("agent.tune=lora", "agent.kl_coefficient=0.1"), False, marks=pytest.mark.long),
         pytest.param("causal", ("agent.tune=lora", "agent.kl_coefficient=0.1"), True, marks=pytest.mark.long),

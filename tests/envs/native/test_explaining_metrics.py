@@ -136,6 +136,7 @@ def test_engines_measure_the_same(substrate: str) -> None:
     assert list(specs[0].metrics.items()) == list(specs[1].metrics.items()) and specs[0].details == specs[1].details
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_where_nothing_happened_there_is_nothing_to_say(engine: str) -> None:
     """No apple in the world, no shot, an entropy that nobody tells."""

@@ -89,6 +89,7 @@ def test_every_order_of_moves_is_equally_likely():
     assert agree(followed, (MANY, int(second.sum())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
 def test_players_begin_anywhere_facing_anywhere(substrate):
     engine, state, _ = started(substrate)

@@ -58,6 +58,7 @@ def written_out(folder, kind, quantised):
     return scorer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SCORERS)
 def test_an_adapter_learns_from_the_gradient_of_the_model(folders, kind):
     scorer = SCORERS[kind](str(folders[kind]), four_bit=True)

@@ -85,6 +85,7 @@ def test_a_storm_of_malformed_replies(tmp_path, chosen, overrides, takes_any):
     assert last["llm/unplayable_proposals"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "states", "actions", "action"),
     [("frozen_lake", 16, 4, 4), ("cliff_walking", 48, 4, -1), ("maze", 9, 4, -1), ("nim", 11, 3, 3)],

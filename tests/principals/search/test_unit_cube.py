@@ -88,6 +88,7 @@ def test_whole_numbers_are_found(name):
     assert np.mean([np.mean(f[-40:]) for f in found]) > 4.5 > 2 > np.mean([np.mean(c[-40:]) for c in chance])
 
 
+@pytest.mark.slow
 def test_gp_proposes_whole_numbers():
     assert max(search(GaussianProcessPrincipal(TABLE, Seeds(0), initial=8), 5, 2)) >= 2
 
