@@ -119,7 +119,7 @@ class TestNumbers:
         ("answer", "message"),
         [
             ({"steer": 1.2, "gas": 0}, "steer must be from -1 to 1, got 1.2"),
-            ({"steer": 0}, "gas are missing"),
+            ({"steer": 0}, "there is no number for gas"),
             ([1, 2, 3], "holds 3 numbers, 2 are needed"),
             (0.5, "the action has steer .from -1 to 1., gas .from 0 to 10."),
             ({"steer": None, "gas": 0}, "steer must be a number"),

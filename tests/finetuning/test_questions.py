@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.records import Outcome
+from llmrl.core.records import ChatReply, Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 from llmrl.finetuning.evaluation import baselines, chat_requests, difference, measure, summarize, wilson
@@ -247,8 +247,6 @@ def test_the_model_is_asked_with_the_questions_as_they_are():
     class Says(Windowed):
         def complete(self, requests):
             self.seen = requests
-            from llmrl.core.records import ChatReply
-
             return [ChatReply("params: [1, 2, 3]") for _ in requests]
 
     made = questions()
@@ -259,4 +257,6 @@ def test_the_model_is_asked_with_the_questions_as_they_are():
     assert [reply.text for reply in replies] == ["params: [1, 2, 3]"] * 3
     for request, question in zip(provider.seen, asked, strict=True):
         assert request.messages == question.messages and request.prompt == "search/numeric"
-        assert request.fault("params: [1, 2, 3]") == "" and request.fault("hm") != ""
+        assert request.read(ChatReply("params: [1, 2, 3]")).tolist() == [1, 2, 3]
+        with pytest.raises(InvalidReply):
+            request.read(ChatReply("hm"))

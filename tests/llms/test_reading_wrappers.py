@@ -78,8 +78,12 @@ AROUND_TEXTS = {
     "thinking": f"<thinking>{DRAFT}</thinking>%s",
     "brackets": f"[THINK]{DRAFT}[/THINK]%s",
     "no beginning": f"So {DRAFT}, or not.\n</think>\n%s",
+<<<<<<< HEAD
     "channels": f"<|channel|>analysis<|message|>{DRAFT}<|end|>"
     "<|start|>assistant<|channel|>final<|message|>%s<|return|>",
+=======
+    "channels": f"<|channel|>analysis<|message|>{DRAFT}<|end|><|start|>assistant<|channel|>final<|message|>%s",
+>>>>>>> wt-reader
     "token": "%s<|im_end|>",
     "turn": "<|im_start|>assistant\n%s<|im_end|>\n<|im_start|>user\nAnd now?<|im_end|>\n<|im_start|>assistant\n"
     + DRAFT,

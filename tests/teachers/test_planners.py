@@ -11,6 +11,7 @@ from llmrl.core.records import ChatReply
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
 from llmrl.llms.scripted import UnreadPromptError
+from llmrl.llms.structured import InvalidReply
 from llmrl.teachers import scripted_planner
 from llmrl.teachers.debate import ANNOUNCED
 from llmrl.teachers.domains import find_domain
@@ -130,8 +131,11 @@ class TestAsking:
     def test_the_log_knows_which_replies_were_valid(self):
         model = Answers(plan_json(("go to", "door")))
         planner(ChatClient(model), samples=1, repair_turns=0).plans([KEY, DOOR])
-        faults = [request.fault(plan_json(("go to", "door"))) for request in model.requests]
-        assert "'door' is none" in faults[0] and faults[1] == ""
+        first, second = (request.read for request in model.requests)
+        reply = ChatReply(plan_json(("go to", "door")))
+        with pytest.raises(InvalidReply, match="'door' is none"):
+            first(reply)
+        assert second(reply) == (PlanStep("go to", "door"),)
 
 
 @pytest.mark.parametrize("fault", ["malformed", "empty", "truncated", "refusal"])

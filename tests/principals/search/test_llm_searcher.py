@@ -171,7 +171,7 @@ class TestReplies:
         bad = "params[0]: 1; params[1]: 2"
         principal, _, (first, second) = self.ask(lambda m: bad if len(m) == 1 else self.GOOD)
         assert second[0] == first[0] and second[1] == {"role": "assistant", "content": bad}
-        assert "params[2], params[3]" in second[2]["content"] and "from -6 to 6" in second[2]["content"]
+        assert "no number for params[2], params[3]" in second[2]["content"] and "from -6 to 6" in second[2]["content"]
         assert principal.asker.counters["invalid_replies"] == principal.asker.counters["repairs"] == 1
 
     def test_decimals_are_rounded(self):

@@ -78,9 +78,9 @@ def test_forms(form):
         ('{"params": [1, 2, "many"]}', "a list of numbers holds 'many'"),
         ('{"params": [1, 2, NaN]}', "a list of numbers holds nan"),
         ('{"params": [1, ..., 3, 4]}', "params holds|a list of numbers holds"),
-        ('{"params[0]": 1, "params[2]": 2}', r"params\[1\] are missing"),
-        ("params[0]: 1, params[2]: 2", "there is no list"),
-        ("params[0]: 10%, params[1]: 2, params[2]: 3", "there is no"),  # of what is not known
+        ('{"params[0]": 1, "params[2]": 2}', r"no number for params\[1\]"),
+        ("params[0]: 1, params[2]: 2", r"there is no number for params\[1\]$"),
+        ("params[0]: 10%, params[1]: 2, params[2]: 3", r"no number for params\[0\]"),  # of what is not known
         ("params[0]: 1 to 2, params[1]: 2, params[2]: 3", "there is no"),
         ("params[0]: 1.2.3, params[1]: 2, params[2]: 3", "there is no"),
         ("params[1]: 1; params[2]: 2; params[3]: 3", "there is no"),  # perhaps counted from 1

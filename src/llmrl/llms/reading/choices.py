@@ -13,12 +13,14 @@ from llmrl.llms.reading.words import listed
 from llmrl.llms.structured import InvalidReply
 
 _KEYS, _WRAPPERS = listed("actions"), listed("wrappers")
+_OTHER_ACTIONS = ("last", "prev", "legal", "possible", "available", "alternative", "worst", "old", "rejected")
 _NUMBERED = re.compile(r"(?:(?:action|option|choice|move|number|no)\s*[:#]?\s*|#\s*)?\d{1,6}(?:\.0*)?", re.IGNORECASE)
 _NUMBER_SAID = re.compile(
     r"\b(?:action|answer|decision|choice|option|move|number)\b[\s*_`#:=]{0,6}(?:is\s+)?\d", re.IGNORECASE
 )
 _TAKEN = re.compile(
-    r"\bi(?:'ll| will| would)? (?:choose|pick|select|go with|take)\s+(?P<kind>(?:action|option|number|no\.?)\s*#?\s*)?"
+    r"\bi(?:'ll| will| would)? (?:choose|pick|select|go with|take)\s+(?P<kind>(?:action|option|number|"
+    r"no\.?)\s*#?\s*)?"
     r"(?P<said>\d{1,6}\b[^,;.\n]{0,60})",
     re.IGNORECASE,
 )
@@ -64,7 +66,11 @@ class Choice(Question[int]):
     """
 
     wanted = "action"
-    turn = re.compile(r"^[ \t]*Observation\s*:|\{\s*\"(?:observation|since_your_last_action)\"", re.MULTILINE)
+    turn = re.compile(
+        r"^[ \t*]*(?:next |new |then )?(?:observation|state)\b[^:\n]{0,20}:"
+        r"|\{\s*\"(?:observation|since_your_last_action)\"",
+        re.MULTILINE | re.IGNORECASE,
+    )
 
     def __init__(self, names: Sequence[str], described: Sequence[str] = (), numbered: bool = False) -> None:
         self.names = Names(names, described, numbered)
@@ -92,11 +98,16 @@ class Choice(Question[int]):
         if not isinstance(value, dict) or "properties" in value or "observation" in value:
             return None
         by_key = {letters(key): inner for key, inner in value.items()}
-        keys = [key for key in _KEYS[:6] if key in by_key] or [
-            key
-            for key in by_key
-            if key in _KEYS or (key.startswith("action") and key != "actions") or key.endswith("action")
-        ]
+        by_key = {key: inner for key, inner in by_key.items() if not key.startswith(_OTHER_ACTIONS)}
+        keys = (
+            [key for key in ("action",) if key in by_key]
+            or [key for key in _KEYS[1:6] if key in by_key]
+            or [
+                key
+                for key in by_key
+                if key in _KEYS or (key.startswith("action") and key != "actions") or key.endswith("action")
+            ]
+        )
         if not keys and "actions" in by_key:
             keys = ["actions"]
         wrapped = [key for key in by_key if key in _WRAPPERS]

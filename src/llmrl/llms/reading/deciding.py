@@ -36,14 +36,17 @@ _DECISIVE = re.compile(
     r"\bfinalement\b|\bcorrecci\u00f3n\b",
     re.IGNORECASE,
 )
+# What is called an example, or the form of an answer, and what is called another's or a wrong one.
 _EXAMPLE = re.compile(
-    r"\bfor example\b|\be\.g\.|\bfor instance\b|\bexample\b[^.{\n]{0,60}[:(]\s*\Z|\bsuch as\b|\bsomething "
-    r"like\b|\bwould look like\b|"
-    r"\b(?:this|the following|following|right|correct|expected|required|requested) (?:json )?(?:form|format|"
-    r"structure|schema)\s*[:.]?\s*(?:`{3,}|~{3,})?\w*\s*\Z|"
-    r"\b(?:wrong|bad|invalid|incorrect)\b[^.{\n]{0,40}\Z|\b(?:previous|last|earlier) (?:turn|answer|reply|"
-    r"action|plan)\b[^.{\n]{0,30}\Z|"
-    r"\bz\. ?b\.|\bpar exemple\b|\bpor ejemplo\b|\u4f8b\u5982|\u6bd4\u5982",
+    r"\bfor example\b|\be\.g\.|\bfor instance\b|\bexample\b[^.{\n]{0,60}[:(]\s*\Z|\bsuch as\b|\bsomething like\b|"
+    r"\bwould look like\b|\bz\. ?b\.|\bpar exemple\b|\bpor ejemplo\b|\u4f8b\u5982|\u6bd4\u5982|"
+    r"\b(?:this|the following|following|right|correct|expected|required|requested) (?:json )?"
+    r"(?:form|format|structure|schema)\s*[:.]?\s*(?:`{3,}|~{3,})?\w*\s*\Z",
+    re.IGNORECASE,
+)
+_REJECTED = re.compile(
+    r"\b(?:wrong|bad|invalid|incorrect)\b[^.{\n]{0,40}\Z|\b(?:not|instead of|rather than)\s*\Z|"
+    r"\b(?:previous|last|earlier) (?:turn|answer|reply|action|plan)\b[^.{\n]{0,30}\Z",
     re.IGNORECASE,
 )
 _OWN = re.compile(
@@ -54,6 +57,7 @@ _DISCLAIMED = re.compile(
     r"incorrect|rejected|bad|forbidden|risky)",
     re.IGNORECASE,
 )
+_LATER = re.compile(r"\b(?:next(?:,| step\b| turn\b| time\b)|after that\b|afterwards\b|later\b|then,)", re.IGNORECASE)
 _ECHOES = re.compile(r"\bas (?:in|stated|shown|given|listed)\b[^.\n]{0,30}\b(?:json|above|before)\b", re.IGNORECASE)
 REFUSAL = re.compile(
     r"\bi(?:'m| am) (?:sorry|unable|not able)\b|\bi (?:can't|cannot|can not|won't|will not|could not|couldn't|"
@@ -142,6 +146,10 @@ class Question(ABC, Generic[T]):
     def of_prose(self, text: str) -> T | None:
         """The answer that sentences give."""
         return None
+
+    def hint(self, text: str) -> str:
+        """What a reply without an answer lacks, in words; "" where there is nothing to say."""
+        return ""
 
     def mine(self, text: str, candidate: Candidate[T]) -> bool | None:
         """Whether a candidate says that it answers this question (True) or another one (False)."""
@@ -286,7 +294,7 @@ def _without_examples(
             and not (_OWN.search(before) and example.end() == len(before))
         ):
             continue
-        if _DISCLAIMED.match(text[each.end : each.end + 60]):
+        if _REJECTED.search(before) or _DISCLAIMED.match(text[each.end : each.end + 60]):
             continue
         kept.append(each)
     if any(each.announced for each in kept):
@@ -308,7 +316,7 @@ def _decided(text: str, found: list[Candidate[T]], question: Question[T], faults
     current, clash, last = found[0], False, found[0].end
     for each in found[1:]:
         between, last = text[last : each.start], max(last, each.end)
-        if question.turn is not None and question.turn.search(between):
+        if _LATER.search(between) or (question.turn is not None and question.turn.search(between)):
             break
         if question.same(current.answer, each.answer):
             if each.end > current.end and not (each.reasons == "" and current.reasons):
@@ -365,6 +373,8 @@ def _complaint(text: str, question: Question[Any], faults: _Faults) -> str:
     if faults.told:
         return faults.told[-1][1]
     missing = f"there is no {question.wanted} in the reply"
+    if hint := question.hint(text):
+        return hint
     start = text.find("{")
     if start < 0:
         return f"{missing}, and no JSON object"

@@ -32,10 +32,12 @@ _ITEM = re.compile(
 )
 _BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\}){1,1000})\}")
 _SPLIT = re.compile(
-    r",\s*(?:and\s+)?(?:then\s+)?|;|\s*(?:->|\u2192|=>|\u27f6|>>)\s*|\n|\bthen\b|\bafter that\b|\d{1,2}\.\s+|"
+    r",\s*(?:and\s+)?(?:then\s+)?|;|\s*(?:->|\u2192|=>|\u27f6|>>)\s*|\n|\bthen\b|\bafter that\b|(?:^|(?<=\s)|"
+    r"(?<=,))\(?\d{1,2}[.)]\s+|"
     r"\.(?:\s|$)"
 )
 _IT = re.compile(r"\b(?:it|them)\b", re.IGNORECASE)
+_INLINE = re.compile(r"[\s,]\(?\d{1,2}[.)]\s")
 _TOOL = re.compile(r"\b(?:with|using|by)\b.*", re.IGNORECASE | re.DOTALL)
 _CUE = re.compile(
     r"\A\W*(?:(?:so|therefore|thus|hence|first|then|next|finally|now|after that|in this (?:case|state|"
@@ -75,7 +77,7 @@ class Steps(Question[tuple[Step, ...]]):
         self.names = Names([name for name, _ in skills])
         self.things = Names(objects) if objects else None
         self.state = letters(state)
-        self.turn = re.compile(r"^[ \t*]*(?:State|Agent sees)\b", re.MULTILINE)
+        self.turn = re.compile(r"^[ \t*]*(?:(?:next |new )?state|agent sees)\b", re.MULTILINE | re.IGNORECASE)
 
     def of_value(self, value: Any) -> tuple[Step, ...] | None:
         return self._of(value, 0)
@@ -196,6 +198,8 @@ class Steps(Question[tuple[Step, ...]]):
         ):
             usable = isinstance(value[0], dict) or not isinstance(self._step(value[0]), str)
             return self.plan(value) if usable else None
+        if value and all(isinstance(item, list) and 1 <= len(item) <= 2 for item in value):
+            return self.plan(value) if not isinstance(self._step(value[0]), str) else None
         return self._inside(value, depth)
 
     def _of_string(self, text: str) -> tuple[Step, ...] | None:
@@ -334,7 +338,7 @@ class Steps(Question[tuple[Step, ...]]):
                 break
             items.append(item[1])
             last = inside + item.end()
-        if items:
+        if len(items) > 1 or (items and not _INLINE.search(items[0])):
             return self._candidate_of(start, last, items) if not (cut and last >= len(text.rstrip())) else []
         line = rest.split("\n", 1)[0]
         if not line.strip() or (cut and inside + len(line) >= len(text.rstrip())):

@@ -86,6 +86,9 @@ class Vectors(Question[np.ndarray]):
         numbers = self.written.spoken(text)
         return None if numbers is None else np.array([numbers])
 
+    def hint(self, text: str) -> str:
+        return self.written.incomplete(plain(text))
+
     def mine(self, text: str, candidate: Candidate[np.ndarray]) -> bool | None:
         begin = max(text.rfind("\n", 0, candidate.start) + 1, candidate.start - 400)
         line = text[begin : candidate.start]
@@ -147,10 +150,7 @@ class Vectors(Question[np.ndarray]):
         if fitting:
             return fitting[0]
         if named:
-            missing = [self.names[i] for i in range(self.d) if i not in named]
-            raise InvalidReply(
-                f"{', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''} are missing or no numbers"
-            )
+            raise InvalidReply(self.written.lacking(named))
         if told:
             raise InvalidReply(told[-1])
         return None

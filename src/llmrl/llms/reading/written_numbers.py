@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -134,6 +134,16 @@ class WrittenNumbers:
         if found or self.n > 1:
             return found or self._in_brackets(text)
         return [*self._set_apart(text), *self._in_brackets(text), *self._on_lines(text, cut)]
+
+    def incomplete(self, text: str) -> str:
+        """What a text lacks that has some of the numbers beside their names; "" where it has none or all."""
+        named = {place for place, *_ in self._pairs(text, False)}
+        return self.lacking(named) if named and self.n == 1 and not named >= set(range(self.d)) else ""
+
+    def lacking(self, named: Container[int]) -> str:
+        """In words, which numbers are not `named`."""
+        missing = [self.names[i] for i in range(self.d) if i not in named]
+        return f"there is no number for {', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''}"
 
     def spoken(self, text: str) -> list[float] | None:
         """The list that sentences give; None where they give none, or no certain one."""
