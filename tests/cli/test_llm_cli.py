@@ -39,7 +39,7 @@ def test_check_of_a_server_without_schemas(capsys):
     with Simple(lambda messages: "seven") as server:
         code, text = call(capsys, *server_options(server))
     assert code == 0 and "refused, set llm.structured=false" in text
-    assert "no complete JSON object" in text and "cost │ unknown" in text
+    assert "there is no JSON object of the form asked for" in text and "cost │ unknown" in text
 
 
 @pytest.mark.slow

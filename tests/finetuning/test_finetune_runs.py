@@ -130,7 +130,7 @@ def test_the_adapter_plays_on_in_a_search(method, proposer, tmp_path, request):
         "dataset=search",
         "dataset.trials=0",
         f"dataset.runs=[{tmp_path}]",
-        "dataset.examples=2",
+        "dataset.examples=1",
         "dataset.share=0.4",
         "dataset.prompts=8",
         "dataset.held_out=4",

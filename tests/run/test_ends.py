@@ -23,6 +23,7 @@ SEARCH = ("env=cartpole", "agent=linear", "principal=random", "search.iterations
 SEARCH += ("search.episodes=2", "search.evaluate_episodes=4", "hardware.cores=1", "env.horizon=30")
 
 ROOM, STEP = "llmrl.envs.escape_room.EscapeRoom", "llmrl.algorithms.optimizer_step.OptimizerStep"
+STACKED = "llmrl.algorithms.societies.batched_trainer.StackedOptimizerStep"
 
 STALLS = {
     "learn, a rollout": (LEARN, ROOM, "step", 30, False),
@@ -32,8 +33,8 @@ STALLS = {
     "learn, the last evaluation": ((*LEARN, "learn.evaluate_every=0"), ROOM, "step", 101, False),
     "learn, a build": (LEARN, ROOM, "__init__", 0, True),
     "learn, what is written at the end": (LEARN, "llmrl.loops.learn", "write_results", 0, True),
-    "design, an update": (DESIGN, STEP, "step", 2, False),
-    "design, an update that waits": (DESIGN, STEP, "step", 2, True),
+    "design, an update": (DESIGN, STACKED, "step", 2, False),
+    "design, an update that waits": (DESIGN, STACKED, "step", 2, True),
     "design, validation": (DESIGN, ROOM, "step", 12, False),
     "design, the fit of a Gaussian process": (GP, "llmrl.principals.gp.GaussianProcessPrincipal", "_fit", 0, True),
     "design, what has to be known first": ((*DESIGN, "design.references=1"), ROOM, "step", 30, False),

@@ -296,7 +296,7 @@ def test_nested_blocks_give_back_what_was_there(monkeypatch):
 @pytest.mark.slow
 def test_a_sweep_of_processes(tmp_path):
     """The launcher's folder, the logs of its runs, and what their processes write."""
-    arguments = ["--multirun", *GAME, "llm=scripted", "seed=0,1", "output_root=outputs"]
+    arguments = ["--multirun", *GAME, "llm=scripted", "seed=0,1", "hardware.rows=1", "output_root=outputs"]
     with umask(0o022):
         done = main("llmrl.cli.train", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
