@@ -167,3 +167,19 @@ class TestConversations:
         asked.ask(questions("a"))
         took = asked.asked[0]
         assert (took.replies, took.invalid, took.failed, took.prompt_tokens, took.cost) == (0, 0, 1, 0, 0.0)
+
+
+def test_a_thought_is_not_shown_back():
+    model = Answers("<think>" + "hm " * 3000 + "</think>two", "2")
+    assert asker(model).ask(questions("a")) == [2]
+    assert model.requests[1].messages[1] == {"role": "assistant", "content": "two"}
+
+
+@pytest.mark.parametrize("finish", ["length", "MAX_TOKENS", "model_length"])
+def test_a_reply_that_was_cut(finish):
+    model = Answers("two", "2", finish=finish)
+    asked = asker(model)
+    assert (
+        asked.ask(questions("a")) == [2] and ChatReply("", finish=finish).cut and not ChatReply("", finish="stop").cut
+    )
+    assert "cut off because it grew too long; 'two' is no number" in model.requests[1].messages[2]["content"]

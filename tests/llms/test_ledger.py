@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import commands
@@ -16,6 +17,7 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
 from llmrl.llms.request_key import request_key
 from llmrl.llms.structured import InvalidReply
+from llmrl.llms.transcript import markdown
 from models import Echo, ask, scripted
 
 
@@ -165,6 +167,16 @@ def test_unwritable_log(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match="cannot write the call log"):
         Ledger(tmp_path / "file" / FILE_NAME)
+
+
+def test_what_was_understood_stands_beside_what_was_written(tmp_path):
+    path = tmp_path / FILE_NAME
+    client(path).chat([ask("1, 2", read=lambda reply: (np.array([1.0, 2.0]), "why")), ask("x", read=refuse)])
+    good, bad = read_calls(path)
+    assert (good["reply"], good["understood"], good["fault"]) == ("1, 2", [[1.0, 2.0], "why"], "")
+    assert (bad["understood"], bad["fault"]) == (None, "too short")
+    assert '**Understood as:**\n\n```\n[[1.0, 2.0], "why"]\n```' in markdown(good)
+    assert "**Not understood:**\n\n```\ntoo short\n```" in markdown(bad)
 
 
 def test_totals_of_a_folder_of_runs(tmp_path):
