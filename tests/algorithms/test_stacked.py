@@ -83,22 +83,27 @@ def make_rollout(kind, agents, seed=0):
         act = player.act({name: x[t] for name, x in seen.items()}, state, Seeds(seed).torch(t))
         state = act.state
         acts.append(act)
-    action, log_prob, value = (torch.stack([getattr(a, n) for a in acts]) for n in ("action", "log_prob", "value"))
     reward, drawn = (torch.as_tensor(rng.normal(size=shape), dtype=torch.float32) for _ in range(2))
     ended = torch.as_tensor(rng.random(shape[:2]) < 0.2)
+    return played(seen, acts, reward, 0.1 * drawn.abs(), drawn, ended, state)
+
+
+def played(seen, acts, reward, shift, reached, ended, state=None):
+    """The rollout of some acts; probabilities were lower by `shift`, and values of states `reached` are drawn, too."""
+    action, log_prob, value = (torch.stack([getattr(a, n) for a in acts]) for n in ("action", "log_prob", "value"))
     frozen = acts[0].features is not None
     return Rollout(
         observation={n: x for n, x in seen.items() if not frozen or n == "action_mask"},
         features=torch.stack([a.features for a in acts]) if frozen else None,
         action=action,
-        log_prob=log_prob - 0.1 * drawn.abs(),
+        log_prob=log_prob - shift,
         value=value,
         reward=reward,
         base_reward=reward,
         terminated=ended,
         truncated=torch.zeros_like(ended),
         first=torch.zeros_like(ended),
-        next_value=torch.where(ended[..., None], 0.0, drawn),
+        next_value=torch.where(ended[..., None], 0.0, reached),
         info={},
         episodes=[],
         state=None if state is None else torch.zeros_like(state),
@@ -293,22 +298,7 @@ def joined(kind, agents, seeds):
     player = PartitionedPolicy([agent.policy for agent in agents], GAMES)
     generators = [own.torch("actions") for own in seeds]
     acts = [player.act({name: x[t] for name, x in seen.items()}, None, generators) for t in range(STEPS)]
-    action, log_prob, value = (torch.stack([getattr(a, n) for a in acts]) for n in ("action", "log_prob", "value"))
     drawn = [[rng.normal(size=(STEPS, GAMES, AGENTS)).astype(np.float32) for _ in range(3)] for _, rng in parts]
     reward, shift, after = (torch.as_tensor(np.concatenate([own[i] for own in drawn], axis=1)) for i in range(3))
     ended = torch.as_tensor(np.concatenate([rng.random((STEPS, GAMES)) < 0.2 for _, rng in parts], axis=1))
-    return Rollout(
-        observation=seen,
-        features=None,
-        action=action,
-        log_prob=log_prob - 0.1 * shift.abs(),
-        value=value,
-        reward=reward,
-        base_reward=reward,
-        terminated=ended,
-        truncated=torch.zeros_like(ended),
-        first=torch.zeros_like(ended),
-        next_value=torch.where(ended[..., None], 0.0, after),
-        info={},
-        episodes=[],
-    )
+    return played(seen, acts, reward, 0.1 * shift.abs(), after, ended)

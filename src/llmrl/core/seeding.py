@@ -6,6 +6,7 @@ A stream is named, not numbered, so that adding a part never shifts the streams 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,3 +71,13 @@ class Seeds:
         import torch
 
         return torch.Generator().manual_seed(self.integer(name))
+
+
+def generators(seeds: Sequence[int], shared: bool = False) -> list[torch.Generator]:
+    """Return a torch generator for each of some seeds; `shared`: equal seeds have one, so that who draws with it first
+    decides what the next draws. On the processor, so that devices draw alike."""
+    import torch
+
+    made = [torch.Generator().manual_seed(seed) for seed in seeds]
+    own = dict(zip(seeds, made, strict=True))
+    return [own[seed] for seed in seeds] if shared else made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,9 @@ import numpy as np
 from llmrl.algorithms.societies.batched_trainer import BatchedTrainer
 from llmrl.algorithms.societies.partitioned_policy import split
 from llmrl.core.errors import Diverged
-from llmrl.core.protocols import Agent
 from llmrl.core.rollouts import Rollout
 from llmrl.core.run_context import RunContext
+from llmrl.core.seeding import generators
 from llmrl.loops.requests import (
     Ask,
     Begin,
@@ -110,16 +109,17 @@ class Executor:
             case PlaySteps():
                 return self._play(request)
             case Update():
-                generators = _generators(request.minibatches)
+                draws = generators(request.minibatches)
                 if request.stacked:
-                    found = self._trainer_of(request.agents).update(request.rollout, generators)
+                    self._trainer = BatchedTrainer.of(request.agents, self._trainer)
+                    found = self._trainer.update(request.rollout, draws)
                     if (end := next((each for each in found if isinstance(each, Diverged)), None)) is not None:
                         raise end
                     return found
-                each = zip(request.agents, split(request.rollout, len(request.agents)), generators, strict=True)
+                each = zip(request.agents, split(request.rollout, len(request.agents)), draws, strict=True)
                 return [agent.update(own, generator) for agent, own, generator in each]
             case DifferentiableUpdate():
-                [generator] = _generators([request.minibatches])
+                [generator] = generators([request.minibatches])
                 return request.learner.update(request.rollout, generator)
             case Imitate():
                 return request.cloning.update(request.update)
@@ -159,8 +159,7 @@ class Executor:
                 collector.env.set_context(request.context)
             collector.reset(request.seed)
         if request.actions is not None:
-            shared = dict(zip(request.actions, _generators(request.actions), strict=True))
-            self._generators = [shared[seed] for seed in request.actions]
+            self._generators = generators(request.actions, shared=True)
         rollout = collector.collect(
             request.steps,
             self._generators if len(self._generators) > 1 else self._generators[0],
@@ -171,11 +170,6 @@ class Executor:
         )
         return rollout.copy() if request.copy else rollout
 
-    def _trainer_of(self, agents: Sequence[Agent]) -> BatchedTrainer:
-        if self._trainer is None or list(self._trainer.agents) != list(agents):
-            self._trainer = BatchedTrainer(agents)
-        return self._trainer
-
     def _evaluate(self, request: EvaluateController) -> EvaluationBatch:
         key = (bool(getattr(request.controller, "clip_actions", True)), request.workers)
         if key not in self._evaluators:
@@ -184,10 +178,3 @@ class Executor:
         # Numbers that are too large for the game are told of by what it returns.
         with np.errstate(all="ignore"):
             return self._evaluators[key].evaluate(request.controller, request.vectors, request.seeds)
-
-
-def _generators(seeds: Sequence[int]) -> list[torch.Generator]:
-    """On the processor, so that devices draw alike."""
-    import torch
-
-    return [torch.Generator().manual_seed(seed) for seed in seeds]

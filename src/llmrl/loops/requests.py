@@ -97,7 +97,8 @@ class Update:
         agents: one a society, in the order of their games.
         rollout: of all games.
         minibatches: seeds of the generators that minibatches are drawn with, one a society.
-        stacked: updates may be computed in one batch, which gives the same numbers to float tolerance.
+        stacked: updates are computed in batches, also of one society: then it has the same numbers, to the last bit,
+            whoever is beside it. Else each society updates by itself; the numbers are those to float tolerance.
     """
 
     agents: Sequence[Agent]

@@ -17,6 +17,7 @@ from llmrl.core.observers import Observer, Transition
 from llmrl.core.protocols import Agent, Resizable
 from llmrl.core.records import Observation
 from llmrl.core.rollouts import Rollout
+from llmrl.core.seeding import generators
 from llmrl.rollout.collector import Collector
 from llmrl.run.signals import GivenUp
 
@@ -90,7 +91,7 @@ class Wave:
             absent: places of members that no longer want to know; their games go on and mean nothing.
             how: keyword arguments of `Collector.collect`.
         """
-        self._observers.errors = [_NobodyLeft() if i in absent else None for i in range(len(self.members))]
+        self._observers.begin(absent)
         try:
             if begun is not None:
                 self._begin(begun)
@@ -125,20 +126,16 @@ class Wave:
         assert self._rollout is not None
         if len(agents) == len(self.members):
             together = [each for place in range(len(agents)) for each in agents[place]]
-            draws = [each for place in range(len(agents)) for each in _generators(minibatches[place])]
-            found = self._trainer_of(together).update(self._rollout, draws)
+            draws = [each for place in range(len(agents)) for each in generators(minibatches[place])]
+            self._trainer = BatchedTrainer.of(together, self._trainer)
+            found = self._trainer.update(self._rollout, draws)
             n = self.societies
             return {place: found[place * n : (place + 1) * n] for place in range(len(agents))}
         parts = split(self._rollout, len(self.members))
         return {
-            place: BatchedTrainer(own).update(parts[place], _generators(minibatches[place]))
+            place: BatchedTrainer(own).update(parts[place], generators(minibatches[place]))
             for place, own in agents.items()
         }
-
-    def _trainer_of(self, agents: Sequence[Agent]) -> BatchedTrainer:
-        if self._trainer is None or list(self._trainer.agents) != list(agents):
-            self._trainer = BatchedTrainer(agents)
-        return self._trainer
 
     def _for_societies(self, seed: int | Sequence[int]) -> list[int]:
         """A seed for each society of a member: under one seed their games draw alike (`VecEnv.pair_games`)."""
@@ -146,8 +143,7 @@ class Wave:
 
     def _drawing(self, seeds: Sequence[int]) -> list[torch.Generator]:
         """A generator for each society of a member; those of one seed are one."""
-        own = {seed: torch.Generator().manual_seed(seed) for seed in seeds}
-        return [own[seed] for seed in (seeds if len(seeds) > 1 else [*seeds] * self.societies)]
+        return generators(seeds if len(seeds) > 1 else [*seeds] * self.societies, shared=True)
 
 
 class _NobodyLeft(Exception):  # noqa: N818  (a way out of a rollout)
@@ -160,21 +156,23 @@ class _Observers(Observer):
     def __init__(self, members: Sequence[Member], games: int) -> None:
         self._members, self._games = members, games
         self.errors: list[BaseException | None] = [None] * len(members)
+        self._looked_at = True
+
+    def begin(self, absent: Collection[int]) -> None:
+        """Get ready for more steps, of which members at the places `absent` are not told."""
+        self.errors = [_NobodyLeft() if i in absent else None for i in range(len(self._members))]
+        watching = [each for member in self._members for each in member.collector.observers]
+        self._looked_at = any(type(each).on_step is not Observer.on_step for each in watching)
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
         self._tell(lambda each, own: each.on_reset(games[own], _part(observation, own)))
 
     def on_step(self, transition: Transition) -> None:
-        if self._look:
+        if self._looked_at:
             self._tell(lambda each, own: each.on_step(_Part(transition, own)))  # type: ignore[arg-type]
 
     def on_progress(self, steps: int) -> None:
         self._tell(lambda each, own: each.on_progress(steps))
-
-    @property
-    def _look(self) -> bool:
-        """Whether any observer looks at steps."""
-        return any(type(each).on_step is not Observer.on_step for m in self._members for each in m.collector.observers)
 
     def finish(self, i: int, rollout: Rollout) -> Rollout | BaseException:
         """What member i gets, once its observers have been told of it."""
@@ -231,10 +229,6 @@ class _Part:
     @cached_property
     def ended(self) -> np.ndarray:
         return self._whole.ended[self._own]
-
-
-def _generators(seeds: Sequence[int]) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
 def _part(named: Mapping[str, Any], own: slice) -> dict[str, Any]:

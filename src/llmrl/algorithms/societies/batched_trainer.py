@@ -50,6 +50,11 @@ class BatchedTrainer:
         self._learners = _stackable_learners(agents)
         self._stacks: dict[tuple[int, ...], StackedOptimizerStep] = {}
 
+    @classmethod
+    def of(cls, agents: Sequence[Agent], kept: BatchedTrainer | None) -> BatchedTrainer:
+        """Return a trainer of these agents: the one that is kept, if they are its agents."""
+        return kept if kept is not None and list(kept.agents) == list(agents) else cls(agents)
+
     def update(self, rollout: Rollout, generators: Sequence[torch.Generator]) -> list[dict[str, float] | Diverged]:
         """Improve every policy; returns the metrics of each, or what stopped it: its losses are no numbers any more.
 
