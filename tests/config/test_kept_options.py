@@ -42,7 +42,7 @@ def whole(primary, *overrides):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case[:2]))
 def test_what_is_kept_composes_what_hydra_composes_alone(case, monkeypatch):
-    from hydra._internal import defaults_list
+    from hydra._internal import config_loader_impl, defaults_list
 
     read_once()
     source = SourcesRegistry.instance().resolve("pkg")
@@ -50,6 +50,7 @@ def test_what_is_kept_composes_what_hydra_composes_alone(case, monkeypatch):
     with monkeypatch.context() as alone:
         for owner, name in (
             (source, "_read_config"),
+            (config_loader_impl, "create_defaults_list"),
             (ConfigLoaderImpl, "_compose_config_from_defaults_list"),
             (defaults_list, "_create_interpolation_map"),
         ):

@@ -71,6 +71,7 @@ class Exchange:
     fault: str | None
     start: float
     end: float = float("inf")
+    sending: bool = False
     delivered: bool = False
 
 
@@ -120,12 +121,22 @@ class FakeOpenAIServer:
         self.requests: list[dict] = []
         self.times: list[float] = []
         self.exchanges: list[Exchange] = []
-        self.delivered: Counter[str] = Counter()
+        self._delivered: Counter[str] = Counter()
         self.in_flight, self.most_in_flight, self._unanswered = 0, 0, 0
         self._rng = random.Random(seed)
         self._lock = threading.Lock()
         self.stopping = threading.Event()
         self._http = _Server(("127.0.0.1", 0), self._handler())
+
+    @property
+    def delivered(self):
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            with self._lock:  # a client may have read an answer before this server knows that it was sent
+                if not any(exchange.sending and exchange.end == float("inf") for exchange in self.exchanges[-200:]):
+                    break
+            time.sleep(0.001)
+        return self._delivered
 
     @property
     def url(self):
@@ -149,7 +160,7 @@ class FakeOpenAIServer:
     def forget(self):
         """Count from zero again."""
         with self._lock:
-            for log in (self.requests, self.times, self.exchanges, self.delivered):
+            for log in (self.requests, self.times, self.exchanges, self._delivered):
                 log.clear()
 
     def _begin(self, body):
@@ -176,7 +187,7 @@ class FakeOpenAIServer:
         with self._lock:
             exchange.end = time.monotonic()
             self.in_flight -= 1
-            self.delivered[exchange.question] += exchange.delivered
+            self._delivered[exchange.question] += exchange.delivered
 
     def _handler(fake):  # noqa: N805
         class Handler(BaseHTTPRequestHandler):
@@ -301,6 +312,7 @@ class FakeOpenAIServer:
                         if fake.stopping.wait(0.02) or time.monotonic() > end:
                             break
                 else:
+                    exchange.sending = True
                     self._send_bytes(200, data)
                     exchange.delivered = True
 

@@ -1,48 +1,53 @@
-"""How tests make compositions cheap: shipped option files are read with libyaml, and read and merged once a process.
+"""How tests make compositions cheap: shipped option files are read, listed and merged once a process, with libyaml.
 
-Most of the time of a composition goes into reading some thirty files, making OmegaConf's nodes of them and merging
-these, and most tests begin with one. This goes round private functions of Hydra, so it is no part of the package;
-`tests/config/test_kept_options.py` compares what is composed with what Hydra alone composes, and commands that are
-started as processes of their own have Hydra as it is.
+Most of the time of a composition goes into finding which thirty files it consists of, reading them, making OmegaConf's
+nodes of them and merging these, and most tests begin with one. This goes round private functions of Hydra, so it is no
+part of the package; `tests/config/test_kept_options.py` compares what is composed with what Hydra alone composes, and
+commands that are started as processes of their own have Hydra as it is.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.config_store import ConfigStore
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 
 if TYPE_CHECKING:
     from hydra._internal.config_repository import IConfigRepository
-    from hydra._internal.defaults_list import Overrides
+    from hydra._internal.defaults_list import DefaultsList, Overrides
     from hydra.core.default_element import InputDefault, ResultDefault
+    from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
 _SHIPPED = "llmrl.conf"
+_HYDRAS = "hydra.conf"
 _HYDRA = "hydra"
-"""Provider of Hydra's own options, which do not change."""
+"""Provider of Hydra's own options."""
 
 
-@dataclass
 class _Kept(ConfigResult):
-    """What a shipped option file holds; `text` is all of the file."""
+    """What a shipped option file holds, or one of Hydra's."""
 
-    text: str = ""
+
+class _Shipped(list[Any]):
+    """The files of a composition, all of them shipped or Hydra's."""
 
 
 def read_once() -> None:
     """Have Hydra keep what it has read and merged of the shipped option files; done once a process.
 
-    What is kept belongs to the texts of files, so one that has changed is read anew. What Hydra is given is its own
-    each time. Files of the user's own are read and merged as Hydra does it.
+    What Hydra is given is its own each time. Files of the user's own are read and merged as Hydra does it.
     """
     import hydra
-    from hydra._internal import defaults_list
+    from hydra._internal import config_loader_impl, defaults_list
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.config_repository import CachingConfigRepository
+    from hydra._internal.defaults_list import DefaultsList
     from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.plugins import Plugins
     from omegaconf import OmegaConf
@@ -52,6 +57,7 @@ def read_once() -> None:
     Plugins.instance()  # registers what reads packages
     Source: Any = SourcesRegistry.instance().resolve("pkg")  # noqa: N806
     read, merge = Source._read_config, ConfigLoaderImpl._compose_config_from_defaults_list
+    listing = defaults_list.create_defaults_list
     if hasattr(read, "__wrapped__"):
         return
 
@@ -59,7 +65,7 @@ def read_once() -> None:
     def read_kept(self: Any, file: Any) -> Any:
         from yaml import YAMLError
 
-        if self.path != _SHIPPED:
+        if self.path not in (_SHIPPED, _HYDRAS):
             return read(self, file)
         text = file.read_text(encoding="utf-8")
         try:
@@ -67,14 +73,33 @@ def read_once() -> None:
         except YAMLError:
             return read(self, file)  # which says where
         config, header = pickle.loads(packed)  # noqa: S301 (of this process)
-        return _Kept(self.provider, f"{self.scheme()}://{self.path}", config, header, text=text)
+        return _Kept(self.provider, f"{self.scheme()}://{self.path}", config, header)
 
+    listed: dict[Any, tuple[bytes, Any]] = {}
     merged: dict[Any, bytes] = {}
+
+    @functools.wraps(listing)
+    def listing_kept(
+        repo: IConfigRepository, config_name: str | None, overrides_list: list[Override], *how: bool, **named: bool
+    ) -> DefaultsList:
+        key = _what_is_listed(repo, config_name, overrides_list, (*how, *named.items()))
+        if key is not None and key in listed:
+            packed, tree = listed[key]
+            overrides = defaults_list.Overrides(repo, overrides_list)
+            defaults, overrides.known_choices, overrides.known_choices_per_group = pickle.loads(packed)  # noqa: S301
+            return DefaultsList(_Shipped(defaults), tree, overrides.config_overrides, overrides)
+        found = listing(repo, config_name, overrides_list, *how, **named)
+        if key is not None and _are_shipped(found.defaults, repo):
+            told = (found.defaults, found.overrides.known_choices, found.overrides.known_choices_per_group)
+            listed[key] = (pickle.dumps(told, pickle.HIGHEST_PROTOCOL), found.defaults_tree)
+            found.defaults = _Shipped(found.defaults)
+        return found
 
     @functools.wraps(merge)
     def merge_kept(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
-        if (key := _what_is_merged(defaults, repo)) is None:
+        if not isinstance(defaults, _Shipped):
             return merge(self, defaults, repo)
+        key = tuple((each.config_path, each.package, each.primary) for each in defaults)
         if key not in merged:
             merged[key] = pickle.dumps(merge(self, defaults, repo), pickle.HIGHEST_PROTOCOL)
         config: DictConfig = pickle.loads(merged[key])  # noqa: S301 (of this process)
@@ -88,28 +113,47 @@ def read_once() -> None:
         asked = any(each.is_interpolation() for each in entries)
         return choices(overrides, entries, self_added) if asked else OmegaConf.create()
 
+    def begin(self: CachingConfigRepository, delegate: IConfigRepository) -> None:
+        # Its sources are replaced, never changed, so they need no copies of their own.
+        self.delegate, self.cache = copy.copy(delegate), {}
+
+    CachingConfigRepository.__init__ = begin  # type: ignore[method-assign]
     defaults_list._create_interpolation_map = choices_if_asked  # type: ignore[assignment]
     Source._read_config = read_kept
+    config_loader_impl.create_defaults_list = listing_kept
     ConfigLoaderImpl._compose_config_from_defaults_list = merge_kept  # type: ignore[method-assign]
 
 
-def _what_is_merged(defaults: Sequence[ResultDefault], repo: IConfigRepository) -> tuple[Any, ...] | None:
-    """All that the merged config is a function of; None if some of it is neither shipped nor Hydra's."""
-    found: list[Any] = []
+def _what_is_listed(
+    repo: IConfigRepository, config_name: str | None, overrides: Sequence[Override], how: object
+) -> tuple[Any, ...] | None:
+    """All that the files of a composition are a function of: where options are looked for, and which are chosen. None
+    if options are looked for in files that are neither shipped nor Hydra's."""
+    sources = [(source.scheme(), source.provider, source.path) for source in repo.get_sources()]
+    if any(scheme != "structured" and path not in (_SHIPPED, _HYDRAS) for scheme, _, path in sources):
+        return None
+    stored = _names(ConfigStore.instance().repo)
+    chosen = [each.input_line for each in overrides if repo.group_exists(each.key_or_group)]
+    return (config_name, how, *sources, stored, *chosen)
+
+
+def _names(stored: Any) -> Any:
+    """What is in Hydra's store."""
+    return tuple((name, _names(each)) for name, each in stored.items()) if isinstance(stored, dict) else id(stored)
+
+
+def _are_shipped(defaults: Sequence[ResultDefault], repo: IConfigRepository) -> bool:
+    """Whether all that is composed is in shipped files or Hydra's own."""
     stored = repo.get_schema_source()
     for each in defaults:
         assert each.config_path is not None
         loaded = repo.load_config(each.config_path)
-        if isinstance(loaded, _Kept):
+        if isinstance(loaded, _Kept) and loaded.provider != _HYDRA:
             if stored.is_config(each.config_path):  # somebody's schema of the same name
-                return None
-            text = loaded.text
-        elif loaded is not None and loaded.provider == _HYDRA:
-            text = ""
-        else:
-            return None
-        found.append((each.config_path, each.package, each.primary, text))
-    return tuple(found)
+                return False
+        elif loaded is None or loaded.provider != _HYDRA:
+            return False
+    return True
 
 
 @functools.cache

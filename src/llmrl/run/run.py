@@ -136,13 +136,16 @@ class Run:
         run.checkpoint_every_s = checkpoint_every_s
         before = _before(run.folder, rerun)
         interrupted = (run.folder / PARTIAL_BACKUP).exists()  # somebody began a rerun and did not get far
-        if before is not None and before.state == "finished" and not rerun and not interrupted:
-            run.state, run.status, run.result = "finished", before, before.result
+        again = rerun or interrupted
+        if not again and run._is_finished(before):
             return run
         made = sinks()  # before anything is moved or written
         run._ownership = owner.Ownership(run.folder, attempt=before.attempt + 1 if before else 1, anew=rerun)
+        if not again and run._is_finished(_before(run.folder, rerun)):  # by who owned it until just now
+            run._release()
+            return run
         try:
-            run._start(root, name, overrides, made, fresh=rerun or interrupted or not resume)
+            run._start(root, name, overrides, made, fresh=again or not resume)
         except BaseException as error:
             run._fail(error)
             run._leave_sinks()
@@ -176,6 +179,13 @@ class Run:
     def finished(self) -> bool:
         """Whether an earlier attempt has finished this run, so that there is nothing to do."""
         return self.state == "finished"
+
+    def _is_finished(self, before: status.Status | None) -> bool:
+        """Whether this status says that nothing is left to do, which is then taken over."""
+        if before is None or before.state != "finished":
+            return False
+        self.state, self.status, self.result = "finished", before, before.result
+        return True
 
     def _start(self, root: Path, name: str, overrides: list[str], sinks: Mapping[str, Sink], fresh: bool) -> None:
         assert self._ownership is not None
