@@ -190,7 +190,7 @@ def test_learning_sees_what_acting_saw():
         assert (abs(metrics["loss/kl"]) < 1e-9) == (ratios == 0.0), normalisation
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_learns_to_do_what_it_is_told():
     """Without the mission, one in two is right."""
     learner = agent(FetchGame(16).spec, learning_rate=1e-3, epochs=4)

@@ -17,6 +17,7 @@ from llmrl.loops.learn import LearnLoop
 from llmrl.loops.play import PlayLoop
 from llmrl.rollout.episode_logger import EpisodeLogger
 from llmrl.run.files import read_lines
+from some import some
 
 READING = sorted(name for name, option in options("env").items() if option.get("text"))
 MUJOCO = ("hopper", "inverted_double_pendulum", "inverted_pendulum", "reacher", "swimmer", "walker2d")
@@ -148,7 +149,7 @@ def test_a_trained_agent_plays_them_too(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", READING)
+@pytest.mark.parametrize("env", some(READING[::2], READING))
 def test_the_scripted_model_plays_every_environment(tmp_path, env):
     """Through the prompts and the parsing of a real one."""
     if env in MUJOCO:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
 from ppo_settings import PLAIN
 from signal_game.parts import AlwaysZero
+from some import one_in
 
 SETTINGS = replace(PLAIN, epochs=2, minibatch_size=10, max_grad_norm=0.1)
 GAMES, AGENTS, STEPS, ACTIONS = 2, 3, 6, 4
@@ -138,13 +140,12 @@ def assert_same(agents, others, **tolerance):
                 torch.testing.assert_close(moments["exp_avg_sq"], its["state"][key]["exp_avg_sq"], **tolerance)
 
 
+KINDS = ("mlp", "grid", "pixels", "masked", "central")
 CLOSE = {"rtol": 1e-3, "atol": 2e-5}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mlp", "grid", "pixels", "masked", "central"])
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("societies", [1, 3])
+@pytest.mark.parametrize(("kind", "share", "societies"), one_in(3, itertools.product(KINDS, [True, False], [1, 3])))
 def test_updates_together_are_those_of_each_alone(kind, share, societies):
     agents = [make_agent(kind, seed, share) for seed in range(societies)]
     before = copy.deepcopy(agents)
@@ -269,8 +270,7 @@ def test_new_weights_play_at_once_but_for_the_span_of_a_rollout():
         torch.testing.assert_close(side_by_side.values(seen)[GAMES:], expected)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "grid", "pixels", "masked", "central"])
-@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize(("kind", "share"), one_in(3, itertools.product(KINDS, [True, False])))
 def test_what_a_society_does_and_learns_does_not_depend_on_its_neighbours(kind, share):
     """Not in the last bit: alone, among five and among three others it has the same numbers."""
     everyone = [make_agent(kind, seed, share) for seed in range(5)]

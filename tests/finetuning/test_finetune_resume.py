@@ -52,6 +52,7 @@ def whole(method, proposer, tmp_path_factory):
     return finetune(tmp_path_factory.mktemp("whole"), proposer, method, *OPTIONS[method])
 
 
+@pytest.mark.long  # killed at any moment, it goes on (below)
 def test_told_to_stop_and_gone_on_with_it_ends_as_if_nothing_had_happened(
     method, whole, proposer, tmp_path, monkeypatch
 ):
@@ -125,6 +126,7 @@ def test_killed_at_any_moment_it_goes_on_from_its_last_checkpoint(method, whole,
     assert_same(whole, resumed)
 
 
+@pytest.mark.long
 def test_a_finished_run_is_not_run_again_and_trials_are_shared(grpo, proposer, tmp_path, capsys):
     from experiments import run_experiment
 

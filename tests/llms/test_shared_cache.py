@@ -123,7 +123,7 @@ def write_forever(folder, first):
         cache.put(request_key({}, request), {}, request, ChatReply(TEXT))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_writer_killed_at_any_moment_leaves_no_half_entry(tmp_path, context):
     rng = random.Random(0)
     for i in range(200):  # how many kills fall into a write depends on what else runs here

@@ -9,7 +9,6 @@ from llmrl.core.seeding import Seeds
 from llmrl.principals.dual_rl import DualRLPrincipal
 from llmrl.principals.observed import ObserveSettings
 from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
-from some import some
 
 
 def late_payoff(seed, contexts=(), offset=0.0, steps=250, **settings):
@@ -27,8 +26,8 @@ def late_payoff(seed, contexts=(), offset=0.0, steps=250, **settings):
     return np.mean(payoffs[-steps // 5 :])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("offset", some([-1000.0], [0.0, 45.0, -1000.0]))
+@pytest.mark.long
+@pytest.mark.parametrize("offset", [0.0, 45.0, -1000.0])
 def test_it_learns_wherever_payoffs_lie(offset):
     """Chance gives 7.5 of 10, and a first network hardly more."""
     payoffs = [late_payoff(seed, offset=offset) for seed in range(3)]

@@ -12,7 +12,6 @@ from llmrl.core.protocols import GradientProposer
 from llmrl.core.seeding import Seeds
 from llmrl.principals.metagrad import MetaGradPrincipal
 from societies import CLEANUP, outcome, toy
-from some import some
 
 
 @pytest.mark.slow
@@ -119,8 +118,8 @@ def test_a_gradient_looks_at_all_validation_rounds(tmp_path, monkeypatch):
     assert len(norms) == 2 and min(norms) > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", some([0], [0, 1]))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1])
 def test_it_finds_the_incentive_that_frees_a_society(tmp_path, seed):
     """Nothing paid, nobody works the lever; a few steps of gradient ascent later it is paid for, and the door opens."""
     rounds = ("design.adapt_rounds=20", "design.validate_episodes=64")

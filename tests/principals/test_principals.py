@@ -25,6 +25,7 @@ from llmrl.principals.thompson import ThompsonPrincipal
 from llmrl.principals.ucb import UCBPrincipal
 from models import scripted
 from societies import CLEANUP, outcome, spec, toy
+from some import some
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +75,7 @@ def through_a_file(value):
 
 @pytest.mark.parametrize("contexts", CONTEXTS)
 @pytest.mark.parametrize("name", MAKE)
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 10**6), before=st.integers(0, 15), after=st.integers(1, 6))
 def test_a_resumed_principal_goes_on_exactly(name, contexts, seed, before, after):
     society = toy(contexts=CONTEXTS[contexts])
@@ -89,7 +90,7 @@ def test_a_resumed_principal_goes_on_exactly(name, contexts, seed, before, after
     assert begun + play(second, society, draws, after, n=2) == expected
 
 
-@pytest.mark.parametrize("contexts", CONTEXTS)
+@pytest.mark.parametrize("contexts", some(["contextual"], CONTEXTS))
 @pytest.mark.parametrize("name", ["egreedy", "ucb", "thompson", "cem", "cmaes", "llm"])
 def test_learning_beats_chance(name, contexts):
     society = toy(contexts=CONTEXTS[contexts])

@@ -12,6 +12,7 @@ from llmrl.run.content import saved_state
 from llmrl.run.owner import read_owner
 from llmrl.run.signals import Stopped
 from llmrl.run.status import read_status
+from some import some
 from stalling import STALLED_S, Stall, impatient
 
 ROOMS = ("env=escape_room", "env.n_envs=4")
@@ -42,6 +43,14 @@ STALLS = {
     "search, episodes": (SEARCH, "llmrl.envs.gym.lanes.Lanes", "play", 2, True),
 }
 
+ESSENTIAL = (
+    "learn, one step of a game",
+    "learn, an update",
+    "design, an update that waits",
+    "design, the fit of a Gaussian process",
+    "search, episodes",
+)
+
 
 def located(path):
     try:
@@ -59,7 +68,7 @@ def all_metrics(root):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", STALLS)
+@pytest.mark.parametrize("case", some(ESSENTIAL, STALLS))
 def test_a_run_that_stalls_ends_when_it_is_told_to_and_loses_nothing(tmp_path, monkeypatch, case):
     overrides, owner, method, at, whole = STALLS[case]
     with monkeypatch.context() as patch:

@@ -112,7 +112,7 @@ def test_learn_run_survives_kills(context, tmp_path):
     check(context, tmp_path, overrides, duration=3.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_on_the_native_engine_survives_kills(context, tmp_path):
     """Rollouts end in the middle of episodes, whose states, income of the last steps included, are in checkpoints."""
     overrides = (

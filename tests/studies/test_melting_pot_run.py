@@ -12,8 +12,9 @@ from llmrl.config.treatments import studies
 from llmrl.experiment.parts import build_parts
 from llmrl.llms.ledger import read_calls
 from llmrl.run.content import saved_state
-from some import some
+from some import one_in, some
 
+LEGISLATIVE = [study for study in studies() if study.startswith("legislative/")]
 GOVERNED = ("cleanup", "harvest", "escape_room", "_independent", "_paper", "escape_room_small", "_native_small")
 """Endings of presets that wait for a principal; test_principals_in_games runs those that have one."""
 pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]
@@ -84,7 +85,7 @@ def untrained(game):
     return built.agents[0].policy.state_dict()
 
 
-@pytest.mark.parametrize("study", [s for s in studies() if s.startswith("legislative/") and s.endswith(GOVERNED)])
+@pytest.mark.parametrize("study", one_in(3, [s for s in LEGISLATIVE if s.endswith(GOVERNED)]))
 def test_studies_run(tmp_path, study):
     small = ("env.horizon=5", "design.steps=1", "design.adapt_rounds=1", f"output_root={tmp_path}")
     assert run(f"experiment={study}", "principal=random", *small) is not None

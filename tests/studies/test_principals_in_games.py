@@ -49,7 +49,7 @@ def numbers(row, names):
 
 
 @pytest.mark.parametrize("env", some(["harvest"], ["harvest", "cleanup"]))
-@pytest.mark.parametrize("principal", some(["ucb", "llm", "dual_rl", "metagrad"], PRINCIPALS))
+@pytest.mark.parametrize("principal", some(["llm", "metagrad"], PRINCIPALS))
 def test_it_governs_is_stopped_and_goes_on(tmp_path, monkeypatch, principal, env):
     command = (
         f"experiment=legislative/{env}_small",

@@ -27,10 +27,13 @@ from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
 from llmrl.run.folder import run_label, split_overrides
 from llmrl.sweeps.jobs import differing_keys, named_by
+from some import some
 
 ROOT = Path(__file__).parents[2]
 CONF = Path(llmrl.conf.__file__).parent
 PAIRS = [(study, treatment) for treatment, made_for in treatments().items() for study in made_for]
+FIRST_PAIRS = list({treatment: (study, treatment) for study, treatment in PAIRS[::-1]}.values())
+"""Each treatment with the first of its studies."""
 NUMBERS = sorted((CONF / "treatment" / "numbers").glob("*/*.yaml"))
 DATA = {"bc": ["agent.data=there", "llm.model=there"], "small_bc": ["agent.data=there"]}
 """What a treatment has no default for."""
@@ -77,8 +80,9 @@ def test_every_study_composes(study, composed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("study", "treatment"), PAIRS, ids=[" ".join(pair) for pair in PAIRS])
-def test_every_treatment_composes_with_its_studies(study, treatment, composed):
+@pytest.mark.parametrize("pair", some(FIRST_PAIRS, PAIRS), ids=" ".join)
+def test_every_treatment_composes_with_its_studies(pair, composed):
+    study, treatment = pair
     config, choices = composed(f"experiment={study}", f"treatment={treatment}", *DATA.get(treatment, []))
     check_values(config)
     check_treatment(choices)

@@ -10,6 +10,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from llmrl.teachers.domains import find_domain
 from llmrl.teachers.offline import OfflinePlanner
+from some import some
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from teacher_quality import PUBLISHED, TASKS, play
@@ -40,7 +41,7 @@ def test_tables_cover_every_state_that_chance_reaches(task):
 
 
 @pytest.mark.parametrize("mode", ["hard", "soft"])
-@pytest.mark.parametrize("task", ROOMS)
+@pytest.mark.parametrize("task", some(["lava_doorkey", "two_door"], ROOMS))
 def test_published_teachers_play_as_measured(task, mode):
     """Within four standard errors of both measurements together."""
     n, their_n = (250, 300) if task == "two_door" else (500, 600 if task == "colored_doorkey" else 1000)
@@ -54,12 +55,12 @@ def test_published_teachers_play_as_measured(task, mode):
 @pytest.mark.parametrize(
     ("task", "teacher", "success", "value"),
     [
-        ("simple_doorkey", "corrected", 1.0, 0.87),
+        pytest.param("simple_doorkey", "corrected", 1.0, 0.87, marks=pytest.mark.long),
         ("lava_doorkey", "corrected", 1.0, 0.87),
         ("colored_doorkey", "corrected", 1.0, 0.84),
         ("two_door", "corrected", 0.6, 0.17),
-        ("simple_doorkey", "oracle", 1.0, 0.875),
-        ("lava_doorkey", "oracle", 1.0, 0.87),
+        pytest.param("simple_doorkey", "oracle", 1.0, 0.875, marks=pytest.mark.long),
+        pytest.param("lava_doorkey", "oracle", 1.0, 0.87, marks=pytest.mark.long),
         ("colored_doorkey", "oracle", 1.0, 0.85),
         ("unlock_pickup", "oracle", 1.0, 0.94),
     ],

@@ -134,7 +134,7 @@ def test_what_is_told_is_told_by_the_rules() -> None:
     assert met["begun while others went on"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_hundred_random_episodes_are_told_by_the_rules_to_their_end() -> None:
     rng = np.random.default_rng(9)
     met = sum((check_played(level, 20, 100, 1000, rng) for level in DRAWN), Counter())

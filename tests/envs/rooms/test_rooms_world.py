@@ -40,6 +40,7 @@ from llmrl.envs.rooms.world import (
     code,
 )
 from room_games import begin, in_sight, numbers, one_game, reference, solve
+from some import some
 
 pytestmark = pytest.mark.slow
 
@@ -164,7 +165,7 @@ class Arena(MiniGridEnv):
         self.mission = ""
 
 
-@pytest.mark.parametrize("view", [3, 5, 7, 9, 13])
+@pytest.mark.parametrize("view", some([3, 7], [3, 5, 7, 9, 13]))
 def test_any_clutter_is_that_of_minigrid(view: int) -> None:
     """Every kind of object in every colour and state, in games that go on after goals and lava."""
     rng = np.random.default_rng(view)
