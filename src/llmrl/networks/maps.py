@@ -224,8 +224,11 @@ class PlanesCore(nn.Module):
             numbers[k] == low if low == high else (numbers[k] >= low) & (numbers[k] <= high)
             for k, low, high in self.planes
         ]
+        weight: torch.Tensor = self.linear[0].weight  # type: ignore[assignment]
+        if joined is None and (missing := weight.shape[-1] - len(facts) * facts[0].shape[-1]):
+            facts.append(facts[0].new_zeros((*facts[0].shape[:-1], missing)))  # stacked weights are wider
         # As bytes, which are converted six times as fast as truth values.
-        flat = torch.cat(facts, dim=-1).view(torch.uint8).to(self.linear[0].weight.dtype)  # type: ignore[arg-type]
+        flat = torch.cat(facts, dim=-1).view(torch.uint8).to(weight.dtype)
         return self.linear(beside(flat, joined))  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
+from torch.nn import functional
 
 from llmrl.algorithms.societies.stacked_networks import StackedNetwork, cells_of, stackable, stacks
 from llmrl.core.protocols import Policy, unchanged
@@ -15,6 +16,9 @@ from llmrl.core.rollouts import Rollout
 from llmrl.networks import categorical
 from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.society import SocietyPolicy
+
+ROWS = 8
+"""Samples that a processor multiplies at once: 7 take it a fifth longer than 8."""
 
 
 class PartitionedPolicy:
@@ -122,7 +126,8 @@ class StackedPolicies:
         self._groups = len(policies[0].members)
         members = [network for policy in policies for network, _ in policy.groups()]
         agents = policies[0].n_agents // self._groups
-        self._parts = stacks(members, games * agents, cells_of(members[0], observation))
+        self._samples = games * agents
+        self._parts = stacks(members, self._samples, cells_of(members[0], observation))
         self._stacks = [StackedNetwork(members[part]) for part in self._parts]
 
     def read(self) -> None:
@@ -155,14 +160,19 @@ class StackedPolicies:
             network: ActorCritic = stack.network
             features = network.encode(own)
             found.append((network.logits(features, own.get("action_mask")), network.value(features, own), features))
-        logits, value, features = (self._gathered(torch.cat(parts)) for parts in zip(*found, strict=True))
+        logits, value, features = (
+            self._gathered(torch.cat(parts)[:, : self._samples]) for parts in zip(*found, strict=True)
+        )
         return logits, value, features
 
     def _dealt(self, x: torch.Tensor) -> torch.Tensor:
-        """[n_envs, n_agents, ...] -> [K * G, games * k, ...]."""
+        """[n_envs, n_agents, ...] -> [K * G, games * k, ...], and zeros up to a whole number of `ROWS`."""
         k = x.shape[1] // self._groups
         split = x.reshape(-1, self.games, self._groups, k, *x.shape[2:])  # [K, games, G, k, ...]
-        return split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+        samples = split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+        if not (missing := -self._samples % ROWS):
+            return samples
+        return functional.pad(samples, (*[0, 0] * (samples.dim() - 2), 0, missing))
 
     def _gathered(self, x: torch.Tensor) -> torch.Tensor:
         """The reverse."""

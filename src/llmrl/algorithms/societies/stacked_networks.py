@@ -40,12 +40,12 @@ class StackedLinear(nn.Module):
 
     def __init__(self, layer: nn.Linear, k: int) -> None:
         super().__init__()
-        self.n_in, self.n_out = layer.in_features, layer.out_features
-        self.weight = _parameter(layer.weight, k, _filled(self.n_out), _filled(self.n_in))
+        self.n_out = layer.out_features
+        self.weight = _parameter(layer.weight, k, _filled(self.n_out), _filled(layer.in_features))
         self.bias = None if layer.bias is None else _parameter(layer.bias, k, _filled(self.n_out))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if (missing := self.weight.shape[-1] - self.n_in) > 0:
+        if (missing := self.weight.shape[-1] - x.shape[-1]) > 0:
             x = functional.pad(x, (0, missing))
         if self.bias is None:
             return torch.bmm(x, self.weight.mT)[..., : self.n_out]
