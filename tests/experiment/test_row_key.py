@@ -93,8 +93,8 @@ def test_numbers_of_learning_are_equal_to_numbers(one, other):
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (("principal=none",), Alone.LOOP),
-        (("env=cartpole", "agent=linear"), Alone.LOOP),
+        (("principal=none", "agent=random"), Alone.LOOP),
+        (("principal=none", "agent.ppo.target_kl=0.1", "hardware.threads=2"), Alone.THREADS),
         (("principal=metagrad",), Alone.METAGRAD),
         (("agent=random",), Alone.AGENT),
         (("agent.memory=8",), Alone.MEMORY),
@@ -109,6 +109,29 @@ def test_numbers_of_learning_are_equal_to_numbers(one, other):
 def test_why_a_run_is_alone(overrides, reason):
     found = config(*ROOM, *overrides)
     assert why_alone(found) is reason and row_key(found) is None
+
+
+LEARNS, SEARCHES = ("env=escape_room", "agent=ppo"), ("env=mountain_car_continuous", "agent=linear", "principal=random")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "other"),
+    [
+        (("env=escape_room", "agent.memory=8"), LEARNS),
+        (("env=simple_doorkey", "agent.ppo.target_kl=0.1", "seed=3"), LEARNS),
+        (("env=cartpole", "agent=linear", "principal=cem"), SEARCHES),
+    ],
+)
+def test_runs_that_play_by_themselves_share_where_that_is_asked_for(overrides, other):
+    """Whatever they play: nothing of it is computed as one batch."""
+    found = config(*overrides)
+    assert why_alone(found) is Alone.OWN and row_gb(found) is None
+    assert row_key(found) == row_key(config(*other)) is not None
+
+
+def test_searches_that_wait_for_a_language_model_wait_at_the_same_time():
+    found = config("env=cartpole", "agent=linear", "principal=llm", "llm=scripted")
+    assert why_alone(found) is None and row_key(found) is not None
 
 
 def test_a_gpu_that_is_taken_where_there_is_one(monkeypatch):

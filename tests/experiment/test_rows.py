@@ -74,6 +74,50 @@ def everything_is_let_go_of(rows: Sequence[Work]) -> None:
     assert all(read_owner(work.folder) is None for work in rows)
 
 
+ROOM = ("env=escape_room", "principal=none", "env.n_envs=3", "learn.env_steps=60", "learn.evaluate_every=1")
+DOOR = (
+    "env=simple_doorkey",
+    "agent=ppo",
+    "env.n_envs=2",
+    "env.horizon=8",
+    "learn.env_steps=48",
+    "learn.rollout_steps=8",
+)
+CARTS = ("env=cartpole", "agent=linear", "search.iterations=2", "search.episodes=2", "search.evaluate_episodes=2")
+CARTS += ("env.horizon=20", "hardware.cores=1")
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [(*ROOM, "seed=0"), (*ROOM, "seed=1", "agent.memory=4"), (*DOOR, "learn.evaluate_episodes=2")],
+        [(*CARTS, "principal=cem"), (*CARTS, "principal=llm", "llm=scripted"), (*CARTS, "principal=random", "seed=1")],
+    ],
+    ids=["learn", "search"],
+)
+def test_runs_that_play_by_themselves_are_what_they_are_alone(tmp_path, runs):
+    """Whatever they play and however they learn: nothing is computed as one batch."""
+
+    def taken_on(root: Path) -> list[Work]:
+        found = []
+        for row in runs:
+            typed = [*row, "hardware.threads=1"]
+            job = job_of(Experiment(compose(*typed, f"output_root={root}"), typed), typed)
+            take_on(job, root)
+            found.append(Work(compute, job.config, typed, job.folder, {}, job.key))
+        return found
+
+    single, rows = taken_on(tmp_path / "alone"), taken_on(tmp_path / "rows")
+    assert len({work.key for work in rows}) == 1 and rows[0].key is not None
+    assert Works(rows, compute_rows)() == [RowEnd(work.folder, 0) for work in rows]
+    everything_is_let_go_of(rows)
+    assert [Works([work], compute_rows)() for work in single] == [[RowEnd(work.folder, 0)] for work in single]
+    for row, alone in zip(rows, single, strict=True):
+        assert results(row.folder) == results(alone.folder)
+        lines = (row.folder / "run.log").read_text()
+        assert not [other for other in rows if other is not row and str(other.folder) in lines]
+
+
 def test_runs_are_what_they_are_alone_and_share_what_they_need(tmp_path, capsys):
     options = ("design.steps=2", "design.references=1")
     single, rows = works(tmp_path / "alone", THREE, *options), works(tmp_path / "rows", THREE, *options)

@@ -52,7 +52,7 @@ def test_runs_that_come_first_are_counted_once(tmp_path):
 def test_agents_that_ask_a_model_cannot_be_timed(tmp_path):
     runs = [Planned(Experiment.compose(*READING, f"seed={s}", f"output_root={tmp_path}")) for s in (0, 1)]
     title, rows = sweep_plan(runs)
-    assert "time: unknown" in title and rows[0][-1].startswith("no principal")
+    assert "time: unknown" in title and rows[0][-1].startswith("only loops")
 
 
 @given(st.lists(st.floats(0.0, 10.0), max_size=12), st.integers(1, 5))

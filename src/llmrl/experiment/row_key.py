@@ -1,4 +1,5 @@
-"""Which runs of a sweep may be rows of one process: those whose games and updates can be computed as one batch.
+"""Which runs of a sweep may be rows of one process: those whose games and updates can be computed as one batch, and
+those that each play and learn by themselves there, which saves what a process costs.
 
 Everything is decided from a resolved config and from what classes declare; nothing is built but plain settings.
 """
@@ -28,7 +29,8 @@ Config = Mapping[str, Any]
 class Alone(StrEnum):
     """Why a run shares its process with no other, in words for a table."""
 
-    LOOP = "no principal: only runs that a principal governs share a process"
+    LOOP = "only loops that design, learn or search share a process"
+    OWN = "it plays by itself, so beside others it would take as long (hardware.rows=<n> or hardware.jobs=<n> share)"
     METAGRAD = "its principal differentiates the agents' learning (principal=metagrad)"
     AGENT = "its agents do not learn by PPO alone"
     MEMORY = "its networks remember (agent.memory)"
@@ -69,8 +71,9 @@ def row_key(config: Config, environment: Mapping[str, str] | None = None) -> str
     """Return a text that two runs have in common if they may be rows of one process; None for a run that is alone in
     its own, for the reason that `why_alone` gives.
 
-    Equal are the shapes of environment, agent and loop, hardware, and variables of the process. Different may be the
-    principal, the seed, the language model, `LEARNING_NUMBERS`, and the weights that agents begin with.
+    Under a principal that governs a mechanism, the shapes of environment, agent and loop are equal, and the principal,
+    the seed, the language model, `LEARNING_NUMBERS`, and the weights that agents begin with may differ. Of runs that
+    learn or search, each by itself, all may differ. Hardware and variables of the process are equal in any case.
 
     Args:
         config: resolved, plain containers, of `llmrl-train` or `llmrl-finetune`.
@@ -79,8 +82,16 @@ def row_key(config: Config, environment: Mapping[str, str] | None = None) -> str
     Raises:
         ConfigError: a part cannot be found.
     """
-    if why_alone(config) is not None:
+    if why_alone(config) not in (None, Alone.OWN):
         return None
+    kind = loop_kind(config)
+    kept = _shape(config) if kind == "design" else {"loop": kind}
+    shape = {**kept, "process": alike(config), "environment": dict(environment or {})}
+    return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _shape(config: Config) -> dict[str, Any]:
+    """All that is equal in runs whose games and updates are computed as one batch."""
     agent = {name: value for name, value in config["agent"].items() if name != "init_from_seed"}
     agent["init_from"] = agent.get("init_from") is not None
     [place] = _ppo_places(config)
@@ -90,12 +101,11 @@ def row_key(config: Config, environment: Mapping[str, str] | None = None) -> str
     }
     design = {name: value for name, value in config["design"].items() if name not in _OF_ITS_JUDGE}
     kept = {name: value for name, value in config.items() if name not in _OF_A_ROW}
-    shape = {**kept, "agent": agent, "design": design, "process": alike(config), "environment": dict(environment or {})}
-    return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+    return {**kept, "agent": agent, "design": design}
 
 
 def why_alone(config: Config) -> Alone | None:
-    """Return why a run shares its process with no other; None if it may.
+    """Return why a run shares its process with no other, or would gain nothing by it (`Alone.OWN`); None if it may.
 
     Args:
         config: as `row_key` takes it.
@@ -103,38 +113,45 @@ def why_alone(config: Config) -> Alone | None:
     Raises:
         ConfigError: a part cannot be found.
     """
-    if "method" in config or loop_kind(config) != "design":
+    kind = None if "method" in config else loop_kind(config)
+    if kind not in ("design", "learn", "search"):
         return Alone.LOOP
     builder = Builder(trusted=config["trusted_modules"])
-    principal = builder.locate(config["principal"]["_target_"], "principal")
-    if getattr(principal, "needs_gradient", False):
+    principal = config["principal"].get("_target_")
+    if principal is not None and getattr(builder.locate(principal, "principal"), "needs_gradient", False):
         return Alone.METAGRAD
     if config["teacher"].get("_target_") is not None:
         return Alone.TEACHER
-    if (reason := _agent_alone(config, builder)) is not None:
+    if kind != "search" and (reason := _agent_alone(config, builder, batched=kind == "design")) is not None:
         return reason
     batched = getattr(builder.locate(config["env"]["_target_"], "env"), "plays_in_rows", None)
-    if batched is None or not batched(config["env"]):
+    if (kind == "design" and batched is None) or (batched is not None and not batched(config["env"])):
         return Alone.GAMES
-    if asking(config) and builder.needs(config["llm"], "device", "llm"):
+    asks = asking(config)
+    if asks and builder.needs(config["llm"], "device", "llm"):
         return Alone.MODEL
     hardware: Hardware = builder.build(config["hardware"], "hardware")
     if hardware.backend.processes > 1:
         return Alone.PROCESSES
     if (hardware.threads or hardware.cores or 0) != 1:
         return Alone.THREADS
-    return Alone.GPU if _on_gpu(hardware) else None
+    if _on_gpu(hardware):
+        return Alone.GPU
+    # Runs that wait for a language model wait at the same time.
+    return None if kind == "design" or asks else Alone.OWN
 
 
 def row_gb(config: Config) -> float | None:
-    """Return about how much memory one more row takes in a process that has some, gigabytes; None where the
-    environment does not say how large an observation is.
+    """Return about how much memory one more row takes in a process that has some, gigabytes; None where that is as
+    much as it takes by itself, or the environment does not say how large an observation is.
 
     That is `_COPIES` of a rollout of all of its games, and what every row has.
 
     Args:
         config: as `row_key` takes it, of a run that has a key.
     """
+    if loop_kind(config) != "design":
+        return None
     env, design = config["env"], config["design"]
     builder = Builder(trusted=config["trusted_modules"])
     size = getattr(builder.locate(env["_target_"], "env"), "observation_bytes", None)
@@ -145,8 +162,8 @@ def row_gb(config: Config) -> float | None:
     return float(_OF_A_RUN_GB + _COPIES * agent_steps * (size(env) + _NUMBERS) / 1e9)
 
 
-def _agent_alone(config: Config, builder: Builder) -> Alone | None:
-    """Why agents cannot be updated in one batch with those of others."""
+def _agent_alone(config: Config, builder: Builder, batched: bool) -> Alone | None:
+    """Why agents cannot learn beside others, or where it is to be `batched`, in one batch with them."""
     from llmrl.algorithms.ppo import PPOSettings
 
     node = config["agent"]
@@ -155,6 +172,8 @@ def _agent_alone(config: Config, builder: Builder) -> Alone | None:
     places = _ppo_places(config)
     if owner is None or agent.update is not owner.update or len(places) != 1:
         return Alone.AGENT
+    if not batched:
+        return None
     remembers = getattr(agent, "remembers_by", None)
     if remembers is not None and node.get(remembers) is not None:
         return Alone.MEMORY

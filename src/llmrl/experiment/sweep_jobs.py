@@ -10,7 +10,7 @@ from llmrl.experiment import run_references
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.job import compute
 from llmrl.experiment.means import check_command_lines, game_processes
-from llmrl.experiment.row_key import row_gb, row_key
+from llmrl.experiment.row_key import Alone, row_gb, row_key, why_alone
 from llmrl.experiment.rows import compute_rows
 from llmrl.sweeps.backends.protocol import Job, Outcome
 from llmrl.sweeps.jobs import differing_keys, named_by
@@ -85,6 +85,7 @@ def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[s
     hardware = experiment.means.hardware
     cores = hardware.cores_for(game_processes(config))
     key = row_key(config, environment)
+    gains = why_alone(config) is not Alone.OWN
     return Job(
         absolute,
         experiment.overrides,
@@ -94,6 +95,7 @@ def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[s
         dict(environment or {}),
         key=key,
         row_gb=None if key is None else row_gb(config),
+        gains=gains,
     )
 
 

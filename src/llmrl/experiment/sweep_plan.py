@@ -15,7 +15,7 @@ from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.means import Means
 from llmrl.experiment.models import asking
 from llmrl.experiment.needed import NeededRun
-from llmrl.experiment.parts import build_loop, build_parts
+from llmrl.experiment.parts import build_loop, build_parts, loop_kind
 from llmrl.experiment.plan import costs
 from llmrl.experiment.row_key import why_alone
 from llmrl.experiment.sweep_jobs import Planned, jobs_of
@@ -222,8 +222,9 @@ class _Rates:
 
 
 def _timed(config: Mapping[str, Any], rows: int) -> float | None:
-    """Steps a second of so many runs like this one; of those whose agents ask a language model that is not known."""
-    if asking(config, ("agent", "teacher")):
+    """Steps a second of so many runs like this one; not known without a principal of the games, or where agents ask a
+    language model."""
+    if loop_kind(config) != "design" or asking(config, ("agent", "teacher")):
         return None
     if rows > 1:
         config = {
@@ -236,8 +237,7 @@ def _timed(config: Mapping[str, Any], rows: int) -> float | None:
     parts = build_parts(config, means.model, means=means)
     try:
         loop = build_loop(config, parts)
-        if not isinstance(loop, DesignLoop):
-            return None
+        assert isinstance(loop, DesignLoop)
         return steps_per_second(loop.adaptation, Seeds(config["seed"]).child("rehearsal"))
     finally:
         parts.close()

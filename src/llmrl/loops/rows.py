@@ -118,7 +118,7 @@ class Rows:
             request = seats[0].request
             answers: Sequence[Any]
             if seats[0].shape() is seats[0]:
-                answers = [seats[0].alone.answer(request)] if request is not None else []
+                answers = [seats[0].told(seats[0].alone.answer, request)] if request is not None else []
             elif isinstance(request, Update):
                 answers = self._update(seats)
             else:

@@ -109,6 +109,8 @@ def _most_rows(job: Job, memory_gb: float | None) -> int:
         return rows
     if memory_gb is None:
         return _MANY
+    if not job.gains:
+        return 1
     row = own if job.row_gb is None else job.row_gb
     return 1 + int(min(max(memory_gb - own, 0.0) / row, _MANY))
 

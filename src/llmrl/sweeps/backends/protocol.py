@@ -211,6 +211,7 @@ class Job:
         after: jobs of the same launch whose runs this one needs: it begins when they have ended.
         key: runs with equal ones may be rows of one process; None: it is alone in its own.
         row_gb: memory that it takes in a process that has a run already, gigabytes; None: as much as by itself.
+        gains: as a row beside others it takes less time; else it shares a process only where that is asked for.
     """
 
     config: dict[str, Any]
@@ -222,6 +223,7 @@ class Job:
     after: tuple[Job, ...] = ()
     key: str | None = None
     row_gb: float | None = None
+    gains: bool = True
 
     @cached_property
     def folder(self) -> Path:
