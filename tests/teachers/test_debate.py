@@ -28,8 +28,8 @@ from llmrl.teachers.schedules import Constant
 
 
 class Covetous(Provider):
-    """Wants the first landmark that no agent with a lower number announced. `doubt` of ten answers are `stay`; `mute` is
-    an agent that gets none."""
+    """Wants the first landmark that no agent with a lower number announced. `doubt` of ten answers are `stay`, and the
+    agent `mute` gets none."""
 
     label = "covetous"
     identity = {"model": "covetous"}
