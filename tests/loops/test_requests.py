@@ -25,7 +25,7 @@ from llmrl.run.signals import Stopped
 FOLDER = Path(llmrl.loops.__file__).parent
 CLOSED = {
     *("Begin", "PlaySteps", "PlayEpisode", "Update", "DifferentiableUpdate", "Imitate", "Ask", "Chat", "Evaluate"),
-    *("EvaluateController", "Delegate", "Log", "SafePoint"),
+    *("EvaluateController", "Delegate", "Log", "SafePoint", "PlayIndependently"),
 }
 REQUESTS = get_args(Request)
 

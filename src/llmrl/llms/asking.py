@@ -39,12 +39,14 @@ class Question:
         messages: as in `ChatRequest`; turns of user and assistant alternate, and the last is the user's.
         name, hash: of the prompt it was made from, for the call log.
         schema: JSON schema of this question's reply; None: that of who asks.
+        place: as in `ChatRequest`.
     """
 
     messages: tuple[dict[str, str], ...]
     name: str = ""
     hash: str = ""
     schema: dict[str, Any] | None = None
+    place: str = ""
 
 
 @dataclass
@@ -203,6 +205,7 @@ class Asker(Generic[T]):
             purpose=self.purpose,
             prompt=question.name,
             prompt_hash=question.hash,
+            place=question.place if isinstance(question, Question) else "",
             read=parse,
         )
 

@@ -69,8 +69,6 @@ class LLMPlayer(OnlyPlays):
                 "llm.budget.tokens)"
             )
         shown: list[Show] = list(SHOWN) if show is None else show
-        told = ("last_episode",) if "last_episode" in shown else ()
-        self.carried: tuple[str, ...] = (*told, *(("lessons",) if lessons else ()))
         settings = PlayerSettings(
             history=history,
             action_every=action_every,
@@ -86,6 +84,7 @@ class LLMPlayer(OnlyPlays):
             sliding_history=sliding_history,
         )
         self.policy = LLMPolicy(spec, llm, settings)
+        self.carried = self.policy.carried
 
     def metrics(self) -> dict[str, float]:
         """See `LLMPolicy.metrics`."""

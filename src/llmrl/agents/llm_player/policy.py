@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ FALLBACK = "(no usable reply)"
 """Stands in the history where the player said nothing that could be used; what was done is told in the next turn."""
 
 Decision = tuple[str, Action]
+Counted = tuple[dict[str, int], ...]
+"""Counters of a player, and of its two kinds of questions."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,9 @@ class LLMPolicy:
         self._schema = reply_schema(self.answers, settings.reflection)
         self.seats = [[Conversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
         self.playing = np.zeros(spec.n_envs, dtype=bool)
+        self.episodes: Sequence[int] | None = None
+        """Numbers of the episodes that the games are in: with them replies belong to a place in an episode, and not to
+        whoever asked first. None: equal questions are counted."""
         self.counters = dict.fromkeys(("decisions", "replies", "invalid", "failed", "fallbacks", "lessons"), 0)
         # Faults in prompts are found before the first question.
         self.system = [self._system(agent, ()) for agent in range(spec.n_agents)]
@@ -209,6 +214,32 @@ class LLMPolicy:
             **({"player/lessons": counted["lessons"]} if self.settings.lessons else {}),
         }
 
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """What goes from an episode to the next one of the same game: "last_episode", "lessons", or nothing."""
+        told = ("last_episode",) if "last_episode" in self.settings.show else ()
+        return (*told, *(("lessons",) if self.settings.lessons else ()))
+
+    def one_game(self) -> LLMPolicy:
+        """The same player for one game by itself, with counters of its own."""
+        return LLMPolicy(replace(self.spec, n_envs=1), self.llm, self.settings)
+
+    def counted(self) -> Counted:
+        """What was counted since the last time that this was asked for."""
+        found = tuple(dict(counters) for counters in self._counters)
+        for counters in self._counters:
+            counters.update(dict.fromkeys(counters, 0))
+        return found
+
+    def add(self, counted: Counted) -> None:
+        """Count what another one counted."""
+        for counters, more in zip(self._counters, counted, strict=True):
+            counters.update({name: x + more[name] for name, x in counters.items()})
+
+    @property
+    def _counters(self) -> tuple[dict[str, int], ...]:
+        return self.counters, self.asker.counters, self.pupil.counters
+
     def state_dict(self) -> State:
         return {
             "seats": [[seat.state_dict() for seat in row] for row in self.seats],
@@ -233,7 +264,11 @@ class LLMPolicy:
     def _question(self, game: int, agent: int) -> Question:
         seat = self.seats[game][agent]
         prompt = self._system(agent, tuple(seat.lessons)) if seat.lessons else self.system[agent]
-        return Question(self._fitting(seat, prompt), prompt.name, prompt.hash, self._schema)
+        place = self._place(game, agent, seat.decided)
+        return Question(self._fitting(seat, prompt), prompt.name, prompt.hash, self._schema, place)
+
+    def _place(self, game: int, agent: int, what: object) -> str:
+        return "" if self.episodes is None else f"episode {self.episodes[game]}, player {agent}, {what}"
 
     def _fitting(self, seat: Conversation, prompt: Prompt) -> tuple[Message, ...]:
         """The messages with as many earlier turns as the model's context window takes."""
@@ -283,7 +318,9 @@ class LLMPolicy:
             for agent, seat in enumerate(self.seats[game])
             if seat.unlearnt
         ]
-        questions = [self._lesson_question(self.seats[g][a], a) for g, a in pupils]
+        questions = [
+            replace(self._lesson_question(self.seats[g][a], a), place=self._place(g, a, "lesson")) for g, a in pupils
+        ]
         lessons = (yield from self.pupil.asking(questions)) if questions else []
         for (game, agent), lesson, took in zip(pupils, lessons, self.pupil.asked, strict=False):
             seat = self.seats[game][agent]
