@@ -55,7 +55,7 @@ def connect(
         Cache(Path(cache_dir).expanduser(), cache),
         None,
         retry,
-        limits,
+        limits.shared(provider.account),
         budget,
         failures,
         None if share_replies else seed,
