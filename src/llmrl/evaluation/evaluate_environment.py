@@ -15,9 +15,9 @@ from llmrl.evaluation.mechanisms import EvaluatedMechanism
 from llmrl.evaluation.settings import EvaluationSettings, Teller
 from llmrl.evaluation.videos import film, save_side_by_side
 from llmrl.experiment.parts import Parts
+from llmrl.loops.independent_games import IndependentGames
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.evaluate_policy import evaluate_policy
-from llmrl.rollout.independent_games import IndependentGames
 from llmrl.rollout.trajectory_writers import trajectory_observers
 
 Player = tuple[str, str]

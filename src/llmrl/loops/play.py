@@ -15,12 +15,12 @@ from llmrl.core.protocols import Estimating, VecEnv
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.run_context import RunContext
+from llmrl.loops.independent_games import IndependentGames
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.requests import Begin, Log, PlayIndependently, PlaySteps, Requests, SafePoint
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_logger import EpisodeLogger, EpisodeLogSettings
 from llmrl.rollout.episode_results import evaluation_metrics, write_results
-from llmrl.rollout.independent_games import IndependentGames
 from llmrl.rollout.observers import EpisodeProgress
 from llmrl.rollout.trajectory_writers import TrajectoryWriter, kept_text
 from llmrl.run.content import RESULT_EPISODES

@@ -24,8 +24,8 @@ from llmrl.core.seeding import Seeds
 
 if TYPE_CHECKING:
     from llmrl.algorithms.cloning import Cloning
+    from llmrl.loops.independent_games import IndependentGames
     from llmrl.rollout.collector import Collector
-    from llmrl.rollout.independent_games import IndependentGames
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from llmrl.core.records import Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec
 from llmrl.core.trust import NOBODY, Trust
+from llmrl.envs.guard import guarded
 from llmrl.envs.gym.faults import MISREAD, check_rewards, first_outside
 from llmrl.envs.gym.games import GameMaker
 from llmrl.envs.gym.protocols import Describer, Engine
@@ -179,7 +180,9 @@ class GymnasiumEnv(Replayed):
 
     def one_game(self) -> GymnasiumEnv:
         """Return the same environment with one game, which goes on by itself."""
-        return GymnasiumEnv(**self._made_of, n_envs=1)
+        game = GymnasiumEnv(**self._made_of, n_envs=1)
+        guarded(game)
+        return game
 
     def single(self) -> gymnasium.Env[Any, Any]:
         """One more game, as Gymnasium has it."""
