@@ -180,9 +180,9 @@ class GymnasiumEnv(Replayed):
 
     def one_game(self) -> GymnasiumEnv:
         """Return the same environment with one game, which goes on by itself."""
-        game = GymnasiumEnv(**self._made_of, n_envs=1)
-        guarded(game)
-        return game
+        game: Any = GymnasiumEnv(**self._made_of, n_envs=1)
+        made: GymnasiumEnv = guarded(game)  # type: ignore[assignment]
+        return made
 
     def single(self) -> gymnasium.Env[Any, Any]:
         """One more game, as Gymnasium has it."""
