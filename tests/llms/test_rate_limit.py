@@ -97,3 +97,11 @@ def test_requests_are_spread_over_minutes():
         limits.start(0, clock.wait)
         times.append(clock.now)
     assert times == list(accumulate([1000.0, 0, WINDOW, 0, WINDOW, 0]))
+
+
+def test_who_uses_one_account_shares_its_limits():
+    """With the same numbers; who has no account has limits of its own."""
+    first, second, other = RateLimit(2), RateLimit(2), RateLimit(3)
+    assert first.shared("model, KEY") is second.shared("model, KEY") is first
+    assert other.shared("model, KEY") is other and second.shared("model, OTHER_KEY") is second
+    assert first.shared(None) is first and second.shared(None) is second

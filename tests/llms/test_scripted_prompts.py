@@ -81,10 +81,10 @@ def play(text, model):
             over = terminated or truncated
 
 
-def plan_in_particles(scenario, model):
+def plan_in_particles(scenario, model, prompt=None):
     """What all agents would do in some states."""
     sentences = sorted(set(itertools.chain(*told(scenario, random_world(scenario, 5, 20)))))
-    LLMPlanner(domain_of(scenario), model, samples=1).plans(sentences)
+    LLMPlanner(domain_of(scenario), model, samples=1, prompt=prompt).plans(sentences)
 
 
 KINDS = {
@@ -95,6 +95,10 @@ KINDS = {
         for name in ROOMS
     },
     **{f"teacher/{domain_of(scenario).name}": (plan_in_particles, scenario) for scenario in SCENARIOS},
+    "teacher/simple_spread_rule": (
+        lambda scenario, llm: plan_in_particles(scenario, llm, "simple_spread_rule"),
+        next(scenario for scenario in SCENARIOS if domain_of(scenario).name == "simple_spread"),
+    ),
     **{f"player/system of {text}": (play, text) for text in PLAYED},
 }
 """What a prompt is rendered and asked by, and of what."""

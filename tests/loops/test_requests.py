@@ -25,7 +25,7 @@ from llmrl.run.signals import Stopped
 FOLDER = Path(llmrl.loops.__file__).parent
 CLOSED = {
     *("Begin", "PlaySteps", "PlayEpisode", "Update", "DifferentiableUpdate", "Imitate", "Ask", "Chat", "Evaluate"),
-    *("EvaluateController", "Delegate", "Log", "SafePoint"),
+    *("EvaluateController", "Delegate", "Log", "SafePoint", "PlayIndependently"),
 }
 REQUESTS = get_args(Request)
 
@@ -36,7 +36,8 @@ def calls(path: Path) -> set[str]:
 
 
 def asking_modules() -> list[Path]:
-    return [path for path in sorted(FOLDER.glob("*.py")) if path.name not in ("requests.py", "executor.py")]
+    answering = ("requests.py", "executor.py", "independent_games.py")
+    return [path for path in sorted(FOLDER.glob("*.py")) if path.name not in answering]
 
 
 class TestTheList:

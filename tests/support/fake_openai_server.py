@@ -89,7 +89,7 @@ class FakeOpenAIServer:
         retry_after: seconds of `429-after`.
         hang: longest time a hanging or trickling answer is kept up, seconds.
         model: the one it lists.
-        delay: seconds every answer takes.
+        delay: seconds every answer takes, or a function that says how many.
         fault_rate: share of requests that go wrong, in a way drawn from `fault_kinds`, by `seed`. Faults in the queue
             `faults` come first.
 
@@ -216,7 +216,7 @@ class FakeOpenAIServer:
                     return
                 exchange = fake._begin(body)
                 try:
-                    fake.stopping.wait(fake.delay)
+                    fake.stopping.wait(fake.delay() if callable(fake.delay) else fake.delay)
                     fake._answer_begins()
                     self._answer(body, exchange)
                 finally:

@@ -28,7 +28,8 @@ from llmrl.teachers.schedules import Constant
 
 
 class Covetous(Provider):
-    """Wants the first landmark that no agent with a lower number announced. `doubt` of ten answers are `stay`."""
+    """Wants the first landmark that no agent with a lower number announced. `doubt` of ten answers are `stay`, and the
+    agent `mute` gets none."""
 
     label = "covetous"
     identity = {"model": "covetous"}
@@ -36,7 +37,7 @@ class Covetous(Provider):
 
     def __init__(self, doubt: int = 0) -> None:
         super().__init__(input_price=0.0, output_price=0.0)
-        self.doubt, self.states = doubt, []
+        self.doubt, self.states, self.mute = doubt, [], ""
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         return [ChatReply(self._plan(request)) for request in requests]
@@ -46,6 +47,8 @@ class Covetous(Provider):
         self.states.append(state)
         own, _, heard = state.partition(ANNOUNCED)
         me = re.match(r"The agent is (\w+)", own).group(1)
+        if me == self.mute:
+            return "Hm."
         taken = {landmark for name, landmark in re.findall(r"(\w+): go to (landmark \d)", heard) if name < me}
         first = next(name for name in re.findall(r"<(landmark \d)>", own) if name not in taken)
         step = {"skill": "stay", "object": ""} if request.repeat < self.doubt else {"skill": "go to", "object": first}
@@ -94,6 +97,15 @@ def test_everybody_is_asked_with_what_the_others_announced() -> None:
         f"{GAME[1]} The others mean to do this: agent_0: go to landmark 0; agent_2: go to landmark 0.",
         f"{GAME[2]} The others mean to do this: agent_0: go to landmark 0; agent_1: go to landmark 0.",
     ]
+
+
+def test_what_is_done_without_a_plan_is_not_announced_as_one() -> None:
+    debating, model = debate(1)
+    model.mute = "agent_1"
+    debating.deliberate([GAME])
+    assert "agent_1: has no plan yet; agent_2: go to landmark 0." in next(
+        state for state in model.states if state.startswith(f"{GAME[0]} The others")
+    )
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])

@@ -84,6 +84,29 @@ def test_the_example_of_a_prompt_is_a_valid_plan(task):
     assert len(parse_reply(answer, domain.skills, domain.objects(sentence))) == 2
 
 
+def test_what_is_told_of_an_episode():
+    """Its length, as it is configured; nothing where nothing is known."""
+    assert "after 90 actions" in planner(horizon=90).question(KEY).text
+    assert "An episode ends" not in planner().question(KEY).text
+
+
+def test_another_prompt_can_be_named():
+    assert planner(prompt="lava_doorkey").question(KEY).name == "teacher/lava_doorkey"
+    with pytest.raises(ConfigError, match=r"has no prompt nowhere.j2; there are .*simple_spread_rule"):
+        planner(prompt="nowhere")
+
+
+def test_what_changes_from_state_to_state_comes_last():
+    """So that providers keep the rest; the schema names what there may be in any of them."""
+    model = Answers(plan_json(("explore", "")))
+    planner(ChatClient(model), samples=1).plans([KEY, DOOR])
+    one, other = (request.messages[-1]["content"] for request in model.requests)
+    head, _, _ = one.partition("State: Agent sees <key>")
+    assert other.startswith(f"{head}State: Agent sees <door>") and len(head) > 0.9 * len(one)
+    assert model.requests[0].schema == model.requests[1].schema
+    assert model.requests[0].schema["$defs"]["_Step"]["properties"]["object"]["enum"] == ["", "key", "door"]
+
+
 def test_own_prompts_come_first(tmp_path):
     (tmp_path / "teacher").mkdir()
     (tmp_path / "teacher" / "simple_doorkey.j2").write_text(
@@ -116,6 +139,17 @@ class TestAsking:
         asked = planner(ChatClient(Answers(go)), samples=1, repair_turns=0)
         assert asked.plans([KEY, DOOR]) == [((EXPLORE, 1.0),), (((PlanStep("go to", "door"),), 1.0),)]
         assert asked.metrics()["teacher/fallbacks"] == 1
+
+    def test_steps_that_cannot_be_done_yet_are_passed_over(self):
+        """Also the first; what is left is the plan."""
+        ahead = plan_json(("open", "door"), ("go to", "key"), ("pick up", "key"), ("go to", "door"), ("open", "door"))
+        assert planner(ChatClient(Answers(ahead)), samples=1).plans([KEY]) == [((FETCH, 1.0),)]
+
+    def test_the_model_is_shown_where_its_json_breaks(self):
+        model = Answers('{"reasoning": "x", "plan": [{"skill": "fly" "object": }]', plan_json(("explore", "")))
+        planner(ChatClient(model), samples=1).plans([KEY])
+        said = model.requests[1].messages[-1]["content"]
+        assert "there is no skill 'fly'" in said and "its JSON breaks at line 1, column 45, near" in said
 
     def test_the_model_is_shown_what_is_wrong(self):
         model = Answers(plan_json(("fly", "")), plan_json(("explore", "")))
@@ -241,7 +275,7 @@ def test_the_table_of_a_run_can_be_played_again(tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('{% extends "_one_room.j2" %}', r"teacher/simple_doorkey \(.*simple_doorkey.j2\): Required block 'world'"),
+        ('{% extends "_one_room.j2" %}', r"teacher/simple_doorkey \(.*simple_doorkey.j2\): Required block 'room'"),
         ("{% if %}", "simple_doorkey.j2, line 1"),
         ('{% extends "_room.j2" %}', "simple_doorkey.j2 extends or includes _room.j2, .*_one_room"),
     ],

@@ -55,6 +55,8 @@ def test_of_two_plans_the_later_counts_where_the_reply_says_so():
         (reply(*[("explore", "")] * (LONGEST_PLAN + 1)), [("explore", "")] * LONGEST_PLAN),
         (reply(("explore", ""), ("fly to", "red key"), ("open", "blue door")), [("explore", "")]),
         (reply(("explore", ""), ("go to", "green key")), [("explore", "")]),
+        (reply(("go to", "green key"), ("explore", "")), [("explore", "")]),  # it is not there yet
+        ("Action: {open <green door>, go to <red key>}", [("go to", "red key")]),
         (
             '{"steps": [{"action": "GoTo", "target": "Red Key"}, "pick up red key"]}',
             [(s.skill, s.object) for s in FETCH],
@@ -63,7 +65,8 @@ def test_of_two_plans_the_later_counts_where_the_reply_says_so():
     ],
 )
 def test_what_is_forgiven(text, steps):
-    """Additions are dropped, and a plan is kept up to the first step that cannot be meant."""
+    """Additions are dropped, steps for what is not there are passed over, and a plan is kept up to the first step that
+    cannot be meant."""
     assert parse(text) == tuple(PlanStep(*step) for step in steps)
 
 

@@ -74,11 +74,19 @@ class TestSentences:
         # Keys come first, wherever they are.
         assert said(draw("#D###", "#>..#", "#..K#")) == "Agent sees <key>, <door>, holds <nothing>."
 
-    def test_colours_in_the_order_of_x_then_y(self):
-        grid = coloured(draw("#####", "#>..#", "#...#", "#####"), red_3_1=KEY, blue_2_2=KEY, blue_4_1=DOOR)
-        assert scene("colored_doorkey", grid).sentence == (
-            "Agent sees <blue key>, <red key>, <blue door>, holds <nothing>."
-        )
+    def test_one_order_whatever_lies_where(self):
+        """By name; as published in the order of x, then y, so that one state is told in two ways."""
+        room = ("#####", "#>..#", "#...#", "#####")
+        one = coloured(draw(*room), blue_3_1=KEY, red_2_2=KEY, blue_4_1=DOOR)
+        other = coloured(draw(*room), red_3_1=KEY, blue_2_2=KEY, blue_4_1=DOOR)
+        told = "Agent sees <blue key>, <red key>, <blue door>, holds <nothing>."
+        assert scene("colored_doorkey", one).sentence == scene("colored_doorkey", other).sentence == told
+        published = [
+            scene("colored_doorkey", x, np.zeros(find_domain("colored_doorkey", True).memory), parity=True).sentence
+            for x in (one, other)
+        ]
+        assert published == [told.replace("<blue key>, <red key>", "<red key>, <blue key>"), told]
+        grid = other
         assert scene("colored_doorkey", carrying(grid, KEY, "red")).sentence.endswith("holds <red key>.")
 
     def test_things_with_one_name_are_named_once(self):

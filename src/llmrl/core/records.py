@@ -158,6 +158,8 @@ class ChatRequest:
         prompt: name of the prompt file the question was made from, and
         prompt_hash: a hash of what that file says; both for the call log.
         repeat: 0 where this question is asked for the first time, 1 for an independent second answer to it, ...
+        place: where in a run it is asked, if that is what tells it from equal ones: who asks at several places at once
+            names them, as then nobody can say which question came first. "": equal ones are counted.
         read: what a reply means, for the call log; raises where it means nothing. None where anything goes.
     """
 
@@ -167,6 +169,7 @@ class ChatRequest:
     prompt: str = ""
     prompt_hash: str = ""
     repeat: int = 0
+    place: str = ""
     read: Callable[[ChatReply], Any] | None = field(default=None, compare=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from llmrl.core.protocols import Policy, VecEnv
 from llmrl.core.records import State
@@ -14,6 +15,7 @@ from llmrl.evaluation.mechanisms import EvaluatedMechanism
 from llmrl.evaluation.settings import EvaluationSettings, Teller
 from llmrl.evaluation.videos import film, save_side_by_side
 from llmrl.experiment.parts import Parts
+from llmrl.loops.independent_games import IndependentGames
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.evaluate_policy import evaluate_policy
 from llmrl.rollout.trajectory_writers import trajectory_observers
@@ -59,9 +61,32 @@ def evaluate_environment(
     Raises:
         ConfigError: the environment does not offer what the policy reads.
     """
+    if trajectories is None and settings.exactly and IndependentGames.fit(env, policy):
+        prepare()
+        return _played_apart(env, policy, device, settings)
     with trajectory_observers(env, policy, trajectories) as observers:
         collector = Collector(env, policy, device, observers=observers)
         return evaluate_policy(collector, settings.n, settings.seeds, settings.greedy, prepare, settings.exactly)
+
+
+def _played_apart(env: Any, policy: Any, device: str, settings: EpisodeSettings) -> list[Episode]:
+    """The episodes that `evaluate_policy` plays, each game by itself."""
+
+    def seed(episode: int) -> int:
+        game = Seeds(settings.seeds.integer(f"env {episode // env.spec.n_envs}")).child(episode % env.spec.n_envs)
+        return game.integer(0)
+
+    carried = bool(policy.carried)
+    games: IndependentGames[Any] = IndependentGames(env, policy, device, seed, settings.n, carried)
+    found: dict[int, Episode] = {}
+    try:
+        while games.going:
+            for each in games.go_on():
+                policy.add(each.counted)
+                found[each.number] = each.episode
+    finally:
+        games.close()
+    return [found[k] for k in sorted(found)]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +18,9 @@ from llmrl.llms.structured import InvalidReply, read
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+R = TypeVar("R")
+Conversing = Generator[Sequence[ChatRequest], Sequence[ChatReply], R]
+"""Something that asks a model and goes on with its replies: yields requests, is sent replies, returns an R."""
 
 QUOTED_REPLY = 4000
 """Characters of an invalid reply that are shown back to the model."""
@@ -36,12 +39,14 @@ class Question:
         messages: as in `ChatRequest`; turns of user and assistant alternate, and the last is the user's.
         name, hash: of the prompt it was made from, for the call log.
         schema: JSON schema of this question's reply; None: that of who asks.
+        place: as in `ChatRequest`.
     """
 
     messages: tuple[dict[str, str], ...]
     name: str = ""
     hash: str = ""
     schema: dict[str, Any] | None = None
+    place: str = ""
 
 
 @dataclass
@@ -122,6 +127,12 @@ class Asker(Generic[T]):
             LLMError: the model could not be reached, or may not be paid any more.
             TooManyInvalid: too large a share of all the run's replies so far is invalid (`llm.max_invalid`).
         """
+        return conversed(self.asking(questions, parsers), self.llm.chat)
+
+    def asking(
+        self, questions: Sequence[Prompt | Question], parsers: Sequence[Callable[[ChatReply], T]] | None = None
+    ) -> Conversing[list[T | None]]:
+        """`ask` for who sends the requests elsewhere: yields them, is sent their replies, and returns the values."""
         values: list[T | None] = [None] * len(questions)
         parsers = [self.parse] * len(questions) if parsers is None else parsers
         self.unreached = set()
@@ -129,7 +140,7 @@ class Asker(Generic[T]):
         open_: dict[int, Messages] = {i: _messages(question) for i, question in enumerate(questions)}
         for turn in range(self.repair_turns + 1):
             requests = [self._request(questions[i], messages, parsers[i]) for i, messages in open_.items()]
-            replies = self.llm.chat(requests) if requests else []
+            replies: Sequence[ChatReply] = (yield requests) if requests else []
             for (i, messages), reply in zip(list(open_.items()), replies, strict=True):
                 try:
                     values[i] = _value(reply, parsers[i])
@@ -194,8 +205,20 @@ class Asker(Generic[T]):
             purpose=self.purpose,
             prompt=question.name,
             prompt_hash=question.hash,
+            place=question.place if isinstance(question, Question) else "",
             read=parse,
         )
+
+
+def conversed(conversing: Conversing[R], chat: Callable[[Sequence[ChatRequest]], Sequence[ChatReply]]) -> R:
+    """What comes of a conversation whose requests `chat` answers, one batch after the other."""
+    try:
+        requests = next(conversing)
+        while True:
+            requests = conversing.send(chat(requests))
+    except StopIteration as end:
+        value: R = end.value
+        return value
 
 
 def most_that_fit(fits: Callable[[int], bool], n: int) -> int:

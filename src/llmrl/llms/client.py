@@ -55,7 +55,7 @@ def connect(
         Cache(Path(cache_dir).expanduser(), cache),
         None,
         retry,
-        limits,
+        limits.shared(provider.account),
         budget,
         failures,
         None if share_replies else seed,
@@ -70,6 +70,14 @@ class _Call:
     request: ChatRequest
     key: str
     line: Verdict | None = None
+
+
+@dataclass
+class Fetched:
+    """What became of some requests, not counted yet."""
+
+    calls: Sequence[_Call]
+    results: Sequence[ChatReply | LLMError]
 
 
 class ChatClient:
@@ -146,6 +154,15 @@ class ChatClient:
             Interrupted: the run is to stop, and some were not sent, or not again.
             LLMError: some failed for good (`failures=stop`), or are not in the cache (mode `only`).
         """
+        fetched = self.fetch(requests)
+        self.count(fetched)
+        return self.replies(fetched)
+
+    def fetch(self, requests: Sequence[ChatRequest]) -> Fetched:
+        """Have requests answered, by whichever thread, for who counts and reads the replies where they are used.
+
+        What a checkpoint holds of them is changed by `count` alone.
+        """
         with self._lock:
             numbered = self._repeats.number(requests)
         identity = self.provider.identity
@@ -154,11 +171,17 @@ class ChatClient:
         missing = [i for i, result in enumerate(results) if result is None]
         for i, answer in zip(missing, self._from_provider([calls[i] for i in missing]), strict=True):
             results[i] = answer
-        complete = [result for result in results if result is not None]
+        return Fetched(calls, [result for result in results if result is not None])
+
+    def count(self, fetched: Fetched) -> None:
+        """Add what was fetched to the run's totals, and write down how it is read."""
         with self._lock:
-            self._totals.add([result for result in complete if isinstance(result, ChatReply)])
-        self._judge(calls, complete)
-        return self._finished(complete)
+            self._totals.add([result for result in fetched.results if isinstance(result, ChatReply)])
+        self._judge(fetched.calls, fetched.results)
+
+    def replies(self, fetched: Fetched) -> list[ChatReply]:
+        """The replies that were fetched, in the order of their requests; raises as `chat` does."""
+        return self._finished(fetched.results)
 
     def check_understood(self) -> None:
         """Raises TooManyInvalid if too many of the run's replies were invalid (`max_invalid`)."""

@@ -78,6 +78,10 @@ class HostedProvider(Provider):
             "max_tokens": self.max_tokens,
         }
 
+    @property
+    def account(self) -> str:
+        return f"{self.label}, {self.api_key_env}"
+
     def check(self) -> None:
         """Raises LLMError, naming the environment variable, if a key is needed and not set, or is none."""
         key = self._key()

@@ -36,6 +36,11 @@ class Provider(ABC):
     parallel = True
     remote = True
 
+    @property
+    def account(self) -> str | None:
+        """What a provider's limits are for: who asks with one key for one model shares them. None: there are none."""
+        return None
+
     def __init__(
         self,
         *,

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from weakref import WeakValueDictionary
 
 from llmrl.core.ranges import PositiveInt
 
@@ -40,6 +41,15 @@ class RateLimit:
         self._started: deque[_Entry] = deque()
         self._tokens = 0
         self._held_until = 0.0
+
+    def shared(self, account: str | None) -> RateLimit:
+        """Return the limit that all of this process share who use one account with these numbers; `account` None: they
+        use none, and this is a limit of its own."""
+        if account is None:
+            return self
+        key = (account, self.concurrency, self.requests_per_minute, self.tokens_per_minute)
+        with _sharing:
+            return _shared.setdefault(key, self)
 
     @contextmanager
     def slot(self) -> Iterator[None]:
@@ -88,6 +98,11 @@ class RateLimit:
             if entry.counted:
                 self._tokens += real - entry.tokens
             entry.tokens = real
+
+
+_sharing = threading.Lock()
+_shared: WeakValueDictionary[tuple[str, int, int | None, int | None], RateLimit] = WeakValueDictionary()
+"""By account and numbers, as long as somebody uses it."""
 
 
 class _Entry:

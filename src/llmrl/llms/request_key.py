@@ -15,7 +15,7 @@ from llmrl.core.records import ChatRequest, State
 
 
 def request_key(identity: Mapping[str, Any], request: ChatRequest, stream: int | None = None) -> str:
-    """SHA-256, in hex, of model identity, messages, schema, repeat index and stream.
+    """SHA-256, in hex, of model identity, messages, schema, repeat index, place and stream.
 
     Left out is what serves only readers (`purpose`, names of prompts) and what changes how, but not what, is asked
     (time-outs, limits, prices).
@@ -31,6 +31,7 @@ def request_key(identity: Mapping[str, Any], request: ChatRequest, stream: int |
         "schema": request.schema,
         "repeat": request.repeat,
         "stream": stream,
+        **({"place": request.place} if request.place else {}),
     }
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -47,9 +48,12 @@ class Repeats:
         self._counts: Counter[int] = Counter()
 
     def number(self, requests: Sequence[ChatRequest]) -> list[ChatRequest]:
-        """`requests` with `repeat` raised by the times each was asked before."""
+        """`requests` with `repeat` raised by the times each was asked before; those that name their place stay."""
         numbered = []
         for request in requests:
+            if request.place:
+                numbered.append(request)
+                continue
             # 60 bits of the address tell questions apart and fit a checkpoint's integers.
             question = int(request_key({}, request)[:15], 16)
             numbered.append(replace(request, repeat=request.repeat + self._counts[question]))

@@ -165,7 +165,7 @@ class ScriptedChat(Provider):
         self._warn(f"{fault}. Its replies are drawn at random from the form asked for.")
         # Repeats differ, as a model's would.
         said = "\0".join(message["content"] for message in request.messages)
-        return schema_draw.reply(request.schema, f"{request.repeat}\0{said}")
+        return schema_draw.reply(request.schema, f"{request.place}{request.repeat}\0{said}")
 
     def _warn(self, said: str) -> None:
         """Log a warning once."""
@@ -178,7 +178,7 @@ class ScriptedChat(Provider):
         if not any(self._shares.values()):
             return ""
         said = "\0".join(message["content"] for message in request.messages)
-        digest = hashlib.sha256(f"{request.repeat}\0{said}".encode()).digest()
+        digest = hashlib.sha256(f"{request.place}{request.repeat}\0{said}".encode()).digest()
         draw = self._seeds.numpy(int.from_bytes(digest[:4], "big")).random()
         for name, edge in zip(self._shares, np.cumsum(list(self._shares.values())), strict=True):
             if draw < edge:

@@ -10,6 +10,8 @@ from llmrl.core.records import ChatReply, State
 
 TOTALS = ("prompt_tokens", "completion_tokens", "cost")
 
+PICO = 1e12
+
 UNDERSTOOD = ("llm_judged_replies", "llm_invalid_share")
 """Entries of a summary that say how far a language model was understood."""
 UNANSWERED = "llm_calls_failed"
@@ -17,24 +19,28 @@ UNANSWERED = "llm_calls_failed"
 
 
 class ReplyTotals:
-    """Sums over all replies of a run, wherever they came from. A sum that misses a number is unknown, and stays so."""
+    """Sums over all replies of a run, wherever they came from. A sum that misses a number is unknown, and stays so.
+
+    Costs are added up as whole numbers of 1e-12 dollars, so that the sum is the same in whatever order replies came.
+    """
 
     def __init__(self) -> None:
         self.used = {"calls": 0.0, **dict.fromkeys(TOTALS, 0.0)}
         self.unknown = dict.fromkeys(TOTALS, False)
 
     def add(self, replies: Sequence[ChatReply]) -> None:
-        """Count replies, in the order of their requests: a sum of rounded numbers depends on it."""
+        """Count replies."""
         self.used["calls"] += len(replies)
         for reply in replies:
             for name in TOTALS:
                 value = getattr(reply, name)
                 self.unknown[name] |= value is None
-                self.used[name] += value or 0.0
+                self.used[name] += round((value or 0.0) * PICO) if name == "cost" else value or 0.0
 
     def metrics(self) -> dict[str, float]:
         """llm/calls, llm/prompt_tokens, llm/completion_tokens, llm/cost (USD); without those that are not known."""
-        return {f"llm/{name}": self.used[name] for name in ("calls", *TOTALS) if not self.unknown.get(name)}
+        told = self.used | {"cost": self.used["cost"] / PICO}
+        return {f"llm/{name}": told[name] for name in ("calls", *TOTALS) if not self.unknown.get(name)}
 
     def state_dict(self) -> State:
         return {"used": dict(self.used), "unknown": dict(self.unknown)}

@@ -25,6 +25,7 @@ from llmrl.loops.requests import (
     Imitate,
     Log,
     PlayEpisode,
+    PlayIndependently,
     PlaySteps,
     Request,
     Requests,
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     import torch
 
 
-_LONG = (Ask, Chat, Delegate)
-"""Requests that may take long without playing: they wait for a language model, or call a library."""
+_LONG = (Ask, Chat, Delegate, PlayIndependently)
+"""Requests that may take long and are no part of a wave: they wait for a language model, or call a library."""
 _OWN = (*_LONG, Log, SafePoint)
 """Requests of a run that nobody else answers for it."""
 
@@ -125,6 +126,8 @@ class Executor:
                 return request.cloning.update(request.update)
             case Ask():
                 return request.principal.ask(request.context, request.n)
+            case PlayIndependently():
+                return request.games.go_on()
             case Chat():
                 return request.model.chat(request.requests)
             case Evaluate():

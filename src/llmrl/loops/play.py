@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.protocols import Estimating
+from llmrl.core.observers import Observer
+from llmrl.core.protocols import Estimating, VecEnv
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.run_context import RunContext
+from llmrl.loops.independent_games import IndependentGames
 from llmrl.loops.loop_parts import LoopParts
-from llmrl.loops.requests import Begin, Log, PlaySteps, Requests, SafePoint
+from llmrl.loops.requests import Begin, Log, PlayIndependently, PlaySteps, Requests, SafePoint
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_logger import EpisodeLogger, EpisodeLogSettings
 from llmrl.rollout.episode_results import evaluation_metrics, write_results
 from llmrl.rollout.observers import EpisodeProgress
 from llmrl.rollout.trajectory_writers import TrajectoryWriter, kept_text
 from llmrl.run.content import RESULT_EPISODES
-from llmrl.run.episodes import FILM, Films
+from llmrl.run.episodes import FILM, EpisodeFiles, Films
 
 
 @runtime_checkable
@@ -59,9 +61,11 @@ class PlaySettings:
 class PlayLoop:
     """`principal=none` with an agent that does not learn: play a number of episodes.
 
-    Episodes are played in waves of `env.n_envs` games at once; the last wave has as many as are missing, and nobody is
-    asked for the others. Episode k starts from a seed that depends on the run's seed and k alone, where the environment
-    takes one a game, so whoever plays, plays the same games.
+    `env.n_envs` games are played at once. Where a language model plays, each game goes on when its replies are there,
+    and its next episode begins when one ends (`IndependentGames`), if the environment's games can be played apart and
+    nobody watches all of them step by step. Otherwise episodes are played in waves; the last wave has as many as are
+    missing, and nobody is asked for the others. Episode k starts from a seed that depends on the run's seed and k
+    alone, where the environment takes one a game, so whoever plays, plays the same games.
 
     Args:
         parts: of the run; one agent. Episode k starts from `episode/k` of the seeds, and step i of the run draws from
@@ -80,7 +84,7 @@ class PlayLoop:
                 "principal=cmaes, cem, random or llm to search them, or principal=fixed principal.values=[...]"
             )
         self.env, self.seeds, self.meter, self.settings = parts.env, parts.seeds, parts.meter, settings
-        self.judged = parts.judged
+        self.judged, self.device = parts.judged, parts.device
         policy = self.agent.policy
         self.trajectories = (
             TrajectoryWriter(self.env, kept_text(self.env.spec, policy)) if settings.trajectories else None
@@ -89,6 +93,10 @@ class PlayLoop:
         self.episodes = settings.episodes
         recorded = settings.episodes if "text" in policy.channels else settings.videos
         self.records = recorded if settings.records is None else settings.records
+        self.apart = IndependentGames.fit(self.env, policy) and not parts.observers and self.trajectories is None
+        self.games: IndependentGames[EpisodeLogger] | None = None
+        self._over: dict[int, Any] = {}  # what was counted in episodes that are over, if earlier ones are not
+        self._counted_episodes = 0
         self.wave = self.steps = self.env_steps = 0
         self._in_wave = False
         self._anchor: tuple[int, Callable[[], State]] | None = None
@@ -119,7 +127,11 @@ class PlayLoop:
         """Play; returns what a principal would be judged on, mean over episodes (by default the base return of an
         agent)."""
         yield from self._restore(run)
-        run.metrics.attach_pictures(FILM, Films(self.log.files))
+        run.metrics.attach_pictures(FILM, Films(self.files))
+        if self.apart:
+            yield from self._play_apart(run)
+            return self._finish(run)
+        assert self.log is not None
         writers = [self.log, *([] if self.trajectories is None else [self.trajectories])]
         with (
             run.progress(self.episodes, "episodes", "play", self._done) as progress,
@@ -143,13 +155,78 @@ class PlayLoop:
         self.collector.close()
         return self._finish(run)
 
+    def _play_apart(self, run: RunContext) -> Requests[None]:
+        """Play games each of which goes on by itself."""
+        with run.progress(self.episodes, "episodes", "play", self._done) as progress:
+            games = self._separated([EpisodeProgress(progress)])
+            try:
+                while games.going:
+                    with self._saved(run):
+                        ended = yield PlayIndependently(games)
+                    self.steps = games.steps
+                    for each in ended:
+                        self._over[each.number] = each.counted
+                    yield from self._count_episodes()
+                    yield SafePoint(self.steps, self.state_dict)
+            finally:
+                games.close()
+        yield SafePoint(self.steps, self.state_dict, always=True)
+        self.files.close()
+
+    def _separated(self, others: Sequence[Observer]) -> IndependentGames[EpisodeLogger]:
+        """The games, where they stand."""
+        episodes = self.seeds.child("episode")
+
+        def logger(env: VecEnv, state: State | None) -> EpisodeLogger:
+            return EpisodeLogger(env, self.files, state, self._how, *self.judged)
+
+        self.games = IndependentGames(
+            self.env,  # type: ignore[arg-type]
+            self.agent.policy,  # type: ignore[arg-type]
+            self.device,
+            episodes.integer,
+            self.episodes,
+            carried=bool(self._carried),
+            watched=logger,
+            others=others,
+            state=self._standing,
+        )
+        if self._standing is not None:
+            for lane in self.games.lanes:
+                if lane.observer is not None and lane.episode is not None:
+                    lane.observer.look()
+        return self.games
+
+    def _count_episodes(self) -> Requests[None]:
+        """Count what is over in the order of the episodes, and log as often as waves would; so rows are the same
+        whichever reply came first."""
+        while self._counted_episodes in self._over:
+            self.agent.policy.add(self._over.pop(self._counted_episodes))  # type: ignore[attr-defined]
+            self._counted_episodes += 1
+            k = self._counted_episodes
+            if k % self.env.spec.n_envs and k < self.episodes:
+                continue
+            rows = self.files.finished[:k]
+            self.env_steps = sum(int(row["length"]) for row in rows)
+            # Of the model's totals only what was really paid, which is a matter of the clock in any case.
+            totals = {} if self.meter is None else self.meter.metrics()
+            known = {
+                name: x for name, x in totals.items() if k == self.episodes or name.startswith(("spent/", "time/"))
+            }
+            metrics = {**evaluation_metrics(rows), **self._counted(), **known}
+            yield Log("episode", "episodes", metrics, {"episodes": k, "env_steps": self.env_steps})
+
     def state_dict(self) -> State:
         """Everything a resumed run needs to go on exactly (on engines that can be restored)."""
         return {
             "agents": [self.agent.state_dict()],
             "collector": self.collector.state_dict(),
             "meter": None if self.meter is None else self.meter.state_dict(),
-            "log": self.log.state_dict(),
+            "files": self.files.state_dict(),
+            "log": None if self.log is None else self.log.state_dict(),
+            "games": None if self.games is None else self.games.state_dict(),
+            "over": [[k, counted] for k, counted in self._over.items()],
+            "counted_episodes": self._counted_episodes,
             **({} if self.trajectories is None else {"trajectories": self.trajectories.state_dict()}),
             "wave": self.wave,
             "steps": self.steps,
@@ -159,7 +236,7 @@ class PlayLoop:
 
     @property
     def _done(self) -> int:
-        return len(self.log.rows)
+        return len(self.files.finished)
 
     @property
     def _games(self) -> np.ndarray:
@@ -179,7 +256,10 @@ class PlayLoop:
         seeds = np.array([episodes.integer(first + i) for i in range(n)], dtype=np.int64)
         if isinstance(self.env, PerGameSeeding):
             self.env.seed_games(seeds)
+        assert self.log is not None
         self.log.first_episode = first
+        if hasattr(self.agent.policy, "episodes"):
+            self.agent.policy.episodes = [first + i for i in range(n)]
         if self.trajectories is not None:
             self.trajectories.next_episode = first
         yield Begin(self.collector, self.seeds.child("wave").integer(self.wave), self._games)
@@ -187,6 +267,7 @@ class PlayLoop:
 
     def _step(self, run: RunContext) -> Requests[None]:
         """One step of all games that are played."""
+        assert self.log is not None
         playing = int(self.log.playing.sum())
         with self._saved(run):
             yield PlaySteps(
@@ -206,7 +287,7 @@ class PlayLoop:
     def _metrics(self) -> dict[str, float]:
         """Means over the episodes so far, and what the player and the model's client count."""
         return {
-            **evaluation_metrics(self.log.rows),
+            **evaluation_metrics(self.files.finished),
             **self._counted(),
             **({} if self.meter is None else self.meter.metrics()),
         }
@@ -228,7 +309,7 @@ class PlayLoop:
         return counted
 
     def _finish(self, run: RunContext) -> float:
-        rows = sorted(self.log.rows, key=lambda row: int(row["episode"]))
+        rows = self.files.finished
         found = evaluation_metrics(rows)
         about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
         write_results(run.folder, rows, learned=self._learned, about=about, carried=self._carried)
@@ -248,9 +329,14 @@ class PlayLoop:
 
     def _restore(self, run: RunContext) -> Requests[None]:
         state = run.restored
-        logged = None if state is None else state["log"]
-        how = EpisodeLogSettings(self.records, self.settings.videos, self.settings.fps)
-        self.log = EpisodeLogger(self.env, run.folder, logged, how, *self.judged)
+        self._how = EpisodeLogSettings(self.records, self.settings.videos, self.settings.fps)
+        self.files = EpisodeFiles(run.folder, None if state is None else state["files"])
+        self._standing: State | None = None if state is None else state["games"]
+        self.log: EpisodeLogger | None = None
+        if not self.apart:
+            self.log = EpisodeLogger(
+                self.env, self.files, None if state is None else state["log"], self._how, *self.judged
+            )
         if self.trajectories is not None:
             self.trajectories.open(run.folder, None if state is None else state.get("trajectories"))
         if state is None:
@@ -260,6 +346,12 @@ class PlayLoop:
             self.meter.load_state_dict(state["meter"])
         self.wave, self.steps, self.env_steps = state["wave"], state["steps"], state["env_steps"]
         self._in_wave = state["in_wave"]
+        self._over = {int(k): counted for k, counted in state["over"]}
+        self._counted_episodes = int(state["counted_episodes"])
         if self._in_wave:
+            assert self.log is not None
+            if hasattr(self.agent.policy, "episodes"):
+                first = self.wave * self.env.spec.n_envs
+                self.agent.policy.episodes = [first + i for i in range(self.env.spec.n_envs)]
             yield Begin(self.collector, state=state["collector"])
             self.log.look()

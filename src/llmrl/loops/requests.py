@@ -24,6 +24,7 @@ from llmrl.core.seeding import Seeds
 
 if TYPE_CHECKING:
     from llmrl.algorithms.cloning import Cloning
+    from llmrl.loops.independent_games import IndependentGames
     from llmrl.rollout.collector import Collector
 
 
@@ -151,6 +152,18 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class PlayIndependently:
+    """Let games that have their replies go on, each by itself, and wait for a reply where none has; answered by the
+    episodes that ended.
+
+    Attributes:
+        games: of the run.
+    """
+
+    games: IndependentGames[Any]
+
+
+@dataclass(frozen=True)
 class Chat:
     """Ask a language model; answered by its replies, in the order of the requests.
 
@@ -254,6 +267,7 @@ Request = (
     | Imitate
     | Ask
     | Chat
+    | PlayIndependently
     | Evaluate
     | EvaluateController
     | Delegate

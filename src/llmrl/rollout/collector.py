@@ -189,6 +189,13 @@ class Collector:
         return act
 
     @property
+    def observation(self) -> Observation:
+        """What is decided on next. Raises RuntimeError before the first `reset`."""
+        if self._observation is None:
+            raise RuntimeError("Collector.reset(seed) must come before there is anything to observe")
+        return self._observation
+
+    @property
     def observers(self) -> Sequence[Observer]:
         """Who watches."""
         return self._observers

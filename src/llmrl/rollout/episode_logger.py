@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,7 @@ class EpisodeLogger(Observer):
 
     Args:
         env: what is played.
-        folder: of the run.
+        files: of the run, which may be those of several loggers.
         state: of the run's checkpoint; None: a new run.
         settings: how much is written down.
         objective, spending_cost: what an episode is judged on.
@@ -61,14 +60,14 @@ class EpisodeLogger(Observer):
     def __init__(
         self,
         env: VecEnv,
-        folder: Path,
+        files: EpisodeFiles,
         state: State | None,
         settings: EpisodeLogSettings,
         objective: Objective,
         spending_cost: float,
     ) -> None:
         self.env, self.spec = env, env.spec
-        self.files = EpisodeFiles(folder, None if state is None else state["files"])
+        self.files = files
         self.settings = settings
         self.objective, self.spending_cost = objective, spending_cost
         self.first_episode = 0 if state is None else state["first"]
@@ -81,7 +80,7 @@ class EpisodeLogger(Observer):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One line for each episode that is over, in the order in which they ended."""
+        """One line for each of the first episodes that are over (`EpisodeFiles.finished`)."""
         return self.files.finished
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
@@ -137,7 +136,6 @@ class EpisodeLogger(Observer):
 
     def state_dict(self) -> State:
         return {
-            "files": self.files.state_dict(),
             "first": self.first_episode,
             "playing": self.playing.copy(),
             "so_far": [_copied(each) for each in self._so_far],

@@ -41,7 +41,7 @@ class EpisodeFiles:
         state: where they stood at the checkpoint that is resumed; what was written later is removed. None: a new run.
 
     Attributes:
-        finished: the lines of the episodes that are over, in the order in which they ended.
+        finished: the lines of the first episodes, up to one that is not over, in their order. Lines of others wait.
 
     Raises:
         RunFolderError: the files cannot be written, or are shorter than they were.
@@ -51,8 +51,9 @@ class EpisodeFiles:
         self._list, self._folder = folder / EPISODES, folder / FOLDER
         self._open: dict[int, dict[str, int]] = {}
         self.finished: list[dict[str, Any]] = []
+        self._waiting: dict[int, tuple[dict[str, Any], float | None]] = {}
         try:
-            self._cut_back({"bytes": 0, "open": []} if state is None else state)
+            self._cut_back({"bytes": 0, "open": [], "waiting": []} if state is None else state)
         except OSError as error:
             raise RunFolderError(f"cannot write {self._folder}: {why(self._folder, error)}") from error
 
@@ -73,12 +74,15 @@ class EpisodeFiles:
 
     def end(self, episode: int, line: Mapping[str, Any], fps: float | None) -> None:
         """An episode is over; its film, if pictures were taken, is made, with `fps` frames a second (None: none is)."""
-        frames = sorted((self._folder / str(episode) / "frames").glob("*.png"))
-        if frames and fps is not None:
-            save_film(frames, self._folder / str(episode), "episode", fps)
-        self._open.pop(episode, None)
-        _append(self._list, line)
-        self.finished.append(dict(line))
+        self._waiting[episode] = dict(line), fps
+        while (k := len(self.finished)) in self._waiting:
+            line, fps = self._waiting.pop(k)
+            frames = sorted((self._folder / str(k) / "frames").glob("*.png"))
+            if frames and fps is not None:
+                save_film(frames, self._folder / str(k), "episode", fps)
+            self._open.pop(k, None)
+            _append(self._list, line)
+            self.finished.append(dict(line))
 
     def film(self, episode: int) -> Path:
         """Return where the film of an episode is, if there is one."""
@@ -100,12 +104,14 @@ class EpisodeFiles:
                 for k in folders
                 if k not in over
             ],
+            "waiting": [[k, dict(line), fps] for k, (line, fps) in self._waiting.items()],
         }
 
     def _cut_back(self, state: State) -> None:
         _truncate(self._list, state["bytes"])
         self.finished = read_lines(self._list)
         over = {line["episode"] for line in self.finished}
+        self._waiting = {int(k): (dict(line), fps) for k, line, fps in state["waiting"]}
         standing = {int(k): (int(size), int(frames)) for k, size, frames in state["open"]}
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             k = int(path.name)

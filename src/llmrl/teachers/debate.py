@@ -18,6 +18,9 @@ Game = tuple[str, ...]
 ANNOUNCED = "The others mean to do this: "
 """Between an agent's own sentence and the plans of the others."""
 
+NO_PLAN = "has no plan yet"
+"""Announced of an agent whose planner gave none that could be used: what it does instead is nobody's plan."""
+
 _BRACKETS = re.compile("[<>]")
 
 
@@ -102,8 +105,10 @@ class Debate:
 
     def _heard(self, game: Game, plans: tuple[Distribution, ...]) -> Game:
         """The sentences of a game, each followed by what the others announce."""
+        unplanned = getattr(self.planner, "no_plan", None)
         announced = [
-            f"{name}: {_BRACKETS.sub('', plan_text(likeliest(p)))}" for name, p in zip(self.names, plans, strict=True)
+            f"{name}: {NO_PLAN if p is unplanned else _BRACKETS.sub('', plan_text(likeliest(p)))}"
+            for name, p in zip(self.names, plans, strict=True)
         ]
         return tuple(
             f"{sentence} {ANNOUNCED}{'; '.join(announced[:i] + announced[i + 1 :])}." for i, sentence in enumerate(game)

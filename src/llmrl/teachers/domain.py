@@ -55,6 +55,8 @@ class Domain(ABC):
     fallback: Plan
     memory: int = 0
     parity: bool = False
+    vocabulary: tuple[str, ...] = ()
+    """Names of all objects that states may tell of, for a schema that is the same in all of them; empty: not known."""
     tables: ClassVar[str | None] = None
     """Path of the JSON file with its frozen plan tables (`llmrl.teachers.offline`); None: there are none."""
 

@@ -46,6 +46,8 @@ class LLMPlanner:
         samples: answers for each state.
         repair_turns: chances to correct an invalid reply.
         folder: where the plan table is kept as a file a person can read; None: nowhere.
+        prompt: name of the prompt; None: the domain's own.
+        horizon: steps of an episode, which the model is told; None: it is told nothing of that.
 
     Raises:
         ConfigError: no chat model, no such prompt, or one that cannot be rendered.
@@ -59,6 +61,8 @@ class LLMPlanner:
         samples: PositiveInt = 10,
         repair_turns: NonNegativeInt = 1,
         folder: Path | None = None,
+        prompt: str | None = None,
+        horizon: PositiveInt | None = None,
     ) -> None:
         if llm is None:
             raise ConfigError(
@@ -66,19 +70,22 @@ class LLMPlanner:
                 "plans) or teacher=oracle"
             )
         self.domain, self.samples, self.folder = domain, samples, folder
+        self.prompt, self.horizon = prompt or domain.prompt, horizon
         self.label = llm.label
         self.prompts = Prompts(FAMILY, FOLDER, prompt_folder)
-        if domain.prompt not in self.prompts.names:
+        if self.prompt not in self.prompts.names:
             raise ConfigError(
-                f"the domain {domain.name} has no prompt {domain.prompt}.j2; there are {', '.join(self.prompts.names)}"
+                f"the domain {domain.name} has no prompt {self.prompt}.j2; there are {', '.join(self.prompts.names)}"
                 f"; put it into <folder>/{FAMILY}/ and set prompts=<folder>"
             )
         # Faults of a template would else be found when the first state is met.
         self._render("Agent sees <thing>.", ("thing",))
         self._repair("a fault")
-        schema = reply_schema(domain.skills)
+        schema = reply_schema(domain.skills, domain.vocabulary)
         self.asker: Asker[Plan] = Asker(llm, FAMILY, self._reader(""), self._repair, schema, repair_turns)
         self.known: dict[str, Distribution] = {}
+        self.no_plan: Distribution = ((domain.fallback, 1.0),)
+        """The answer for states without a valid plan, and for no others: by this very object they are told apart."""
         self.unknown: dict[str, tuple[int, int]] = {}
         """States without a valid plan so far: times asked in vain, and look-ups left before the next time."""
         self.counters = {"asked": 0, "fallbacks": 0}
@@ -96,8 +103,7 @@ class LLMPlanner:
         for sentence in set(new) - set(due):
             times, left = self.unknown[sentence]
             self.unknown[sentence] = (times, left - 1)
-        fallback: Distribution = ((self.domain.fallback, 1.0),)
-        return [self.known.get(sentence, fallback) for sentence in sentences]
+        return [self.known.get(sentence, self.no_plan) for sentence in sentences]
 
     def question(self, sentence: str) -> Prompt:
         """The question for a state."""
@@ -166,7 +172,9 @@ class LLMPlanner:
         return lambda reply: parse_reply(reply.text, skills, objects, sentence, reply.cut)
 
     def _render(self, sentence: str, objects: Sequence[str]) -> Prompt:
-        return self.prompts.render(self.domain.prompt, skills=self.domain.skills, sentence=sentence, objects=objects)
+        return self.prompts.render(
+            self.prompt, skills=self.domain.skills, sentence=sentence, objects=objects, horizon=self.horizon
+        )
 
     def _repair(self, fault: str) -> Prompt:
         return self.prompts.render("_repair", fault=fault, skills=self.domain.skills)

@@ -33,12 +33,13 @@ def llm_teacher(
     repair_turns: NonNegativeInt = 1,
     debate_rounds: NonNegativeInt = 0,
     sharing: Sharing = "own",
+    prompt: str | None = None,
     domain: Domain | None = None,
     parity: bool = False,
 ) -> PolicyTeacher:
     """A language model plans; arguments as in `LLMPlanner`, and of all teachers those of `_teacher`."""
     words = _domain(spec, domain, parity)
-    planner: Planner = LLMPlanner(words, llm, prompt_folder, samples, repair_turns, folder)
+    planner: Planner = LLMPlanner(words, llm, prompt_folder, samples, repair_turns, folder, prompt, spec.horizon)
     names = spec.agent_names or tuple(f"agent_{i}" for i in range(spec.n_agents))
     if debate_rounds:
         planner = Debate(planner, names, debate_rounds)

@@ -76,12 +76,15 @@ def plan_text(plan: Plan) -> str:
     return ", ".join(map(str, plan))
 
 
-def reply_schema(skills: Sequence[Skill]) -> dict[str, Any]:
-    """JSON schema of a reply: reasoning first, so that a model thinks before it decides; then the plan."""
+def reply_schema(skills: Sequence[Skill], vocabulary: Sequence[str] = ()) -> dict[str, Any]:
+    """JSON schema of a reply: reasoning first, so that a model thinks before it decides; then the plan.
+
+    Objects are those of `vocabulary`, or "" for none; any text where it is empty.
+    """
     schema = json_schema(_Reply)
     step = schema["$defs"]["_Step"]["properties"]
     step["skill"] = {"type": "string", "enum": [skill.name for skill in skills]}
-    step["object"] = {"type": "string"}
+    step["object"] = {"type": "string", **({"enum": ["", *vocabulary]} if vocabulary else {})}
     return schema
 
 

@@ -32,7 +32,7 @@ class LLMPlayer(OnlyPlays):
         spec: of the environment.
         llm: who is asked.
         prompt_folder, history, action_every, reflection, require_reflection, lessons, answer_with, legal_only,
-            decimals, repair_turns: as in `PlayerSettings`.
+            decimals, repair_turns, sliding_history: as in `PlayerSettings`.
         show: the same; None: `SHOWN`.
 
     Attributes:
@@ -59,6 +59,7 @@ class LLMPlayer(OnlyPlays):
         legal_only: bool = True,
         decimals: NonNegativeInt = 2,
         repair_turns: NonNegativeInt = 1,
+        sliding_history: bool = False,
     ) -> None:
         limited = isinstance(llm, ChatClient) and llm.budget.limited
         if spec.endless and not limited:
@@ -68,8 +69,6 @@ class LLMPlayer(OnlyPlays):
                 "llm.budget.tokens)"
             )
         shown: list[Show] = list(SHOWN) if show is None else show
-        told = ("last_episode",) if "last_episode" in shown else ()
-        self.carried: tuple[str, ...] = (*told, *(("lessons",) if lessons else ()))
         settings = PlayerSettings(
             history=history,
             action_every=action_every,
@@ -82,8 +81,10 @@ class LLMPlayer(OnlyPlays):
             decimals=decimals,
             repair_turns=repair_turns,
             prompt_folder=prompt_folder,
+            sliding_history=sliding_history,
         )
         self.policy = LLMPolicy(spec, llm, settings)
+        self.carried = self.policy.carried
 
     def metrics(self) -> dict[str, float]:
         """See `LLMPolicy.metrics`."""
@@ -101,7 +102,7 @@ class LLMPlayer(OnlyPlays):
         turn, reply = self._turn_tokens(steps, repeated), MESSAGE_TOKENS + (REPLY_TOKENS if settings.reflection else 10)
         system = estimate_tokens(policy.system[0].text) + MESSAGE_TOKENS
         told = settings.lessons * LESSON_TOKENS
-        shown = sum(min(settings.history, k) for k in range(decisions))
+        shown = sum(self._shown(k) for k in range(decisions))
         episode = decisions * (system + told + turn) + shown * (turn + reply)
         lessons = (n - min(n, spec.n_envs)) * (settings.lessons > 0)
         lesson = 2 * system + told + min(decisions, LESSON_TURNS) * (turn + reply)
@@ -111,6 +112,13 @@ class LLMPlayer(OnlyPlays):
         replies = (decisions * n * reply + lessons * LESSON_TOKENS) * players
         quoted = (shown * n + min(decisions, LESSON_TURNS) * lessons) * players
         return CallEstimate(calls, calls * (1 + policy.asker.repair_turns), prompts, replies, quoted)
+
+    def _shown(self, decided: int) -> int:
+        """Earlier turns that are shown with a question after so many."""
+        history, sliding = self.policy.settings.history, self.policy.settings.sliding_history
+        if history == 0 or sliding or decided < 2 * history:
+            return min(decided, history) if sliding or history == 0 else decided
+        return history + (decided - history) % history
 
     def _turn_tokens(self, steps: int, frames: int) -> int:
         """Tokens of a question that tells so many observations, with all that can accompany them."""
@@ -125,7 +133,9 @@ class LLMPlayer(OnlyPlays):
         policy, settings = self.policy, self.policy.settings
         return {
             "policy": f"{policy.llm.label}, zero-shot",
-            "history": f"{settings.history} turns",
+            "history": f"{settings.history} turns"
+            if settings.sliding_history
+            else f"{settings.history} to {max(2 * settings.history - 1, 0)} turns",
             "action every": f"{settings.action_every} steps",
             "lessons": settings.lessons or "none",
             "from episode to episode": ", ".join(self.carried) or "nothing",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
@@ -45,8 +46,13 @@ class Answers(Protocol):
         """Finds the answer in a reply."""
         ...
 
-    def schema(self, legal: Sequence[bool] | None) -> dict[str, Any]:
-        """JSON schema of the reply's `action`; `legal` [n_actions] says which choices there are, None: all."""
+    def schema(self) -> dict[str, Any]:
+        """JSON schema of the reply's `action`: the same in every state, also where not all choices are legal, since
+        providers keep it together with the prompt."""
+        ...
+
+    def examples(self) -> list[Action]:
+        """One or two actions that stand for all in an example: not always the first ones."""
         ...
 
     def action(self, meant: Any, legal: Sequence[bool] | None) -> Action:
@@ -98,9 +104,13 @@ class Choices:
         self.names = [name for name, _ in self.told]
         self.numbered = all(name.isdigit() for name in self.names)
 
-    def schema(self, legal: Sequence[bool] | None) -> dict[str, Any]:
-        names = self._legal(legal)
-        return {"type": "integer", "enum": [int(n) for n in names]} if self.numbered else _enum(names)
+    def schema(self) -> dict[str, Any]:
+        return {"type": "integer", "enum": [int(n) for n in self.names]} if self.numbered else _enum(self.names)
+
+    def examples(self) -> list[Action]:
+        n = len(self.names)
+        first = int.from_bytes(hashlib.sha256("|".join(self.names).encode()).digest()[:4], "big") % n
+        return [first] if n == 1 else [first, (first + 1 + n // 2) % n if n > 2 else 1 - first]
 
     def action(self, meant: Any, legal: Sequence[bool] | None) -> Action:
         if legal is not None and not legal[meant]:
@@ -146,7 +156,11 @@ class Numbers:
         kind = "a whole number " if self.whole else ""
         self.told = tuple((key, f"{said} ({kind}{self._bounds(i)})") for i, (key, said) in enumerate(told))
 
-    def schema(self, legal: Sequence[bool] | None) -> dict[str, Any]:
+    def examples(self) -> list[Action]:
+        places = [self.low + share * (self.high - self.low) for share in (0.75, 0.25)]
+        return [self.action(np.round(place) if self.whole else place, None) for place in places]
+
+    def schema(self) -> dict[str, Any]:
         kind = "integer" if self.whole else "number"
         each = {
             name: {"type": kind, "minimum": _plain_number(low), "maximum": _plain_number(high)}
@@ -181,10 +195,10 @@ class Numbers:
         return f"from {self.low[i]:g} to {self.high[i]:g}"
 
 
-def reply_schema(answers: Answers, legal: Sequence[bool] | None, reflect: bool) -> dict[str, Any]:
+def reply_schema(answers: Answers, reflect: bool) -> dict[str, Any]:
     """JSON schema of a whole reply; the reflection comes first, so that the action follows from it."""
     properties: dict[str, Any] = {"reflection": {"type": "string"}} if reflect else {}
-    properties["action"] = answers.schema(legal)
+    properties["action"] = answers.schema()
     return {
         "type": "object",
         "properties": properties,

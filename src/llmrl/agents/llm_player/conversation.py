@@ -35,6 +35,8 @@ class Conversation:
         since: steps since the last answer.
         last_episode: what became of the one before, until the first step of this one; empty if nobody knows.
         decided: how many answers there have been in the episode.
+        shown_from: the first of them that is still shown.
+        replaced: the last decision, in words, where it was made without a usable reply; "" where the reply counted.
         lessons: the newest lessons of earlier episodes, oldest first.
         unlearnt: there is an episode over, of which no lesson has been drawn yet.
         before: how many answers there were in the last episode that is over.
@@ -49,6 +51,8 @@ class Conversation:
     since: int = 0
     last_episode: dict[str, Any] = field(default_factory=dict)
     decided: int = 0
+    shown_from: int = 0
+    replaced: str = ""
     lessons: list[str] = field(default_factory=list)
     unlearnt: bool = False
     before: int = 0
@@ -58,7 +62,7 @@ class Conversation:
         if not self.unlearnt:
             self.turns = []
         self.frames, self.action, self.steps, self.total, self.reward = [], None, 0, 0.0, None
-        self.since, self.decided = 0, 0
+        self.since, self.decided, self.shown_from, self.replaced = 0, 0, 0, ""
 
     def see(self, observation: str, legal: Sequence[str] | None, show: Sequence[Show]) -> None:
         """Take in what is observed now, and what of the rest is to be shown."""
@@ -80,18 +84,27 @@ class Conversation:
     def question(self) -> str:
         """The present turn of the user."""
         *before, now = self.frames
-        return said({"since_your_last_action": before, **now} if before else now)
+        told = {"no_usable_reply": self.replaced} if self.replaced else {}
+        return said({**told, **({"since_your_last_action": before} if before else {}), **now})
 
-    def messages(self, system: str, history: int) -> tuple[Message, ...]:
-        """The system's, at most `history` earlier turns, and the question."""
-        earlier = self.turns[max(len(self.turns) - history, 0) :] if history else []
+    def window(self, history: int, sliding: bool) -> int:
+        """How many earlier turns are shown: the newest `history` with `sliding`; else they grow to less than twice as
+        many and are cut back to `history`, so that most questions begin as the one before did."""
+        shown = self.decided - self.shown_from
+        if sliding or shown >= 2 * history:
+            shown = min(shown, history)
+        return min(shown, len(self.turns))
+
+    def messages(self, system: str, shown: int) -> tuple[Message, ...]:
+        """The system's, `shown` earlier turns, and the question."""
+        earlier = self.turns[len(self.turns) - shown :]
         told = [m for u, a in earlier for m in (message("user", u), message("assistant", a))]
         return (message("system", system), *told, message("user", self.question()))
 
-    def answer(self, reply: str, action: Action, keep: int) -> None:
-        """The player has decided; the newest `keep` turns are kept."""
+    def answer(self, reply: str, action: Action, keep: int, replaced: str = "") -> None:
+        """A decision was made, without the player where it was `replaced`; the newest `keep` turns are kept."""
         self.turns = [*self.turns, (self.question(), reply)][-keep:] if keep else []
-        self.frames, self.action, self.since = [], action, 0
+        self.frames, self.action, self.since, self.replaced = [], action, 0, replaced
         self.decided += 1
 
     def happened(self, reward: float) -> None:
@@ -124,6 +137,8 @@ class Conversation:
             "since": self.since,
             "last_episode": dict(self.last_episode),
             "decided": self.decided,
+            "shown_from": self.shown_from,
+            "replaced": self.replaced,
             "lessons": list(self.lessons),
             "unlearnt": self.unlearnt,
             "before": self.before,

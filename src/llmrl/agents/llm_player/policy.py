@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,17 @@ from llmrl.core.observers import Transition
 from llmrl.core.protocols import ChatModel
 from llmrl.core.records import Act, ChatReply, Observation, State, on_host
 from llmrl.core.spaces import EnvSpec
-from llmrl.llms.asking import Asked, Asker, Question, most_that_fit
+from llmrl.llms.asking import Asked, Asker, Conversing, Question, conversed, most_that_fit
 from llmrl.llms.prompts import Prompt, Prompts
 from llmrl.llms.structured import json_schema
 
 PROMPTS = Path(__file__).with_name("prompts")
-FALLBACK = "(No valid reply.)"
-"""What the history says was thought where no reply could be used."""
+FALLBACK = "(no usable reply)"
+"""Stands in the history where the player said nothing that could be used; what was done is told in the next turn."""
 
 Decision = tuple[str, Action]
+Counted = tuple[dict[str, int], ...]
+"""Counters of a player, and of its two kinds of questions."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,10 @@ class PlayerSettings:
     """How a player is told of its game, and how it may answer.
 
     Attributes:
-        history: earlier turns (what was told, what was answered) that are shown; >= 0.
+        history: earlier turns (what was told, what was answered) that are shown at least, as soon as there are so many;
+            >= 0.
+        sliding_history: exactly the newest `history` turns are shown, so that each question begins otherwise; else
+            they grow to less than twice as many and are cut back.
         action_every: steps an action is taken for, as long as it is legal; >= 1.
         reflection: whether replies begin with a reflection.
         require_reflection: whether a reply without the reflection that was asked for is invalid.
@@ -67,6 +72,7 @@ class PlayerSettings:
     decimals: int
     repair_turns: int
     prompt_folder: Path | None
+    sliding_history: bool = False
 
 
 class LLMPolicy:
@@ -115,9 +121,14 @@ class LLMPolicy:
             repair_turns,
         )
         # Turns that are kept: as many as are shown, or as a lesson is drawn from.
-        self._keep = max(settings.history, LESSON_TURNS if settings.lessons else 0)
+        shown = settings.history if settings.sliding_history else max(2 * settings.history - 1, 0)
+        self._keep = max(shown, LESSON_TURNS if settings.lessons else 0)
+        self._schema = reply_schema(self.answers, settings.reflection)
         self.seats = [[Conversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
         self.playing = np.zeros(spec.n_envs, dtype=bool)
+        self.episodes: Sequence[int] | None = None
+        """Numbers of the episodes that the games are in: with them replies belong to a place in an episode, and not to
+        whoever asked first. None: equal questions are counted."""
         self.counters = dict.fromkeys(("decisions", "replies", "invalid", "failed", "fallbacks", "lessons"), 0)
         # Faults in prompts are found before the first question.
         self.system = [self._system(agent, ()) for agent in range(spec.n_agents)]
@@ -154,8 +165,12 @@ class LLMPolicy:
         Raises:
             LLMError: the model could not be reached, or may not be paid any more.
         """
+        return conversed(self.acting(observation), self.llm.chat)
+
+    def acting(self, observation: dict[str, Any]) -> Conversing[Act]:
+        """`act` for who sends the requests elsewhere: yields them, is sent their replies, and returns the actions."""
         notes: list[list[dict[str, Any]]] = [[{} for _ in row] for row in self.seats]
-        self._learn(notes)
+        yield from self._learning(notes)
         asked: list[tuple[int, int]] = []
         legal: list[list[bool] | None] = []
         for game in np.flatnonzero(self.playing).tolist():
@@ -172,9 +187,9 @@ class LLMPolicy:
                 else:
                     assert seat.action is not None
                     notes[game][agent] |= {"action": self.answers.shown(seat.action), "asked": False}
-        questions = [self._question(g, a, mask) for (g, a), mask in zip(asked, legal, strict=True)]
+        questions = [self._question(g, a) for g, a in asked]
         parsers = [lambda reply, mask=mask: self._read(reply, mask) for mask in legal]
-        decisions = self.asker.ask(questions, parsers) if questions else []
+        decisions = (yield from self.asker.asking(questions, parsers)) if questions else []
         for (game, agent), mask, decision, took in zip(asked, legal, decisions, self.asker.asked, strict=False):
             notes[game][agent] |= self._decide(self.seats[game][agent], decision, mask, took)
         return Act(self._actions(), notes=notes)
@@ -199,6 +214,32 @@ class LLMPolicy:
             **({"player/lessons": counted["lessons"]} if self.settings.lessons else {}),
         }
 
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """What goes from an episode to the next one of the same game: "last_episode", "lessons", or nothing."""
+        told = ("last_episode",) if "last_episode" in self.settings.show else ()
+        return (*told, *(("lessons",) if self.settings.lessons else ()))
+
+    def one_game(self) -> LLMPolicy:
+        """The same player for one game by itself, with counters of its own."""
+        return LLMPolicy(replace(self.spec, n_envs=1), self.llm, self.settings)
+
+    def counted(self) -> Counted:
+        """What was counted since the last time that this was asked for."""
+        found = tuple(dict(counters) for counters in self._counters)
+        for counters in self._counters:
+            counters.update(dict.fromkeys(counters, 0))
+        return found
+
+    def add(self, counted: Counted) -> None:
+        """Count what another one counted."""
+        for counters, more in zip(self._counters, counted, strict=True):
+            counters.update({name: x + more[name] for name, x in counters.items()})
+
+    @property
+    def _counters(self) -> tuple[dict[str, int], ...]:
+        return self.counters, self.asker.counters, self.pupil.counters
+
     def state_dict(self) -> State:
         return {
             "seats": [[seat.state_dict() for seat in row] for row in self.seats],
@@ -220,41 +261,46 @@ class LLMPolicy:
             return True
         return isinstance(seat.action, int) and mask is not None and not mask[seat.action]
 
-    def _question(self, game: int, agent: int, mask: Sequence[bool] | None) -> Question:
+    def _question(self, game: int, agent: int) -> Question:
         seat = self.seats[game][agent]
         prompt = self._system(agent, tuple(seat.lessons)) if seat.lessons else self.system[agent]
-        return Question(
-            self._fitting(seat, prompt),
-            prompt.name,
-            prompt.hash,
-            reply_schema(self.answers, mask, self.settings.reflection),
-        )
+        place = self._place(game, agent, seat.decided)
+        return Question(self._fitting(seat, prompt), prompt.name, prompt.hash, self._schema, place)
+
+    def _place(self, game: int, agent: int, what: object) -> str:
+        return "" if self.episodes is None else f"episode {self.episodes[game]}, player {agent}, {what}"
 
     def _fitting(self, seat: Conversation, prompt: Prompt) -> tuple[Message, ...]:
         """The messages with as many earlier turns as the model's context window takes."""
-        whole = min(self.settings.history, len(seat.turns))
-        history = most_that_fit(lambda k: self.llm.fits(seat.messages(prompt.text, k)), whole)
-        if history < 0:
+        whole = seat.window(self.settings.history, self.settings.sliding_history)
+        shown = most_that_fit(lambda k: self.llm.fits(seat.messages(prompt.text, k)), whole)
+        if shown < 0:
             raise LLMError(
                 f"the prompt {prompt.name} and one observation do not fit into the context window of {self.llm.label}; "
                 "choose a model with a longer one, or a smaller llm.max_tokens"
             )
-        self.asker.counters["trimmed_prompts"] += history < whole
-        return seat.messages(prompt.text, history)
+        self.asker.counters["trimmed_prompts"] += shown < whole
+        if shown < whole and not self.settings.sliding_history:
+            shown = -(-shown // 2)  # room to grow: else the oldest turn would go with every question
+        seat.shown_from = seat.decided - shown
+        return seat.messages(prompt.text, shown)
 
     def _decide(
         self, seat: Conversation, decision: Decision | None, mask: Sequence[bool] | None, took: Asked
     ) -> dict[str, Any]:
         """Take a decision, or what is done in its place; the note on it."""
-        reflection, action = decision or (FALLBACK, self.answers.instead(seat.action, mask))
+        reflection, action = decision or ("", self.answers.instead(seat.action, mask))
         shown = self.answers.shown(action)
-        answer = {"reflection": reflection, "action": shown} if self.settings.reflection else {"action": shown}
-        seat.answer(said(answer), action, self._keep)
+        if decision is None:
+            seat.answer(FALLBACK, action, self._keep, f"your last reply could not be used; done instead: {said(shown)}")
+        else:
+            answer = {"reflection": reflection, "action": shown} if self.settings.reflection else {"action": shown}
+            seat.answer(said(answer), action, self._keep)
         self.counters["decisions"] += 1
         self.counters["fallbacks"] += decision is None
         self._count(took)
         return {
-            "reflection": reflection if decision else "",
+            "reflection": reflection,
             "action": shown,
             "asked": True,
             "valid": decision is not None,
@@ -262,7 +308,7 @@ class LLMPolicy:
             **_took(took),
         }
 
-    def _learn(self, notes: list[list[dict[str, Any]]]) -> None:
+    def _learning(self, notes: list[list[dict[str, Any]]]) -> Conversing[None]:
         """Draw a lesson from each episode that a player leaves behind for another one."""
         if not self.settings.lessons:
             return
@@ -272,10 +318,11 @@ class LLMPolicy:
             for agent, seat in enumerate(self.seats[game])
             if seat.unlearnt
         ]
-        questions = [self._lesson_question(self.seats[g][a], a) for g, a in pupils]
-        for (game, agent), lesson, took in zip(
-            pupils, self.pupil.ask(questions) if questions else [], self.pupil.asked, strict=False
-        ):
+        questions = [
+            replace(self._lesson_question(self.seats[g][a], a), place=self._place(g, a, "lesson")) for g, a in pupils
+        ]
+        lessons = (yield from self.pupil.asking(questions)) if questions else []
+        for (game, agent), lesson, took in zip(pupils, lessons, self.pupil.asked, strict=False):
             seat = self.seats[game][agent]
             if lesson is not None:
                 seat.lessons = [*seat.lessons, lesson][-self.settings.lessons :]
@@ -303,7 +350,8 @@ class LLMPolicy:
 
     def _system(self, agent: int, lessons: tuple[str, ...]) -> Prompt:
         names = self.spec.agent_names or tuple(f"player {i + 1}" for i in range(self.spec.n_agents))
-        example = self.answers.shown(self.answers.instead(None, None))
+        examples = [self.answers.shown(action) for action in self.answers.examples()]
+        reflection = {"reflection": "..."} if self.settings.reflection else {}
         return self.prompts.render(
             "system",
             goal=self.text.goal,
@@ -317,7 +365,7 @@ class LLMPolicy:
             show=[name for name in self.settings.show if name != "legal_actions" or "action_mask" in self.channels],
             action_every=self.settings.action_every,
             decimals=self.decimals,
-            example=said({"reflection": "...", "action": example} if self.settings.reflection else {"action": example}),
+            examples=[said({**reflection, "action": example}) for example in examples],
             lessons=lessons,
         )
 

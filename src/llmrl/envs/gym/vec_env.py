@@ -14,6 +14,7 @@ from llmrl.core.records import Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec
 from llmrl.core.trust import NOBODY, Trust
+from llmrl.envs.guard import guarded
 from llmrl.envs.gym.faults import MISREAD, check_rewards, first_outside
 from llmrl.envs.gym.games import GameMaker
 from llmrl.envs.gym.protocols import Describer, Engine
@@ -80,6 +81,7 @@ class GymnasiumEnv(Replayed):
         trust: Trust = NOBODY,
     ) -> None:
         super().__init__(n_envs, seeds.integer("games"))
+        self._made_of = {name: x for name, x in locals().items() if name not in ("self", "n_envs", "__class__")}
         self._criterion = Criterion.of(success, success_at)
         self.clip_actions = True  # whoever plays may want its numbers to go to the games as they are
         self.maker = GameMaker(id, dict(kwargs or {}), horizon, engine, trust)
@@ -175,6 +177,12 @@ class GymnasiumEnv(Replayed):
 
     def render(self, index: int = 0) -> np.ndarray:
         return self._games.render(index)
+
+    def one_game(self) -> GymnasiumEnv:
+        """Return the same environment with one game, which goes on by itself."""
+        game: Any = GymnasiumEnv(**self._made_of, n_envs=1)
+        made: GymnasiumEnv = guarded(game)  # type: ignore[assignment]
+        return made
 
     def single(self) -> gymnasium.Env[Any, Any]:
         """One more game, as Gymnasium has it."""

@@ -370,19 +370,17 @@ def _around(text: str, chosen: Candidate[Any]) -> str:
 
 
 def _complaint(text: str, question: Question[Any], faults: _Faults) -> str:
-    if faults.told:
-        return faults.told[-1][1]
-    missing = f"there is no {question.wanted} in the reply"
-    if hint := question.hint(text):
-        return hint
+    """What is wrong with a reply without an answer, and where its JSON breaks, if it does."""
     start = text.find("{")
+    missing = f"there is no {question.wanted} in the reply"
+    said = faults.told[-1][1] if faults.told else question.hint(text) or missing
     if start < 0:
-        return f"{missing}, and no JSON object"
+        return f"{said}, and no JSON object" if said == missing else said
     try:
         json.JSONDecoder().raw_decode(text, start)
     except json.JSONDecodeError as error:
         near = text[max(error.pos - 30, start) : error.pos + 10]
-        return f"{missing}; its JSON breaks at line {error.lineno}, column {error.colno}, near {near!r}: {error.msg}"
+        return f"{said}; its JSON breaks at line {error.lineno}, column {error.colno}, near {near!r}: {error.msg}"
     except (RecursionError, ValueError):
-        return f"{missing}; its JSON is nested too deep or holds a number too long"
-    return missing
+        return f"{said}; its JSON is nested too deep or holds a number too long"
+    return said

@@ -58,10 +58,15 @@ _OPEN = re.compile(
 )
 
 
+class _Ahead(str):
+    """Why a step means none here: it is for an object that is not there, as steps that look ahead are."""
+
+
 class Steps(Question[tuple[Step, ...]]):
     """A list of steps (skill, object), in the names' own spelling; "" for no object.
 
-    Of a plan with a step that cannot be meant the steps before it are the answer, and of a longer one the first `most`.
+    Steps for an object that is not there are passed over: they cannot be done yet. Of a plan with a step that cannot be
+    meant at all the steps before it are the answer, and of a longer one the first `most`.
 
     Args:
         skills: (name, whether it takes an object).
@@ -128,23 +133,27 @@ class Steps(Question[tuple[Step, ...]]):
         return None if not states else letters(states[-1][1]) == self.state
 
     def plan(self, steps: Sequence[Any]) -> tuple[Step, ...]:
-        """The steps up to the first that cannot be meant.
+        """The steps up to the first that cannot be meant, without those for objects that are not there.
 
         Raises:
-            InvalidReply: that is the first one, or there is none.
+            InvalidReply: none is left.
         """
         if not steps:
             raise InvalidReply(f"a plan has 1 to {self.most} steps, and this one has 0")
         if any(said == CUT for said in steps):
             raise InvalidReply("the plan was cut off")
         found: list[Step] = []
+        fault = ""
         for said in steps[: self.most]:
             step = self._step(said, found[-1][1] if found else "")
             if isinstance(step, str):
-                if not found:
-                    raise InvalidReply(step)
+                fault = fault or step
+                if isinstance(step, _Ahead):
+                    continue
                 break
             found.append(step)
+        if not found:
+            raise InvalidReply(fault)
         return tuple(found)
 
     def _of(self, value: Any, depth: int) -> tuple[Step, ...] | None:
@@ -196,10 +205,10 @@ class Steps(Question[tuple[Step, ...]]):
             and _steplike(value)
             and any(self._is_step(item) if isinstance(item, dict) else isinstance(item, str) for item in value)
         ):
-            usable = isinstance(value[0], dict) or not isinstance(self._step(value[0]), str)
+            usable = isinstance(value[0], dict) or _possible(self._step(value[0]))
             return self.plan(value) if usable else None
         if value and all(isinstance(item, list) and 1 <= len(item) <= 2 for item in value):
-            return self.plan(value) if not isinstance(self._step(value[0]), str) else None
+            return self.plan(value) if _possible(self._step(value[0])) else None
         return self._inside(value, depth)
 
     def _of_string(self, text: str) -> tuple[Step, ...] | None:
@@ -280,7 +289,8 @@ class Steps(Question[tuple[Step, ...]]):
         if thing is None:
             shown = " ".join(re.sub(r"[<>\"'`*_()]", " ", rest).split())[:60]
             there = ", ".join(self.objects) or "none"
-            return f"the skill {name!r} needs an object of this state, and {shown!r} is none; there are: {there}"
+            fault = f"the skill {name!r} needs an object of this state, and {shown!r} is none; there are: {there}"
+            return fault if letters(shown) in NO_OBJECT or self._several(rest) else _Ahead(fault)
         return name, thing
 
     def _object(self, text: str) -> str | None:
@@ -302,6 +312,11 @@ class Steps(Question[tuple[Step, ...]]):
             return self.objects[parts[0]]
         mentioned = {i for _, _, i in self.things.mentions(text)}
         return self.objects[mentioned.pop()] if not parts and len(mentioned) == 1 and len(said) <= 6 else None
+
+    def _several(self, text: str) -> bool:
+        """Whether a text may mean one of several objects."""
+        said = [word for word, _, _ in words(text) if word not in ("the", "a", "an")]
+        return sum(_part_of(said, [word for word, _, _ in words(name)]) for name in self.objects) > 1
 
     def _candidate(self, start: int, end: int, text: str) -> list[Candidate[tuple[Step, ...]]]:
         if _PLACEHOLDER.search(text):
@@ -358,7 +373,7 @@ class Steps(Question[tuple[Step, ...]]):
         if not items or REFUSAL.search(text) or _OPEN.search(text):
             return []
         steps = [self._step(_bare_item(item[1])) for item in items]
-        if any(isinstance(step, str) for step in steps):
+        if not all(map(_possible, steps)) or all(isinstance(step, str) for step in steps):
             return []
         return [
             Candidate(
@@ -376,9 +391,14 @@ class Steps(Question[tuple[Step, ...]]):
         for item in items:
             spoken.append(self._step(item, spoken[-1][1] if spoken and not isinstance(spoken[-1], str) else ""))
         wordy = any(len(words(item)) > 7 for item in items)
-        if not spoken or wordy or any(isinstance(step, str) for step in spoken):
+        if wordy or not all(map(_possible, spoken)) or all(isinstance(step, str) for step in spoken):
             return []
         return [Candidate(0, len(text), tuple(step for step in spoken if not isinstance(step, str)), form=1)]
+
+
+def _possible(step: Step | str) -> bool:
+    """Whether a step can be done, here or later."""
+    return not isinstance(step, str) or isinstance(step, _Ahead)
 
 
 def _steplike(value: Sequence[Any]) -> bool:

@@ -42,6 +42,7 @@ class SimpleSpread(ParticleDomain):
         super().__init__(spec)
         self._number = {name: i for i, name in enumerate(self.agents)}
         self._assign = functools.cache(assign)
+        self.vocabulary = tuple(f"landmark {i}" for i in range(len(self.agents)))
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
         """The scene in channel `vector` [width]."""

@@ -53,6 +53,7 @@ class SimpleTag(ParticleDomain):
         super().__init__(spec)
         self._hunters = tuple(name for name in self.agents if name.startswith("adversary"))
         self._prey = tuple(name for name in self.agents if name not in self._hunters)
+        self.vocabulary = self.agents
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
         """The scene in channel `vector` [width]."""

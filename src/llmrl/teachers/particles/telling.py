@@ -39,6 +39,7 @@ class SimpleReference(ParticleDomain):
     skills = (Skill("say", True, "says a colour, together with what the other steps of the plan do"), _GO, _STAY)
     fallback = (PlanStep("stay"),)
     reads = ("velocity", "landmarks", "told_goal", "heard")
+    vocabulary = COLOURS
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
@@ -80,6 +81,7 @@ class SimpleSpeakerListener(ParticleDomain):
     name = prompt = "simple_speaker_listener"
     fallback = (PlanStep("stay"),)
     reads = ("velocity", "landmarks", "told_goal", "heard")
+    vocabulary = COLOURS
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)

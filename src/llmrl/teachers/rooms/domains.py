@@ -46,6 +46,7 @@ class RoomDomain(Domain):
     def __init__(self, parity: bool = False, view_size: int = 3) -> None:
         self.parity, self.view_size = parity, view_size
         self.memory = 2 * len(self.names) if parity else 0
+        self.vocabulary = self.names
         self._scenes: dict[bytes, tuple[Scene, np.ndarray | None]] = {}
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
@@ -84,8 +85,13 @@ class RoomDomain(Domain):
         return PublishedScene(world, sentence, places, self.view_size)
 
     def named(self, world: World) -> list[tuple[str, int]]:
-        """Names and cells of the objects seen, in the order of the sentence."""
-        return [(self.name_of(kind, world.colours[cell]), cell) for kind in self.spoken for cell in world.cells(kind)]
+        """Names and cells of the objects seen, in the order of the sentence: by kind, then by name. As published, by
+        kind and place, so that one state has several descriptions."""
+        named: list[tuple[str, int]] = []
+        for kind in self.spoken:
+            found = [(self.name_of(kind, world.colours[cell]), cell) for cell in world.cells(kind)]
+            named += found if self.parity else sorted(found)
+        return named
 
     def name_of(self, kind: int, colour: int) -> str:
         """What an object is called."""
@@ -182,4 +188,6 @@ class TwoDoor(RoomDomain):
         if self.parity:
             return named + [(f"door{i}", cell) for i, cell in enumerate(doors[:2], 1)]
         first = [min(divmod(cell, world.geometry.height)) == 0 for cell in doors]
-        return named + [("door1" if is_first else "door2", cell) for is_first, cell in zip(first, doors, strict=True)]
+        return named + sorted(
+            ("door1" if is_first else "door2", cell) for is_first, cell in zip(first, doors, strict=True)
+        )

@@ -19,6 +19,7 @@ class UnlockPickup(RoomDomain):
 
     name = prompt = "unlock_pickup"
     spoken: ClassVar[tuple[int, ...]] = (KEY, DOOR, BOX)
+    names = ("key", "door", "open door", "box")
 
     def __init__(self) -> None:
         super().__init__()
