@@ -99,6 +99,12 @@ KINDS = {
         lambda scenario, llm: plan_in_particles(scenario, llm, "simple_spread_rule"),
         next(scenario for scenario in SCENARIOS if domain_of(scenario).name == "simple_spread"),
     ),
+    "teacher/published": (
+        lambda name, llm: LLMPlanner(
+            find_domain(name, parity=True), llm, prompt="published", reading="published"
+        ).plans([ROOMS[name]]),
+        "colored_doorkey",
+    ),
     **{f"player/system of {text}": (play, text) for text in PLAYED},
 }
 """What a prompt is rendered and asked by, and of what."""
