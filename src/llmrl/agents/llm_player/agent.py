@@ -21,6 +21,8 @@ EXAMPLE = "?" * 200
 """Stands for an observation where none is at hand."""
 REPLY_TOKENS = 80
 """Tokens of a reply with a reflection, about."""
+PLAN_TOKENS = 40
+"""Tokens of a plan, about."""
 LESSON_TOKENS = 80
 """Tokens of a lesson, about."""
 
@@ -32,7 +34,7 @@ class LLMPlayer(OnlyPlays):
         spec: of the environment.
         llm: who is asked.
         prompt_folder, history, action_every, reflection, require_reflection, lessons, answer_with, legal_only,
-            decimals, repair_turns, sliding_history: as in `PlayerSettings`.
+            decimals, repair_turns, sliding_history, plan: as in `PlayerSettings`.
         show: the same; None: `SHOWN`.
 
     Attributes:
@@ -60,6 +62,7 @@ class LLMPlayer(OnlyPlays):
         decimals: NonNegativeInt = 2,
         repair_turns: NonNegativeInt = 1,
         sliding_history: bool = False,
+        plan: bool = False,
     ) -> None:
         limited = isinstance(llm, ChatClient) and llm.budget.limited
         if spec.endless and not limited:
@@ -82,6 +85,7 @@ class LLMPlayer(OnlyPlays):
             repair_turns=repair_turns,
             prompt_folder=prompt_folder,
             sliding_history=sliding_history,
+            plan=plan,
         )
         self.policy = LLMPolicy(spec, llm, settings)
         self.carried = self.policy.carried
@@ -99,7 +103,9 @@ class LLMPlayer(OnlyPlays):
         policy, spec, settings = self.policy, self.policy.spec, self.policy.settings
         repeated = 1 if "action_mask" in policy.channels else settings.action_every
         decisions = -(-steps // repeated)
-        turn, reply = self._turn_tokens(steps, repeated), MESSAGE_TOKENS + (REPLY_TOKENS if settings.reflection else 10)
+        planned = PLAN_TOKENS if settings.plan else 0
+        turn = self._turn_tokens(steps, repeated) + planned
+        reply = MESSAGE_TOKENS + (REPLY_TOKENS if settings.reflection else 10) + planned
         system = estimate_tokens(policy.system[0].text) + MESSAGE_TOKENS
         told = settings.lessons * LESSON_TOKENS
         shown = sum(self._shown(k) for k in range(decisions))
