@@ -23,6 +23,8 @@ from llmrl.agents.llm_player.answers import (
     reply_schema,
 )
 from llmrl.agents.llm_player.conversation import Conversation, Message, Show, message, said
+from llmrl.agents.llm_player.examples import Recorded
+from llmrl.agents.llm_player.examples import examples as told_episodes
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.observers import Transition
 from llmrl.core.protocols import ChatModel
@@ -53,6 +55,7 @@ class PlayerSettings:
         reflection: whether replies begin with a reflection.
         require_reflection: whether a reply without the reflection that was asked for is invalid.
         plan: whether a reply may hold a plan for later turns, which the player is shown as long as it has no other.
+        examples: episodes of others that are shown, `example_steps` of each, played by `examples_by`, in words.
         show: what an observation is accompanied by.
         lessons: lessons of earlier episodes that are kept; 0: none is drawn.
         answer_with: whether choices are answered by name or by number.
@@ -75,6 +78,9 @@ class PlayerSettings:
     prompt_folder: Path | None
     sliding_history: bool = False
     plan: bool = False
+    examples: Sequence[Recorded] = ()
+    example_steps: int = 50
+    examples_by: str = "another player"
 
 
 class LLMPolicy:
@@ -132,6 +138,9 @@ class LLMPolicy:
         """Numbers of the episodes that the games are in: with them replies belong to a place in an episode, and not to
         whoever asked first. None: equal questions are counted."""
         self.counters = dict.fromkeys(("decisions", "replies", "invalid", "failed", "fallbacks", "lessons"), 0)
+        self._episodes = told_episodes(
+            settings.examples, spec, self.answers, settings.example_steps, settings.reflection
+        )
         # Faults in prompts are found before the first question.
         self.system = [self._system(agent, ()) for agent in range(spec.n_agents)]
         self._lesson_question(Conversation(turns=[("{}", "{}")]), 0)
@@ -374,6 +383,8 @@ class LLMPolicy:
             action_every=self.settings.action_every,
             decimals=self.decimals,
             examples=[said({**before, "action": example}) for example in examples],
+            episodes=self._episodes,
+            by=self.settings.examples_by,
             lessons=lessons,
         )
 
