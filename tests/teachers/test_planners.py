@@ -86,7 +86,7 @@ def test_the_example_of_a_prompt_is_a_valid_plan(task):
 
 def test_what_is_told_of_an_episode():
     """Its length, as it is configured; nothing where nothing is known."""
-    assert "after 90 steps" in planner(horizon=90).question(KEY).text
+    assert "after 90 actions" in planner(horizon=90).question(KEY).text
     assert "An episode ends" not in planner().question(KEY).text
 
 

@@ -183,8 +183,16 @@ class IndependentGames(Generic[O]):
 
     @staticmethod
     def fit(env: object, policy: object) -> bool:
-        """Whether the games can be played apart, and their player asks through the client."""
-        return isinstance(env, Separable) and isinstance(policy, AsksToPlay) and isinstance(policy.llm, ChatClient)
+        """Whether the games can be played apart, and their player asks through the client.
+
+        A class derived from an environment that can do so says for itself how one of its games is made.
+        """
+        return (
+            "one_game" in vars(type(env))
+            and isinstance(env, Separable)
+            and isinstance(policy, AsksToPlay)
+            and isinstance(policy.llm, ChatClient)
+        )
 
     @property
     def going(self) -> bool:
