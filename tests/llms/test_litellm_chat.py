@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fake_openai_server import FakeOpenAIServer
-from llmrl.core.errors import LLMError
+from llmrl.core.errors import ConfigError, LLMError
 from llmrl.llms.client import ChatClient
 from llmrl.llms.litellm_chat import LiteLLMChat
 from llmrl.llms.retry import Retry
@@ -82,19 +82,59 @@ def test_a_refused_key_is_an_error_without_the_key(key, caplog, capfd):
 @pytest.mark.slow
 def test_reasoning_models_are_asked_in_their_own_terms(key):
     """No temperature, and a limit that counts thinking."""
-    with FakeOpenAIServer(lambda messages: "fine", model="o4-mini") as server:
+    with FakeOpenAIServer(lambda messages: "fine", model="o3") as server:
         model = LiteLLMChat(
-            "o4-mini",
+            "o3",
             "OPENAI_API_KEY",
             api_base=server.url,
             reasoning_effort="low",
             temperature=None,
             max_tokens=900,
+            thinking_budget=1000,
         )
         [reply] = ChatClient(model).chat([ask()])
     [sent] = server.requests
     assert reply.text == "fine" and sent["reasoning_effort"] == "low" and "temperature" not in sent
-    assert sent["max_completion_tokens"] == 900 and "max_tokens" not in sent
+    assert sent["max_completion_tokens"] == 1900 and "max_tokens" not in sent
+
+
+@installed
+@pytest.mark.slow
+def test_settings_that_litellm_would_drop_or_replace_are_refused_before_anything_is_asked(monkeypatch):
+    cases = [
+        ("gpt-4o", {"reasoning_effort": "low"}, "reasoning_effort=low"),
+        ("gpt-4o", {"thinking_budget": 2000}, "does not reason"),
+        ("o3", {"top_p": 0.9}, "top_p=0.9"),
+        ("anthropic/claude-haiku-4-5", {"sampling_seed": 3}, "sampling_seed=3"),
+        ("anthropic/claude-haiku-4-5", {"thinking_budget": 100}, "1024 or more"),
+        ("anthropic/claude-haiku-4-5", {"thinking_budget": 2000, "reasoning_effort": "low"}, "only one"),
+        ("anthropic/claude-haiku-4-5", {"reasoning_effort": "high"}, "4096 tokens of thought"),
+        ("anthropic/claude-haiku-4-5", {"extra_body": {"a": 1}}, "extra_body"),
+        ("gemini/gemini-3.8-flash", {"reasoning_effort": "none"}, "sent as another"),
+        ("mistral/mistral-medium-3-5", {"reasoning_effort": "medium"}, "sent as another"),
+        ("no-such-model", {}, "does not know whose model"),
+    ]
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    for model, settings, said in cases:
+        with pytest.raises(ConfigError, match=said):
+            LiteLLMChat(model, "OPENAI_API_KEY", max_tokens=2048, **settings).check()
+
+
+@installed
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "limit", "budget"),
+    [
+        ("anthropic/claude-haiku-4-5", {"max_tokens": 3000}, {"thinking": {"type": "enabled", "budget_tokens": 2000}}),
+        ("gemini/gemini-2.5-flash", {"max_tokens": 3000}, {"thinking": {"type": "enabled", "budget_tokens": 2000}}),
+        ("anthropic/claude-sonnet-5-5", {"max_tokens": 3000}, {}),
+        ("o3", {"max_tokens": 3000}, {}),
+    ],
+)
+def test_a_budget_of_thoughts_is_sent_where_the_model_takes_one(key, model, limit, budget):
+    chat = LiteLLMChat(model, "OPENAI_API_KEY", temperature=None, max_tokens=1000, thinking_budget=2000)
+    chat.check()
+    assert chat._settings == {**limit, **budget}
 
 
 SCHEMA = {
@@ -120,8 +160,9 @@ def test_prices_and_windows_are_those_that_litellm_lists(option):
     for ours, theirs in prices:
         key = f"{theirs}_cost" if theirs.startswith("cache") else f"{theirs}_cost_per_token"
         assert fields[ours] == pytest.approx(model[key] * 1e6), ours
+    assert model.get("deprecation_date", "9") > "2026-11", "it is no longer served"
     assert fields["context_window"] == model["max_input_tokens"]
-    assert fields["max_tokens"] <= model["max_output_tokens"]
+    assert fields["max_tokens"] + (fields["thinking_budget"] or 0) <= model["max_output_tokens"]
 
 
 @installed
@@ -148,7 +189,13 @@ def test_each_provider_is_asked_in_its_own_terms_for_the_schema(option, monkeypa
     sent = return_raw_request(CallTypes.completion, {k: v for k, v in asked.items() if "retries" not in k})
     assert sent["error"] is None, sent
     body = json.dumps(sent["raw_request_body"])
-    for part in ("Which rate?", '"rate 1"', '"additionalProperties": false', str(fields["max_tokens"])):
+    longest = fields["max_tokens"] + (fields["thinking_budget"] or 0)
+    for part in (
+        "Which rate?",
+        '"rate 1"',
+        '"additionalProperties": false',
+        str(longest),
+    ):
         assert part in body, part
     assert ("temperature" in body) == (fields["temperature"] is not None)
     assert KEY not in body

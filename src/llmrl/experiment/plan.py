@@ -103,7 +103,7 @@ def calls(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
 def costs(estimate: CallEstimate, client: ChatClient) -> tuple[float | None, float | None]:
     """Return what calls are expected to cost, and at most, US dollars; None where prices, or the longest reply, are not
     known."""
-    provider, longest = client.provider, client.provider.max_tokens
+    provider, longest = client.provider, client.provider.longest_reply
     expected = provider.cost(estimate.prompt_tokens, estimate.completion_tokens)
     if expected is None or longest is None:
         return expected, None

@@ -104,6 +104,7 @@ class ChatClient:
         max_invalid: MaxInvalid | None = None,
     ) -> None:
         self.provider, self.label, self.failures, self.stream = provider, provider.label, failures, stream
+        self.feed_thoughts = provider.feed_thoughts
         self.cache = cache
         self.retry, self.limits, self.budget = retry or Retry(), limits or RateLimit(), budget or Budget()
         self._log_into(ledger)
@@ -191,7 +192,8 @@ class ChatClient:
         start = time.perf_counter()
         result: ChatReply | LLMError | None = self.cache.get(call.key)
         if isinstance(result, ChatReply):
-            result = replace(result, text=writable(result.text), latency=time.perf_counter() - start)
+            took = time.perf_counter() - start
+            result = replace(result, text=writable(result.text), thoughts=writable(result.thoughts), latency=took)
         elif self.cache.mode == "only":
             result = self.cache.missing(call.request)
         if result is not None:
@@ -350,6 +352,7 @@ class ChatClient:
                 # Before anybody reads them: what is written down is what the run went by.
                 text=redact(writable(reply.text)),
                 finish=redact(writable(reply.finish)),
+                thoughts=redact(writable(reply.thoughts)),
                 cost=self._cost(reply),
                 latency=latency,
                 # A replayed reply says 0: nothing was sent for it.

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
-from typing import Any, Literal
+from typing import Any
 
 from llmrl.core.errors import LLMError
-from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
+from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.hosted import HostedProvider, check_address, refuses, token_count, written
+from llmrl.llms.hosted import HostedProvider, check_address, refuses, reply_of
+from llmrl.llms.litellm_fit import fitted
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
-
-Effort = Literal["none", "minimal", "low", "medium", "high"]
+from llmrl.llms.sampling import Effort, Sampling
 
 
 class LiteLLMChat(HostedProvider):
@@ -22,10 +23,8 @@ class LiteLLMChat(HostedProvider):
 
     Args:
         api_base: another address for the provider's API; None is the provider's own.
-        reasoning_effort: how long a reasoning model thinks before it answers; None leaves it to the provider, and must
-            for models that do not reason.
 
-    The others are those of `HostedProvider`.
+    The others are those of `HostedProvider` and `Sampling`.
     """
 
     def __init__(
@@ -34,8 +33,14 @@ class LiteLLMChat(HostedProvider):
         api_key_env: str | None,
         api_base: str | None = None,
         structured: bool = True,
-        reasoning_effort: Effort | None = None,
         temperature: NonNegativeFloat | None = 1.0,
+        top_p: UnitInterval | None = None,
+        sampling_seed: NonNegativeInt | None = None,
+        stop: list[str] | None = None,
+        reasoning_effort: Effort | None = None,
+        thinking_budget: PositiveInt | None = None,
+        feed_thoughts: bool = False,
+        extra_body: dict[str, Any] | None = None,
         max_tokens: PositiveInt | None = None,
         timeout: PositiveFloat = 120.0,
         context_window: PositiveInt | None = None,
@@ -43,44 +48,52 @@ class LiteLLMChat(HostedProvider):
         cached_input_price: NonNegativeFloat | None = None,
         output_price: NonNegativeFloat | None = None,
     ) -> None:
+        sampling = Sampling(temperature, top_p, sampling_seed, stop, reasoning_effort, thinking_budget, extra_body)
         super().__init__(
             model,
             api_key_env,
             structured,
-            temperature,
-            max_tokens,
+            sampling,
             timeout,
-            context_window,
-            input_price,
-            cached_input_price,
-            output_price,
+            feed_thoughts,
+            max_tokens=max_tokens,
+            context_window=context_window,
+            input_price=input_price,
+            cached_input_price=cached_input_price,
+            output_price=output_price,
         )
         if api_base is not None:
             check_address(api_base, "llm.api_base")
-        self.api_base, self.reasoning_effort = api_base, reasoning_effort
+        self.api_base = api_base
         self.label = f"{model} (litellm)"
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {**super().identity, "api_base": self.api_base, "reasoning_effort": self.reasoning_effort}
+        return {**super().identity, "api_base": self.api_base}
 
     def check(self) -> None:
-        """Raises LLMError if litellm is not installed or the key is not set. Costs nothing: no request is made."""
+        """Raises LLMError if litellm is not installed or the key is not set, ConfigError if the model does not take a
+        setting. Costs nothing: no request is made."""
         if importlib.util.find_spec("litellm") is None:
             raise LLMError(
                 f"{self.label} needs the optional package litellm: pip install 'llmrl[llm]'. "
                 "Without it llm=openai_compatible, llm=ollama and llm=scripted work."
             )
         super().check()
+        self._settings  # noqa: B018  (looked at for what it raises)
+
+    @functools.cached_property
+    def _settings(self) -> dict[str, Any]:
+        """What litellm is given for `sampling`. Raises ConfigError if the model does not take it."""
+        return fitted(_import_litellm(), self.model, self.sampling, self.max_tokens)
 
     def _attempt(self, request: ChatRequest) -> ChatReply:
         litellm = _import_litellm()
         options = {
+            **self._settings,
             "api_key": self._key(),
             "api_base": self.api_base,
-            "temperature": self.temperature,
-            "max_tokens": self.max_tokens,
-            "reasoning_effort": self.reasoning_effort,
+            "seed": self.sampling.seed_of(request.repeat),
             "response_format": self._response_format(request),
         }
         try:
@@ -95,19 +108,13 @@ class LiteLLMChat(HostedProvider):
                 **{name: value for name, value in options.items() if value is not None},
             )
             choice = answer.choices[0]
-            text = written(choice.message.model_dump())
+            message = choice.message.model_dump()
         except Exception as error:  # noqa: BLE001
             # litellm raises classes of many providers' libraries. `from None`: their tracebacks may quote the key.
             raise self._translate(error) from None
         usage = getattr(answer, "usage", None)
-        details = getattr(usage, "prompt_tokens_details", None)
-        return ChatReply(
-            text,
-            prompt_tokens=token_count(getattr(usage, "prompt_tokens", None)),
-            completion_tokens=token_count(getattr(usage, "completion_tokens", None)),
-            cached_tokens=token_count(getattr(details, "cached_tokens", None)),
-            finish=self._redact(getattr(choice, "finish_reason", None) or ""),
-        )
+        finish = self._redact(getattr(choice, "finish_reason", None) or "")
+        return reply_of(message, usage.model_dump() if usage is not None else {}, finish)
 
     def _translate(self, error: Exception) -> LLMError:
         message = f"{self.label}: {type(error).__name__}: {self._redact(error)}"

@@ -26,7 +26,9 @@ class Provider(ABC):
         remote: whether requests leave this process: then one whose reply is lost may be answered, and charged, all
             the same, and is written down before it is sent.
         context_window: most tokens of messages and reply together; None is unknown.
-        max_tokens: longest reply, in tokens; None leaves it to the provider.
+        max_tokens: longest answer, in tokens; None leaves it to the provider.
+        thinking_budget: tokens for the thought before it, beside these; None: thoughts count as part of the answer.
+        feed_thoughts: whether who shows a reply back to the model shows its thoughts, too.
         input_price, cached_input_price, output_price: US dollars per million tokens of prompts, of prompts the
             provider found in its own cache (None: charged like others), and of replies. None is unknown, and makes
             costs unknown, never zero.
@@ -35,19 +37,26 @@ class Provider(ABC):
     label: str
     parallel = True
     remote = True
+    feed_thoughts = False
 
     def __init__(
         self,
         *,
         max_tokens: int | None = None,
+        thinking_budget: int | None = None,
         context_window: int | None = None,
         input_price: float | None = None,
         cached_input_price: float | None = None,
         output_price: float | None = None,
     ) -> None:
-        self.max_tokens, self.context_window = max_tokens, context_window
+        self.max_tokens, self.thinking_budget, self.context_window = max_tokens, thinking_budget, context_window
         self.input_price, self.cached_input_price = input_price, cached_input_price
         self.output_price = output_price
+
+    @property
+    def longest_reply(self) -> int | None:
+        """Most tokens of a reply, thought and answer together; None: no limit."""
+        return None if self.max_tokens is None else self.max_tokens + (self.thinking_budget or 0)
 
     @property
     @abstractmethod
@@ -78,7 +87,7 @@ class Provider(ABC):
         """Whether `messages` and the longest reply fit into the context window; true where it is unknown."""
         if self.context_window is None:
             return True
-        return self.count_tokens(messages) + (self.max_tokens or 0) <= self.context_window
+        return self.count_tokens(messages) + (self.longest_reply or 0) <= self.context_window
 
     def cost(
         self, prompt_tokens: int | None, completion_tokens: int | None, cached_tokens: int | None = None

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmrl.core.protocols import ChatModel, Meter, Scorer
-from llmrl.core.records import ChatReply, State
+from llmrl.core.records import REPLY_COUNTS, ChatReply, State
 
-TOTALS = ("prompt_tokens", "completion_tokens", "cost")
+TOTALS = (*REPLY_COUNTS, "cost")
 
 UNDERSTOOD = ("llm_judged_replies", "llm_invalid_share")
 """Entries of a summary that say how far a language model was understood."""
@@ -33,7 +33,8 @@ class ReplyTotals:
                 self.used[name] += value or 0.0
 
     def metrics(self) -> dict[str, float]:
-        """llm/calls, llm/prompt_tokens, llm/completion_tokens, llm/cost (USD); without those that are not known."""
+        """llm/calls, llm/prompt_tokens, llm/cached_tokens (of these), llm/completion_tokens, llm/reasoning_tokens (of
+        these), llm/cost (USD); without those that are not known."""
         return {f"llm/{name}": self.used[name] for name in ("calls", *TOTALS) if not self.unknown.get(name)}
 
     def state_dict(self) -> State:
