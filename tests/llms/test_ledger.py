@@ -57,6 +57,7 @@ def test_a_call_is_logged_whole(tmp_path):
         "prompt_tokens": 3,
         "completion_tokens": 2,
         "cached_tokens": None,
+        "cache_write_tokens": None,
         "reasoning_tokens": None,
         "thoughts": "",
         "cost": 7e-6,

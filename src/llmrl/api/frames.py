@@ -110,6 +110,7 @@ LLM_CALLS: Schema = {
     "prompt_tokens": "Int64",
     "completion_tokens": "Int64",
     "cached_tokens": "Int64",
+    "cache_write_tokens": "Int64",
     "reasoning_tokens": "Int64",
     "cost": "float64",
     "possible_cost": "float64",

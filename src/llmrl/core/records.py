@@ -177,8 +177,8 @@ class ChatReply:
     Attributes:
         text: the reply; empty if the model refused or the call failed.
         prompt_tokens, completion_tokens: as the provider counts them; `cached_tokens` of the prompt's came out of the
-            provider's own cache, `reasoning_tokens` of the completion's are thoughts. None where it does not tell:
-            unknown is never zero.
+            provider's own cache and `cache_write_tokens` were put there; `reasoning_tokens` of the completion's are
+            thoughts. None where it does not tell: unknown is never zero.
         cost: US dollars, None where a price or a count is unknown.
         latency: seconds until the reply was there, waits and retries included.
         finish: why the model stopped, in the provider's words (`stop`, `length`, `content_filter`, ...); "" unknown.
@@ -191,6 +191,7 @@ class ChatReply:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
     reasoning_tokens: int | None = None
     cost: float | None = None
     latency: float = 0.0
@@ -205,7 +206,7 @@ class ChatReply:
         return self.finish.lower() in ("length", "max_tokens", "model_length", "max_output_tokens")
 
 
-REPLY_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
+REPLY_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens")
 """Fields of a reply that count tokens."""
 
 

@@ -146,6 +146,7 @@ class _Kept:
     prompt_tokens: int | None
     completion_tokens: int | None
     cached_tokens: int | None
+    cache_write_tokens: int | None
     reasoning_tokens: int | None
     cost: float | None
     latency: float

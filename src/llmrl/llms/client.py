@@ -382,7 +382,8 @@ class ChatClient:
     def _cost(self, reply: ChatReply) -> float | None:
         if reply.cost is not None:
             return reply.cost
-        return self.provider.cost(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens)
+        counts = (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens, reply.cache_write_tokens)
+        return self.provider.cost(*counts)
 
     def _keep(self, call: _Call, reply: ChatReply, paid: Reservation) -> ChatReply:
         try:

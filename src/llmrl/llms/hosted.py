@@ -111,7 +111,7 @@ def reply_of(message: Mapping[str, Any], usage: Mapping[str, Any], finish: str) 
     """The reply in a provider's message, in OpenAI's form, with what it counted."""
     text, thoughts = written(message), _thoughts(message)
     # A thought that no answer follows is the text itself.
-    return ChatReply(text, finish=finish, thoughts="" if text.startswith("<think>") else thoughts, **_counts(usage))
+    return ChatReply(text, finish=finish, thoughts="" if text == f"<think>\n{thoughts}" else thoughts, **_counts(usage))
 
 
 def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,10 +120,12 @@ def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
     Thoughts are part of the completion. Where a provider counts them beside it, as its total tells, they are added, as
     they are charged.
     """
+    details = _mapping(usage.get("prompt_tokens_details"))
     told = {
         "prompt_tokens": usage.get("prompt_tokens"),
         "completion_tokens": usage.get("completion_tokens"),
-        "cached_tokens": _mapping(usage.get("prompt_tokens_details")).get("cached_tokens"),
+        "cached_tokens": details.get("cached_tokens"),
+        "cache_write_tokens": details.get("cache_write_tokens", usage.get("cache_creation_input_tokens")),
         "reasoning_tokens": _mapping(usage.get("completion_tokens_details")).get("reasoning_tokens"),
     }
     counts = {name: token_count(value) for name, value in told.items()}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmrl.core.errors import LLMError
+from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.hosted import HostedProvider, check_address, refuses, reply_of
-from llmrl.llms.litellm_fit import fitted
+from llmrl.llms.litellm_fit import fitted, provider_of
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
 from llmrl.llms.sampling import Effort, Sampling
 
@@ -23,6 +24,8 @@ class LiteLLMChat(HostedProvider):
 
     Args:
         api_base: another address for the provider's API; None is the provider's own.
+        prompt_caching: mark the prefix of prompts that the next one is likely to share, for the provider's own cache;
+            None: where its models need marks, as Anthropic's do.
 
     The others are those of `HostedProvider` and `Sampling`.
     """
@@ -32,6 +35,7 @@ class LiteLLMChat(HostedProvider):
         model: str,
         api_key_env: str | None,
         api_base: str | None = None,
+        prompt_caching: bool | None = None,
         structured: bool = True,
         temperature: NonNegativeFloat | None = 1.0,
         top_p: UnitInterval | None = None,
@@ -46,6 +50,7 @@ class LiteLLMChat(HostedProvider):
         context_window: PositiveInt | None = None,
         input_price: NonNegativeFloat | None = None,
         cached_input_price: NonNegativeFloat | None = None,
+        cache_write_price: NonNegativeFloat | None = None,
         output_price: NonNegativeFloat | None = None,
     ) -> None:
         sampling = Sampling(temperature, top_p, sampling_seed, stop, reasoning_effort, thinking_budget, extra_body)
@@ -60,11 +65,12 @@ class LiteLLMChat(HostedProvider):
             context_window=context_window,
             input_price=input_price,
             cached_input_price=cached_input_price,
+            cache_write_price=cache_write_price,
             output_price=output_price,
         )
         if api_base is not None:
             check_address(api_base, "llm.api_base")
-        self.api_base = api_base
+        self.api_base, self.prompt_caching = api_base, prompt_caching
         self.label = f"{model} (litellm)"
 
     @property
@@ -80,12 +86,23 @@ class LiteLLMChat(HostedProvider):
                 "Without it llm=openai_compatible, llm=ollama and llm=scripted work."
             )
         super().check()
-        self._settings  # noqa: B018  (looked at for what it raises)
+        self._settings, self._marks  # noqa: B018  (looked at for what they raise)
 
     @functools.cached_property
     def _settings(self) -> dict[str, Any]:
         """What litellm is given for `sampling`. Raises ConfigError if the model does not take it."""
         return fitted(_import_litellm(), self.model, self.sampling, self.max_tokens)
+
+    @functools.cached_property
+    def _marks(self) -> bool:
+        """Whether prompts are marked. Raises ConfigError if the model takes no marks."""
+        takes = provider_of(_import_litellm(), self.model) == "anthropic"
+        if self.prompt_caching and not takes:
+            raise ConfigError(
+                f"llm.prompt_caching=true: only Anthropic's models take marks, and {self.model} is none. Set it to "
+                "null; other providers cache by themselves"
+            )
+        return takes and self.prompt_caching is not False
 
     def _attempt(self, request: ChatRequest) -> ChatReply:
         litellm = _import_litellm()
@@ -100,7 +117,7 @@ class LiteLLMChat(HostedProvider):
             # Retries are ours: litellm's own would multiply with them and ignore Retry-After.
             answer = litellm.completion(
                 model=self.model,
-                messages=[dict(message) for message in request.messages],
+                messages=marked(request.messages) if self._marks else [dict(each) for each in request.messages],
                 timeout=self.timeout,
                 num_retries=0,
                 max_retries=0,
@@ -127,6 +144,18 @@ class LiteLLMChat(HostedProvider):
             wait = parse_retry_after(headers.get("retry-after"))
             return TransientError(message, wait, refused=_nothing_generated(error, status))
         return LLMError(message, refused=_nothing_generated(error, status))
+
+
+def marked(messages: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """`messages` with `cache_control` on what the next prompt is likely to begin with: the system's message, and all
+    but the last."""
+    last = len(messages) - 1
+    return [
+        {**each, "content": [{"type": "text", "text": each["content"], "cache_control": {"type": "ephemeral"}}]}
+        if i != last and (each["role"] == "system" or i == last - 1)
+        else dict(each)
+        for i, each in enumerate(messages)
+    ]
 
 
 def _nothing_generated(error: BaseException, status: object) -> bool:

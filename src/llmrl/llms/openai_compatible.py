@@ -67,6 +67,7 @@ class OpenAICompatibleChat(HostedProvider):
         context_window: PositiveInt | None = None,
         input_price: NonNegativeFloat | None = None,
         cached_input_price: NonNegativeFloat | None = None,
+        cache_write_price: NonNegativeFloat | None = None,
         output_price: NonNegativeFloat | None = None,
         api_key_header: str | None = None,
         api_key_query: str | None = None,
@@ -83,6 +84,7 @@ class OpenAICompatibleChat(HostedProvider):
             context_window=context_window,
             input_price=input_price,
             cached_input_price=cached_input_price,
+            cache_write_price=cache_write_price,
             output_price=output_price,
         )
         check_address(base_url, "llm.base_url")

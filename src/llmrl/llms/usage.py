@@ -33,8 +33,8 @@ class ReplyTotals:
                 self.used[name] += value or 0.0
 
     def metrics(self) -> dict[str, float]:
-        """llm/calls, llm/prompt_tokens, llm/cached_tokens (of these), llm/completion_tokens, llm/reasoning_tokens (of
-        these), llm/cost (USD); without those that are not known."""
+        """llm/calls, llm/prompt_tokens, llm/cached_tokens and llm/cache_write_tokens (of these), llm/completion_tokens,
+        llm/reasoning_tokens (of these), llm/cost (USD); without those that are not known."""
         return {f"llm/{name}": self.used[name] for name in ("calls", *TOTALS) if not self.unknown.get(name)}
 
     def state_dict(self) -> State:
