@@ -1,15 +1,19 @@
 """litellm against our server. Importing litellm takes seconds, hence `slow` where a request is made."""
 
+import contextlib
 import importlib.util
 import json
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from fake_openai_server import FakeOpenAIServer
-from llmrl.core.errors import LLMError
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.records import ChatRequest
 from llmrl.llms.client import ChatClient
 from llmrl.llms.litellm_chat import LiteLLMChat
 from llmrl.llms.retry import Retry
@@ -82,19 +86,124 @@ def test_a_refused_key_is_an_error_without_the_key(key, caplog, capfd):
 @pytest.mark.slow
 def test_reasoning_models_are_asked_in_their_own_terms(key):
     """No temperature, and a limit that counts thinking."""
-    with FakeOpenAIServer(lambda messages: "fine", model="o4-mini") as server:
+    with FakeOpenAIServer(lambda messages: "fine", model="o3") as server:
         model = LiteLLMChat(
-            "o4-mini",
+            "o3",
             "OPENAI_API_KEY",
             api_base=server.url,
             reasoning_effort="low",
             temperature=None,
             max_tokens=900,
+            thinking_budget=1000,
         )
         [reply] = ChatClient(model).chat([ask()])
     [sent] = server.requests
     assert reply.text == "fine" and sent["reasoning_effort"] == "low" and "temperature" not in sent
-    assert sent["max_completion_tokens"] == 900 and "max_tokens" not in sent
+    assert sent["max_completion_tokens"] == 1900 and "max_tokens" not in sent
+
+
+@installed
+@pytest.mark.slow
+def test_settings_that_litellm_would_drop_or_replace_are_refused_before_anything_is_asked(monkeypatch):
+    cases = [
+        ("gpt-4o", {"reasoning_effort": "low"}, "reasoning_effort=low"),
+        ("gpt-4o", {"thinking_budget": 2000}, "does not reason"),
+        ("o3", {"top_p": 0.9}, "top_p=0.9"),
+        ("anthropic/claude-haiku-4-5", {"sampling_seed": 3}, "sampling_seed=3"),
+        ("anthropic/claude-haiku-4-5", {"thinking_budget": 100}, "1024 or more"),
+        ("anthropic/claude-haiku-4-5", {"thinking_budget": 2000, "reasoning_effort": "low"}, "only one"),
+        ("anthropic/claude-haiku-4-5", {"reasoning_effort": "high"}, "4096 tokens of thought"),
+        ("anthropic/claude-haiku-4-5", {"extra_body": {"a": 1}}, "extra_body"),
+        ("gemini/gemini-3.8-flash", {"reasoning_effort": "none"}, "sent as another"),
+        ("mistral/mistral-medium-3-5", {"reasoning_effort": "medium"}, "sent as another"),
+        ("gpt-4o", {"prompt_caching": True}, "takes? marks"),
+        ("no-such-model", {}, "does not know whose model"),
+    ]
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    for model, settings, said in cases:
+        with pytest.raises(ConfigError, match=said):
+            LiteLLMChat(model, "OPENAI_API_KEY", max_tokens=2048, **settings).check()
+
+
+@installed
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "limit", "budget"),
+    [
+        ("anthropic/claude-haiku-4-5", {"max_tokens": 3000}, {"thinking": {"type": "enabled", "budget_tokens": 2000}}),
+        ("gemini/gemini-2.5-flash", {"max_tokens": 3000}, {"thinking": {"type": "enabled", "budget_tokens": 2000}}),
+        ("anthropic/claude-sonnet-5-5", {"max_tokens": 3000}, {}),
+        ("o3", {"max_tokens": 3000}, {}),
+    ],
+)
+def test_a_budget_of_thoughts_is_sent_where_the_model_takes_one(key, model, limit, budget):
+    chat = LiteLLMChat(model, "OPENAI_API_KEY", temperature=None, max_tokens=1000, thinking_budget=2000)
+    chat.check()
+    assert chat._settings == {**limit, **budget}
+
+
+CLAUDE = {
+    "id": "m",
+    "type": "message",
+    "role": "assistant",
+    "model": "m",
+    "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "fine"}],
+    "stop_reason": "end_turn",
+    "usage": {
+        "input_tokens": 10,
+        "output_tokens": 50,
+        "cache_creation_input_tokens": 100,
+        "cache_read_input_tokens": 1000,
+    },
+}
+
+
+@installed
+@pytest.mark.slow
+@pytest.mark.parametrize("marks", [None, False])
+def test_claude_is_sent_marks_and_its_cache_is_counted(key, marks):
+    """Its own protocol, from the real litellm, on the wire."""
+    turns = [("system", "rules"), ("user", "one"), ("assistant", "two"), ("user", "three")]
+    request = ChatRequest(tuple({"role": role, "content": content} for role, content in turns))
+    prices = {"input_price": 1.0, "cached_input_price": 0.1, "cache_write_price": 1.25, "output_price": 5.0}
+    with answering(CLAUDE) as (address, sent):
+        model = LiteLLMChat(
+            "anthropic/claude-haiku-4-5", "OPENAI_API_KEY", api_base=address, prompt_caching=marks, **prices
+        )
+        [reply] = ChatClient(model).chat([request])
+    [body] = sent
+    parts = [*body["system"], *(part for message in body["messages"] for part in message["content"])]
+    marked = [part["text"] for part in parts if "cache_control" in part]
+    assert marked == (["rules", "two"] if marks is None else [])
+    assert (reply.prompt_tokens, reply.cached_tokens, reply.cache_write_tokens) == (1110, 1000, 100)
+    assert reply.cost == pytest.approx((10 * 1.0 + 1000 * 0.1 + 100 * 1.25 + 50 * 5.0) / 1e6)
+    assert (reply.text, reply.thoughts) == ("fine", "hm")
+
+
+@contextlib.contextmanager
+def answering(answer):
+    """A server that says the same to every request; its address, and what it was sent."""
+    sent = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *arguments):
+            pass
+
+        def do_POST(self):
+            sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            data = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", sent
+        server.shutdown()
+        thread.join()
 
 
 SCHEMA = {
@@ -120,8 +229,13 @@ def test_prices_and_windows_are_those_that_litellm_lists(option):
     for ours, theirs in prices:
         key = f"{theirs}_cost" if theirs.startswith("cache") else f"{theirs}_cost_per_token"
         assert fields[ours] == pytest.approx(model[key] * 1e6), ours
+    if fields["cache_write_price"] is not None:
+        assert fields["cache_write_price"] == pytest.approx(model["cache_creation_input_token_cost"] * 1e6)
+    else:
+        assert "cache_creation_input_token_cost" not in model
+    assert model.get("deprecation_date", "9") > "2026-11", "it is no longer served"
     assert fields["context_window"] == model["max_input_tokens"]
-    assert fields["max_tokens"] <= model["max_output_tokens"]
+    assert fields["max_tokens"] + (fields["thinking_budget"] or 0) <= model["max_output_tokens"]
 
 
 @installed
@@ -148,7 +262,13 @@ def test_each_provider_is_asked_in_its_own_terms_for_the_schema(option, monkeypa
     sent = return_raw_request(CallTypes.completion, {k: v for k, v in asked.items() if "retries" not in k})
     assert sent["error"] is None, sent
     body = json.dumps(sent["raw_request_body"])
-    for part in ("Which rate?", '"rate 1"', '"additionalProperties": false', str(fields["max_tokens"])):
+    longest = fields["max_tokens"] + (fields["thinking_budget"] or 0)
+    for part in (
+        "Which rate?",
+        '"rate 1"',
+        '"additionalProperties": false',
+        str(longest),
+    ):
         assert part in body, part
     assert ("temperature" in body) == (fields["temperature"] is not None)
     assert KEY not in body

@@ -53,6 +53,9 @@ def test_messages_take_a_little_themselves():
     assert Echo().count_tokens(messages) == 2 + 2 * MESSAGE_TOKENS
 
 
+CACHED = {"input_price": 2.0, "output_price": 10.0, "cached_input_price": 1.0, "cache_write_price": 4.0}
+
+
 @pytest.mark.parametrize(
     ("prices", "tokens", "expected"),
     [
@@ -60,6 +63,11 @@ def test_messages_take_a_little_themselves():
         ({"input_price": 2.0, "output_price": 10.0}, (100, 10, 50), 300e-6),
         ({"input_price": 2.0, "output_price": 10.0, "cached_input_price": 0.0}, (100, 10, 50), 200e-6),
         ({"input_price": 2.0, "output_price": 10.0, "cached_input_price": 1.0}, (100, 10, 500), 200e-6),
+        (CACHED, (100, 10, 50, 20), (30 * 2 + 50 * 1 + 20 * 4 + 100) / 1e6),
+        (CACHED, (100, 10, 50, None), (50 * 1 + 50 * 4 + 100) / 1e6),  # untold: the dearest it can be
+        (CACHED, (100, 10, 50, 500), (50 * 1 + 50 * 4 + 100) / 1e6),
+        (CACHED, (100, 10, 0, 0), 300e-6),
+        (CACHED, (None, 10, None, None), None),
         ({"input_price": None, "output_price": 10.0}, (100, 10, None), None),
         ({"input_price": 2.0, "output_price": None}, (100, 10, None), None),
         ({"input_price": 2.0, "output_price": 10.0}, (None, 10, None), None),
@@ -68,6 +76,5 @@ def test_messages_take_a_little_themselves():
     ],
 )
 def test_cost(prices, tokens, expected):
-    prompt, completion, cached = tokens
-    cost = Echo(**prices).cost(prompt, completion, cached)
+    cost = Echo(**prices).cost(*tokens)
     assert cost is None if expected is None else cost == pytest.approx(expected)

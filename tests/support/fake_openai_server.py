@@ -84,7 +84,8 @@ class FakeOpenAIServer:
     """A server on a port of its own.
 
     Args:
-        reply: from messages to the assistant's text.
+        reply: from messages to the assistant's text, or to fields of its message.
+        usage: what it counts besides prompt and completion.
         key: demanded, if given.
         retry_after: seconds of `429-after`.
         hang: longest time a hanging or trickling answer is kept up, seconds.
@@ -113,9 +114,11 @@ class FakeOpenAIServer:
         fault_rate=0.0,
         fault_kinds=PASSING,
         seed=0,
+        usage=None,
     ):
         self.reply, self.key, self.retry_after, self.hang, self.model = reply, key, retry_after, hang, model
         self.delay, self.fault_rate, self.fault_kinds = delay, fault_rate, fault_kinds
+        self.usage = usage or {}
         self.models_status = 200
         self.faults: deque[str] = deque()
         self.requests: list[dict] = []
@@ -281,10 +284,11 @@ class FakeOpenAIServer:
                     if fault in ODD and fault != "wrong_usage"
                     else fake.reply(body["messages"])
                 )
-                usage = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
+                usage = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18, **fake.usage}
                 if fault == "wrong_usage":
                     usage = WRONG_USAGE[int(exchange.question[:4], 16) % len(WRONG_USAGE)]
-                choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+                said = text if isinstance(text, dict) else {"content": text}
+                choice = {"index": 0, "message": {"role": "assistant", **said}, "finish_reason": "stop"}
                 answer = {
                     "id": "chatcmpl-1",
                     "object": "chat.completion",

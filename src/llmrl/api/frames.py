@@ -19,6 +19,7 @@ import numpy as np
 from llmrl.analysis.runs import RunRecord
 from llmrl.core.errors import CheckpointError, ConfigError, RunFolderError
 from llmrl.core.fields import read_object
+from llmrl.core.records import REPLY_COUNTS
 from llmrl.llms.ledger import FILE_NAME as CALLS
 from llmrl.llms.ledger import read_calls
 from llmrl.run.content import RESULTS_NAME
@@ -109,6 +110,8 @@ LLM_CALLS: Schema = {
     "prompt_tokens": "Int64",
     "completion_tokens": "Int64",
     "cached_tokens": "Int64",
+    "cache_write_tokens": "Int64",
+    "reasoning_tokens": "Int64",
     "cost": "float64",
     "possible_cost": "float64",
     "latency": "float64",
@@ -117,6 +120,7 @@ LLM_CALLS: Schema = {
     "stream": "Int64",
     "hash": "str",
     "reply": "str",
+    "thoughts": "str",
     "error": "str",
 }
 PARAMETER = "parameter."
@@ -317,8 +321,8 @@ def _calls(folder: Path) -> list[Columns]:
     calls = list(read_calls(path)) if path.is_file() else []
     if not calls:
         return []
-    plain = ("model", "purpose", "prompt", "fault", "finish", "hash", "reply", "error", "valid", "latency")
-    counts = ("attempts", "prompt_tokens", "completion_tokens", "cached_tokens", "repeat", "stream")
+    plain = ("model", "purpose", "prompt", "fault", "finish", "hash", "reply", "thoughts", "error", "valid", "latency")
+    counts = ("attempts", *REPLY_COUNTS, "repeat", "stream")
     columns: dict[str, Any] = {name: [call.get(name) for call in calls] for name in plain}
     columns |= {name: [_float(call.get(name)) for call in calls] for name in counts}
     lost = [call["lost"] if call.get("unsettled") else call.get("error") for call in calls]

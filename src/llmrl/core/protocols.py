@@ -310,6 +310,9 @@ class ChatModel(Protocol):
     label: str
     """What readers of results should see, e.g. `gpt-4o (litellm)` or `scripted (not a language model)`."""
 
+    feed_thoughts: bool
+    """Whether a reply that is shown back to it is to have its thoughts before it."""
+
     def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Raises LLMError if a request failed for good, BudgetExhausted if it may not be paid for any more."""
         ...

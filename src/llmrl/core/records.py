@@ -202,23 +202,28 @@ class ChatReply:
     Attributes:
         text: the reply; empty if the model refused or the call failed.
         prompt_tokens, completion_tokens: as the provider counts them; `cached_tokens` of the prompt's came out of the
-            provider's own cache. None where it does not tell: unknown is never zero.
+            provider's own cache and `cache_write_tokens` were put there; `reasoning_tokens` of the completion's are
+            thoughts. None where it does not tell: unknown is never zero.
         cost: US dollars, None where a price or a count is unknown.
         latency: seconds until the reply was there, waits and retries included.
         finish: why the model stopped, in the provider's words (`stop`, `length`, `content_filter`, ...); "" unknown.
         attempts: requests that were sent for it; 0 if it comes from our cache.
         error: why there is no reply, where the client was told to go on without; else "".
+        thoughts: what the model thought before it answered, where the provider tells it apart from an answer; else "".
     """
 
     text: str
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    reasoning_tokens: int | None = None
     cost: float | None = None
     latency: float = 0.0
     finish: str = ""
     attempts: int = 1
     error: str = ""
+    thoughts: str = ""
 
     @property
     def cut(self) -> bool:
@@ -226,9 +231,13 @@ class ChatReply:
         return self.finish.lower() in ("length", "max_tokens", "model_length", "max_output_tokens")
 
 
+REPLY_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens")
+"""Fields of a reply that count tokens."""
+
+
 def impossible(reply: ChatReply) -> list[str]:
     """Which numbers of a reply none can have: negative, not finite, or no numbers."""
-    counts = [name for name in ("prompt_tokens", "completion_tokens", "cached_tokens") if not _counts(reply, name)]
+    counts = [name for name in REPLY_COUNTS if not _counts(reply, name)]
     cost = reply.cost
     amount = cost is None or (isinstance(cost, int | float) and not isinstance(cost, bool) and 0 <= cost < math.inf)
     return counts if amount else [*counts, "cost"]

@@ -97,14 +97,17 @@ def calls(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
         return [*rows, ("  cost", "unknown: set llm.input_price and llm.output_price (US dollars per million tokens)")]
     cost = f"about ${expected:,.4g}" + ("" if most is None else f", at most ${most:,.4g}")
     budget = client.budget.usd
+    if client.provider.cached_input_price is not None:
+        kept = "" if client.provider.cache_write_price is None else "; at most: each is put there"
+        rows.append(("  provider's cache", f"assumed: no prompt token comes out of it{kept}"))
     return [*rows, ("  cost", cost), *([] if budget is None else [("  budget", f"${budget:,.4g}")])]
 
 
 def costs(estimate: CallEstimate, client: ChatClient) -> tuple[float | None, float | None]:
     """Return what calls are expected to cost, and at most, US dollars; None where prices, or the longest reply, are not
     known."""
-    provider, longest = client.provider, client.provider.max_tokens
-    expected = provider.cost(estimate.prompt_tokens, estimate.completion_tokens)
+    provider, longest = client.provider, client.provider.longest_reply
+    expected = provider.cost(estimate.prompt_tokens, estimate.completion_tokens, 0, 0)
     if expected is None or longest is None:
         return expected, None
     # Every reply as long as allowed, every one repaired, each repair showing the prompt and the reply again.

@@ -150,7 +150,8 @@ class Asker(Generic[T]):
                     self.counters["invalid_replies"] += 1
                     level = logging.WARNING if self.counters["invalid_replies"] <= LOUD else logging.DEBUG
                     logger.log(level, "invalid reply of %s: %s", self.llm.label, fault)
-                    open_[i] = [*messages, _assistant(reply), _user(self.repair(str(fault)).text)]
+                    said_so = _assistant(reply, self.llm.feed_thoughts)
+                    open_[i] = [*messages, said_so, _user(self.repair(str(fault)).text)]
                     if reply.error:
                         self.unreached.add(i)
                     # After a failed call there is nobody to show a mistake to; after a long one there may be no room.
@@ -255,8 +256,9 @@ def _user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def _assistant(reply: ChatReply) -> dict[str, str]:
-    """A reply as a turn of the conversation, without its thoughts."""
-    text = said(reply.text).text
+def _assistant(reply: ChatReply, thoughts: bool) -> dict[str, str]:
+    """A reply as a turn of the conversation, with its thoughts only if these are asked for."""
     # Some providers refuse an empty turn.
-    return {"role": "assistant", "content": text[:QUOTED_REPLY].strip() or "(empty reply)"}
+    text = said(reply.text).text[:QUOTED_REPLY].strip() or "(empty reply)"
+    thought = f"<think>\n{reply.thoughts[:QUOTED_REPLY]}\n</think>\n\n" if thoughts and reply.thoughts else ""
+    return {"role": "assistant", "content": thought + text}

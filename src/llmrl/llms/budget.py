@@ -120,9 +120,10 @@ class Spent:
 class Budget:
     """Refuses an attempt that could exceed the run's limits, counting those in flight at the most they may come to.
 
-    The most an attempt may come to is one call, its prompt, by estimate, and `llm.max_tokens` of reply; a model whose
-    reply has no limit is counted by its prompt alone, so the last reply may then exceed `tokens` and `usd`. Each
-    attempt is counted, a second one for the same reply too: `reserve`, `sent`, and then one of
+    The most an attempt may come to is one call, its prompt, by estimate, and the longest reply (`llm.max_tokens`, and
+    `llm.thinking_budget` beside it). A model whose reply has no limit is counted by its prompt alone, so the last reply
+    may then exceed `tokens` and `usd`. Each attempt is counted, a second one for the same reply too: `reserve`, `sent`,
+    and then one of
 
     - `settle`: the reply came;
     - `release`: nothing was generated (the connection was refused, or the provider refused the request);
@@ -175,7 +176,7 @@ class Budget:
         Raises:
             BudgetExhausted: it could exceed a limit.
         """
-        prompt, reply = provider.count_tokens(request.messages), provider.max_tokens or 0
+        prompt, reply = provider.count_tokens(request.messages), provider.longest_reply or 0
         reservation = Reservation(prompt + reply, provider.cost(prompt, reply))
         while True:
             with self._settled:

@@ -19,14 +19,14 @@ from typing import Any, Literal
 from llmrl.core.disk import remove, why
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.fields import record_of
-from llmrl.core.records import ChatReply, ChatRequest, impossible
+from llmrl.core.records import REPLY_COUNTS, ChatReply, ChatRequest, impossible
 from llmrl.core.secrets import known, redact, redact_all
 
 logger = logging.getLogger(__name__)
 
 Mode = Literal["off", "read", "readwrite", "only"]
 
-_KEPT = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost", "latency", "finish")
+_KEPT = (*REPLY_COUNTS, "cost", "latency", "finish", "thoughts")
 
 
 class Cache:
@@ -96,7 +96,7 @@ class Cache:
             except FileExistsError:
                 kept = self.get(path.stem)
                 if kept is not None:
-                    return replace(reply, text=kept.text, finish=kept.finish)
+                    return replace(reply, text=kept.text, finish=kept.finish, thoughts=kept.thoughts)
                 partial.rename(path)  # what is there is damaged
             return reply
         finally:
@@ -121,7 +121,11 @@ def _entry(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: C
         "messages": [{**message, "content": message["content"].split("\n")} for message in messages],
         "schema": asked["schema"],
         "reply": {name: value for name, value in asdict(reply).items() if name in _KEPT}
-        | {"finish": redact(reply.finish, secrets), "text": redact(reply.text, secrets).split("\n")},
+        | {
+            "finish": redact(reply.finish, secrets),
+            "text": redact(reply.text, secrets).split("\n"),
+            "thoughts": redact(reply.thoughts, secrets).split("\n"),
+        },
     }
 
 
@@ -135,12 +139,15 @@ def _unusable(verb: str, path: Path, error: OSError) -> RunFolderError:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What an entry holds of a reply, see `ChatReply`; `text` by lines."""
+    """What an entry holds of a reply, see `ChatReply`; texts by lines."""
 
     text: list[str]
+    thoughts: list[str]
     prompt_tokens: int | None
     completion_tokens: int | None
     cached_tokens: int | None
+    cache_write_tokens: int | None
+    reasoning_tokens: int | None
     cost: float | None
     latency: float
     finish: str
@@ -155,7 +162,8 @@ def _reply(entry: Any) -> ChatReply:
     if not isinstance(entry, dict) or not isinstance(entry.get("reply"), dict):
         raise ValueError("it holds no reply")
     kept = record_of(_Kept, entry["reply"])
-    reply = ChatReply("\n".join(kept.text), attempts=0, **{name: getattr(kept, name) for name in _KEPT})
+    facts = {name: getattr(kept, name) for name in _KEPT} | {"thoughts": "\n".join(kept.thoughts)}
+    reply = ChatReply("\n".join(kept.text), attempts=0, **facts)
     if wrong := impossible(reply):
         raise ValueError(f"its {wrong[0]} is {getattr(reply, wrong[0])!r}")
     return reply

@@ -112,6 +112,7 @@ class ChatClient:
         max_invalid: MaxInvalid | None = None,
     ) -> None:
         self.provider, self.label, self.failures, self.stream = provider, provider.label, failures, stream
+        self.feed_thoughts = provider.feed_thoughts
         self.cache = cache
         self.retry, self.limits, self.budget = retry or Retry(), limits or RateLimit(), budget or Budget()
         self._log_into(ledger)
@@ -214,7 +215,8 @@ class ChatClient:
         start = time.perf_counter()
         result: ChatReply | LLMError | None = self.cache.get(call.key)
         if isinstance(result, ChatReply):
-            result = replace(result, text=writable(result.text), latency=time.perf_counter() - start)
+            took = time.perf_counter() - start
+            result = replace(result, text=writable(result.text), thoughts=writable(result.thoughts), latency=took)
         elif self.cache.mode == "only":
             result = self.cache.missing(call.request)
         if result is not None:
@@ -373,6 +375,7 @@ class ChatClient:
                 # Before anybody reads them: what is written down is what the run went by.
                 text=redact(writable(reply.text)),
                 finish=redact(writable(reply.finish)),
+                thoughts=redact(writable(reply.thoughts)),
                 cost=self._cost(reply),
                 latency=latency,
                 # A replayed reply says 0: nothing was sent for it.
@@ -402,7 +405,8 @@ class ChatClient:
     def _cost(self, reply: ChatReply) -> float | None:
         if reply.cost is not None:
             return reply.cost
-        return self.provider.cost(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens)
+        counts = (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens, reply.cache_write_tokens)
+        return self.provider.cost(*counts)
 
     def _keep(self, call: _Call, reply: ChatReply, paid: Reservation) -> ChatReply:
         try:

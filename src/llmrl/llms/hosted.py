@@ -15,6 +15,7 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.secrets import fault, protect, redact, variable_fault
 from llmrl.llms.provider import Provider
+from llmrl.llms.sampling import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +34,10 @@ class HostedProvider(Provider):
         model: name the provider knows the model by.
         api_key_env: environment variable that holds the key; None where no key is needed.
         structured: ask the provider to hold replies to the request's JSON schema.
-        temperature: sampling temperature; None leaves it to the provider (some models accept no other).
+        sampling: how it is to sample and think.
         timeout: seconds after which an attempt is given up.
-
-    The others are those of `Provider`.
+        feed_thoughts: show a model that is to correct a reply its thoughts, too.
+        facts: those of `Provider`.
 
     Raises:
         ConfigError: api_key_env is no name of a variable, or looks like a key itself.
@@ -47,35 +48,26 @@ class HostedProvider(Provider):
         model: str,
         api_key_env: str | None,
         structured: bool,
-        temperature: float | None,
-        max_tokens: int | None,
+        sampling: Sampling,
         timeout: float,
-        context_window: int | None,
-        input_price: float | None,
-        cached_input_price: float | None,
-        output_price: float | None,
+        feed_thoughts: bool,
+        **facts: Any,
     ) -> None:
-        super().__init__(
-            max_tokens=max_tokens,
-            context_window=context_window,
-            input_price=input_price,
-            cached_input_price=cached_input_price,
-            output_price=output_price,
-        )
+        super().__init__(thinking_budget=sampling.thinking_budget, **facts)
         if api_key_env is not None:
             if (wrong := variable_fault(api_key_env)) is not None:
                 raise ConfigError(f"llm.api_key_env {wrong}")
             protect(api_key_env)
         self.model, self.api_key_env, self.structured = model, api_key_env, structured
-        self.temperature, self.timeout = temperature, timeout
+        self.sampling, self.timeout, self.feed_thoughts = sampling, timeout, feed_thoughts
 
     @property
     def identity(self) -> dict[str, Any]:
         return {
             "model": self.model,
             "structured": self.structured,
-            "temperature": self.temperature,
             "max_tokens": self.max_tokens,
+            **self.sampling.identity,
         }
 
     @property
@@ -119,6 +111,45 @@ class HostedProvider(Provider):
         return {"type": "json_schema", "json_schema": {"name": "reply", "strict": True, "schema": request.schema}}
 
 
+def reply_of(message: Mapping[str, Any], usage: Mapping[str, Any], finish: str) -> ChatReply:
+    """The reply in a provider's message, in OpenAI's form, with what it counted."""
+    text, thoughts = written(message), _thoughts(message)
+    # A thought that no answer follows is the text itself.
+    return ChatReply(text, finish=finish, thoughts="" if text == f"<think>\n{thoughts}" else thoughts, **_counts(usage))
+
+
+def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Token counts by their names in `ChatReply`, of a provider's `usage`.
+
+    Thoughts are part of the completion. Where a provider counts them beside it, as its total tells, they are added, as
+    they are charged.
+    """
+    details = _mapping(usage.get("prompt_tokens_details"))
+    told = {
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "completion_tokens": usage.get("completion_tokens"),
+        "cached_tokens": details.get("cached_tokens"),
+        "cache_write_tokens": details.get("cache_write_tokens", usage.get("cache_creation_input_tokens")),
+        "reasoning_tokens": _mapping(usage.get("completion_tokens_details")).get("reasoning_tokens"),
+    }
+    counts = {name: token_count(value) for name, value in told.items()}
+    prompt, completion, thought = counts["prompt_tokens"], counts["completion_tokens"], counts["reasoning_tokens"]
+    if prompt is not None and completion is not None and thought:
+        apart = usage.get("total_tokens") == prompt + completion + thought
+        counts["completion_tokens"] = completion + thought if apart or thought > completion else completion
+    return counts
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """Counts that are missing or of a strange form are no reason to throw a paid reply away."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _thoughts(message: Mapping[str, Any]) -> str:
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    return thought if isinstance(thought, str) else ""
+
+
 def written(message: Mapping[str, Any]) -> str:
     """What a provider's message holds, as one text: its content, with the calls of functions in it.
 
@@ -135,8 +166,8 @@ def written(message: Mapping[str, Any]) -> str:
         if call["arguments"] is not None
     ]
     text = "\n".join([*([str(content)] if content else []), *said])
-    thought = message.get("reasoning_content") or message.get("reasoning")
-    return text if text.strip() or not isinstance(thought, str) or not thought else f"<think>\n{thought}"
+    thought = _thoughts(message)
+    return text if text.strip() or not thought else f"<think>\n{thought}"
 
 
 def _function(call: Any) -> dict[str, Any]:

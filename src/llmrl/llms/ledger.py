@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from llmrl.core.disk import why
 from llmrl.core.errors import LLMError, RunFolderError
-from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.core.records import REPLY_COUNTS, ChatReply, ChatRequest
 from llmrl.core.secrets import redact_all
 from llmrl.llms.budget import Budget, Reservation, Spent
 
@@ -139,10 +139,9 @@ class Ledger:
         if isinstance(result, ChatReply):
             line |= {
                 "reply": result.text,
+                "thoughts": result.thoughts,
                 "finish": result.finish,
-                "prompt_tokens": result.prompt_tokens,
-                "completion_tokens": result.completion_tokens,
-                "cached_tokens": result.cached_tokens,
+                **{name: getattr(result, name) for name in REPLY_COUNTS},
                 "cost": result.cost,
                 "latency": result.latency,
                 "attempts": result.attempts,

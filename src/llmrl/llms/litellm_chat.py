@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from llmrl.core.errors import LLMError
-from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.hosted import HostedProvider, check_address, refuses, token_count, written
+from llmrl.llms.hosted import HostedProvider, check_address, refuses, reply_of
+from llmrl.llms.litellm_fit import fitted, provider_of
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
-
-Effort = Literal["none", "minimal", "low", "medium", "high"]
+from llmrl.llms.sampling import Effort, Sampling
 
 
 class LiteLLMChat(HostedProvider):
@@ -22,10 +24,10 @@ class LiteLLMChat(HostedProvider):
 
     Args:
         api_base: another address for the provider's API; None is the provider's own.
-        reasoning_effort: how long a reasoning model thinks before it answers; None leaves it to the provider, and must
-            for models that do not reason.
+        prompt_caching: mark the prefix of prompts that the next one is likely to share, for the provider's own cache;
+            None: where its models need marks, as Anthropic's do.
 
-    The others are those of `HostedProvider`.
+    The others are those of `HostedProvider` and `Sampling`.
     """
 
     def __init__(
@@ -33,61 +35,89 @@ class LiteLLMChat(HostedProvider):
         model: str,
         api_key_env: str | None,
         api_base: str | None = None,
+        prompt_caching: bool | None = None,
         structured: bool = True,
-        reasoning_effort: Effort | None = None,
         temperature: NonNegativeFloat | None = 1.0,
+        top_p: UnitInterval | None = None,
+        sampling_seed: NonNegativeInt | None = None,
+        stop: list[str] | None = None,
+        reasoning_effort: Effort | None = None,
+        thinking_budget: PositiveInt | None = None,
+        feed_thoughts: bool = False,
+        extra_body: dict[str, Any] | None = None,
         max_tokens: PositiveInt | None = None,
         timeout: PositiveFloat = 120.0,
         context_window: PositiveInt | None = None,
         input_price: NonNegativeFloat | None = None,
         cached_input_price: NonNegativeFloat | None = None,
+        cache_write_price: NonNegativeFloat | None = None,
         output_price: NonNegativeFloat | None = None,
     ) -> None:
+        sampling = Sampling(temperature, top_p, sampling_seed, stop, reasoning_effort, thinking_budget, extra_body)
         super().__init__(
             model,
             api_key_env,
             structured,
-            temperature,
-            max_tokens,
+            sampling,
             timeout,
-            context_window,
-            input_price,
-            cached_input_price,
-            output_price,
+            feed_thoughts,
+            max_tokens=max_tokens,
+            context_window=context_window,
+            input_price=input_price,
+            cached_input_price=cached_input_price,
+            cache_write_price=cache_write_price,
+            output_price=output_price,
         )
         if api_base is not None:
             check_address(api_base, "llm.api_base")
-        self.api_base, self.reasoning_effort = api_base, reasoning_effort
+        self.api_base, self.prompt_caching = api_base, prompt_caching
         self.label = f"{model} (litellm)"
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {**super().identity, "api_base": self.api_base, "reasoning_effort": self.reasoning_effort}
+        return {**super().identity, "api_base": self.api_base}
 
     def check(self) -> None:
-        """Raises LLMError if litellm is not installed or the key is not set. Costs nothing: no request is made."""
+        """Raises LLMError if litellm is not installed or the key is not set, ConfigError if the model does not take a
+        setting. Costs nothing: no request is made."""
         if importlib.util.find_spec("litellm") is None:
             raise LLMError(
                 f"{self.label} needs the optional package litellm: pip install 'llmrl[llm]'. "
                 "Without it llm=openai_compatible, llm=ollama and llm=scripted work."
             )
         super().check()
+        self._settings, self._marks  # noqa: B018  (looked at for what they raise)
+
+    @functools.cached_property
+    def _settings(self) -> dict[str, Any]:
+        """What litellm is given for `sampling`. Raises ConfigError if the model does not take it."""
+        return fitted(_import_litellm(), self.model, self.sampling, self.max_tokens)
+
+    @functools.cached_property
+    def _marks(self) -> bool:
+        """Whether prompts are marked. Raises ConfigError if the model takes no marks."""
+        takes = provider_of(_import_litellm(), self.model) == "anthropic"
+        if self.prompt_caching and not takes:
+            raise ConfigError(
+                f"llm.prompt_caching=true: only Anthropic's models take marks, and {self.model} is none. Set it to "
+                "null; other providers cache by themselves"
+            )
+        return takes and self.prompt_caching is not False
 
     def _attempt(self, request: ChatRequest) -> ChatReply:
         litellm = _import_litellm()
         options = {
+            **self._settings,
             "api_key": self._key(),
             "api_base": self.api_base,
-            "temperature": self.temperature,
-            "max_tokens": self.max_tokens,
-            "reasoning_effort": self.reasoning_effort,
+            "seed": self.sampling.seed_of(request.repeat),
             "response_format": self._response_format(request),
         }
         try:
             # Retries are ours: litellm's own would multiply with them and ignore Retry-After.
             answer = litellm.completion(
                 model=self.model,
-                messages=[dict(message) for message in request.messages],
+                messages=marked(request.messages) if self._marks else [dict(each) for each in request.messages],
                 timeout=self.timeout,
                 num_retries=0,
                 max_retries=0,
@@ -95,19 +125,13 @@ class LiteLLMChat(HostedProvider):
                 **{name: value for name, value in options.items() if value is not None},
             )
             choice = answer.choices[0]
-            text = written(choice.message.model_dump())
+            message = choice.message.model_dump()
         except Exception as error:  # noqa: BLE001
             # litellm raises classes of many providers' libraries. `from None`: their tracebacks may quote the key.
             raise self._translate(error) from None
         usage = getattr(answer, "usage", None)
-        details = getattr(usage, "prompt_tokens_details", None)
-        return ChatReply(
-            text,
-            prompt_tokens=token_count(getattr(usage, "prompt_tokens", None)),
-            completion_tokens=token_count(getattr(usage, "completion_tokens", None)),
-            cached_tokens=token_count(getattr(details, "cached_tokens", None)),
-            finish=self._redact(getattr(choice, "finish_reason", None) or ""),
-        )
+        finish = self._redact(getattr(choice, "finish_reason", None) or "")
+        return reply_of(message, usage.model_dump() if usage is not None else {}, finish)
 
     def _translate(self, error: Exception) -> LLMError:
         message = f"{self.label}: {type(error).__name__}: {self._redact(error)}"
@@ -120,6 +144,18 @@ class LiteLLMChat(HostedProvider):
             wait = parse_retry_after(headers.get("retry-after"))
             return TransientError(message, wait, refused=_nothing_generated(error, status))
         return LLMError(message, refused=_nothing_generated(error, status))
+
+
+def marked(messages: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """`messages` with `cache_control` on what the next prompt is likely to begin with: the system's message, and all
+    but the last."""
+    last = len(messages) - 1
+    return [
+        {**each, "content": [{"type": "text", "text": each["content"], "cache_control": {"type": "ephemeral"}}]}
+        if i != last and (each["role"] == "system" or i == last - 1)
+        else dict(each)
+        for i, each in enumerate(messages)
+    ]
 
 
 def _nothing_generated(error: BaseException, status: object) -> bool:

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 import httpx
 
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
+from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.hosted import HostedProvider, check_address, refuses, token_count, written
+from llmrl.llms.hosted import HostedProvider, check_address, refuses, reply_of
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
+from llmrl.llms.sampling import Effort, Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -54,26 +55,37 @@ class OpenAICompatibleChat(HostedProvider):
         api_key_env: str | None = None,
         structured: bool = True,
         temperature: NonNegativeFloat | None = 1.0,
+        top_p: UnitInterval | None = None,
+        sampling_seed: NonNegativeInt | None = None,
+        stop: list[str] | None = None,
+        reasoning_effort: Effort | None = None,
+        thinking_budget: PositiveInt | None = None,
+        feed_thoughts: bool = False,
+        extra_body: dict[str, Any] | None = None,
         max_tokens: PositiveInt | None = None,
         timeout: PositiveFloat = 120.0,
         context_window: PositiveInt | None = None,
         input_price: NonNegativeFloat | None = None,
         cached_input_price: NonNegativeFloat | None = None,
+        cache_write_price: NonNegativeFloat | None = None,
         output_price: NonNegativeFloat | None = None,
         api_key_header: str | None = None,
         api_key_query: str | None = None,
     ) -> None:
+        sampling = Sampling(temperature, top_p, sampling_seed, stop, reasoning_effort, thinking_budget, extra_body)
         super().__init__(
             model,
             api_key_env,
             structured,
-            temperature,
-            max_tokens,
+            sampling,
             timeout,
-            context_window,
-            input_price,
-            cached_input_price,
-            output_price,
+            feed_thoughts,
+            max_tokens=max_tokens,
+            context_window=context_window,
+            input_price=input_price,
+            cached_input_price=cached_input_price,
+            cache_write_price=cache_write_price,
+            output_price=output_price,
         )
         check_address(base_url, "llm.base_url")
         parts = urlsplit(base_url)
@@ -129,14 +141,24 @@ class OpenAICompatibleChat(HostedProvider):
         self._client.close()
 
     def _attempt(self, request: ChatRequest) -> ChatReply:
-        body: dict[str, Any] = {"model": self.model, "messages": list(request.messages), "stream": False}
-        if self.temperature is not None:
-            body["temperature"] = self.temperature
-        if self.max_tokens is not None:
-            body["max_tokens"] = self.max_tokens
-        response_format = self._response_format(request)
-        if response_format is not None:
-            body["response_format"] = response_format
+        sampling = self.sampling
+        optional = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed_of(request.repeat),
+            "stop": None if sampling.stop is None else list(sampling.stop),
+            "reasoning_effort": sampling.reasoning_effort,
+            # OpenAI's protocol has no field for a budget of thoughts: servers count both in one limit.
+            "max_tokens": self.longest_reply,
+            "response_format": self._response_format(request),
+        }
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": list(request.messages),
+            "stream": False,
+            **{name: value for name, value in optional.items() if value is not None},
+            **(sampling.extra_body or {}),
+        }
         url = f"{self.base_url}/chat/completions"
         try:
             status, headers, content = self._post(url, body)
@@ -182,15 +204,10 @@ class OpenAICompatibleChat(HostedProvider):
         try:
             answer = json.loads(text)
             choice = answer["choices"][0]
-            usage = _mapping(answer.get("usage"))
+            usage = answer.get("usage")
             # A refusal or an empty reply has no content; whoever asked decides what that means.
-            return ChatReply(
-                written(choice["message"]),
-                prompt_tokens=token_count(usage.get("prompt_tokens")),
-                completion_tokens=token_count(usage.get("completion_tokens")),
-                cached_tokens=token_count(_mapping(usage.get("prompt_tokens_details")).get("cached_tokens")),
-                finish=self._redact(choice.get("finish_reason") or ""),
-            )
+            finish = self._redact(choice.get("finish_reason") or "")
+            return reply_of(choice["message"], usage if isinstance(usage, dict) else {}, finish)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise TransientError(f"{url} gave no chat completion but {self._redact(text)[:200]!r}") from None
 
@@ -208,8 +225,3 @@ class OpenAICompatibleChat(HostedProvider):
         if self.api_key_env is None:
             return "If it needs a key, put it in an environment variable and name that variable in llm.api_key_env."
         return f"Is the key in {self.api_key_env} the right one?"
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    """Counts that are missing or of a strange form are no reason to throw a paid reply away."""
-    return value if isinstance(value, dict) else {}

@@ -26,15 +26,18 @@ class Provider(ABC):
         remote: whether requests leave this process: then one whose reply is lost may be answered, and charged, all
             the same, and is written down before it is sent.
         context_window: most tokens of messages and reply together; None is unknown.
-        max_tokens: longest reply, in tokens; None leaves it to the provider.
-        input_price, cached_input_price, output_price: US dollars per million tokens of prompts, of prompts the
-            provider found in its own cache (None: charged like others), and of replies. None is unknown, and makes
-            costs unknown, never zero.
+        max_tokens: longest answer, in tokens; None leaves it to the provider.
+        thinking_budget: tokens for the thought before it, beside these; None: thoughts count as part of the answer.
+        feed_thoughts: whether who shows a reply back to the model shows its thoughts, too.
+        input_price, cached_input_price, cache_write_price, output_price: US dollars per million tokens of prompts, of
+            prompts the provider found in its own cache or put there (None: charged like others), and of replies. None
+            is unknown, and makes costs unknown, never zero.
     """
 
     label: str
     parallel = True
     remote = True
+    feed_thoughts = False
 
     @property
     def account(self) -> str | None:
@@ -45,14 +48,21 @@ class Provider(ABC):
         self,
         *,
         max_tokens: int | None = None,
+        thinking_budget: int | None = None,
         context_window: int | None = None,
         input_price: float | None = None,
         cached_input_price: float | None = None,
+        cache_write_price: float | None = None,
         output_price: float | None = None,
     ) -> None:
-        self.max_tokens, self.context_window = max_tokens, context_window
+        self.max_tokens, self.thinking_budget, self.context_window = max_tokens, thinking_budget, context_window
         self.input_price, self.cached_input_price = input_price, cached_input_price
-        self.output_price = output_price
+        self.cache_write_price, self.output_price = cache_write_price, output_price
+
+    @property
+    def longest_reply(self) -> int | None:
+        """Most tokens of a reply, thought and answer together; None: no limit."""
+        return None if self.max_tokens is None else self.max_tokens + (self.thinking_budget or 0)
 
     @property
     @abstractmethod
@@ -83,17 +93,31 @@ class Provider(ABC):
         """Whether `messages` and the longest reply fit into the context window; true where it is unknown."""
         if self.context_window is None:
             return True
-        return self.count_tokens(messages) + (self.max_tokens or 0) <= self.context_window
+        return self.count_tokens(messages) + (self.longest_reply or 0) <= self.context_window
 
     def cost(
-        self, prompt_tokens: int | None, completion_tokens: int | None, cached_tokens: int | None = None
+        self,
+        prompt_tokens: int | None,
+        completion_tokens: int | None,
+        cached_tokens: int | None = None,
+        cache_write_tokens: int | None = None,
     ) -> float | None:
-        """US dollars, or None where a price or a count is unknown. A price of 0 needs no count."""
+        """US dollars, or None where a price or a count is unknown. A price of 0 needs no count.
+
+        Where nobody tells how much of a prompt the provider put into its cache, and that costs more than reading it,
+        all that did not come from there counts as put there.
+        """
         cached = min(cached_tokens or 0, prompt_tokens or 0) if self.cached_input_price is not None else 0
-        charged = None if prompt_tokens is None else prompt_tokens - cached
+        fresh = (prompt_tokens or 0) - cached
+        kept = 0
+        if self.cache_write_price is not None:
+            dearer = self.cache_write_price > (self.input_price or 0.0)
+            kept = fresh * dearer if cache_write_tokens is None else min(cache_write_tokens, fresh)
+        charged = None if prompt_tokens is None else fresh - kept
         parts = [
             _charge(charged, self.input_price),
             _charge(cached, self.cached_input_price or 0.0),
+            _charge(kept, self.cache_write_price or 0.0),
             _charge(completion_tokens, self.output_price),
         ]
         return None if None in parts else sum(part for part in parts if part is not None)

@@ -8,13 +8,13 @@ from typing import Any
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import NonNegativeFloat, PositiveInt
-from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.core.records import REPLY_COUNTS, ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.ledger import FILE_NAME, read_calls
 from llmrl.llms.provider import Provider
 from llmrl.llms.request_key import request_key
 
-_REPLY = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost", "finish")
+_REPLY = (*REPLY_COUNTS, "cost", "finish", "thoughts")
 
 
 class ReplayChat(Provider):
@@ -103,4 +103,4 @@ def _facts(config: Path) -> dict[str, Any]:
     if not config.is_file():
         return {}
     llm = (yaml.safe_load(config.read_text(encoding="utf-8")) or {}).get("llm") or {}
-    return {name: llm.get(name) for name in ("context_window", "max_tokens")}
+    return {name: llm.get(name) for name in ("context_window", "max_tokens", "thinking_budget")}

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from llmrl.core.records import REPLY_COUNTS
 from llmrl.llms.ledger import FILE_NAME, JUDGED, address_of, as_record, with_verdict
 
 CALLS = "llm/calls"
@@ -118,6 +119,8 @@ def markdown(call: Mapping[str, Any], of: int = 1) -> str:
             parts += ["**Understood as:**", _block(json.dumps(call.get("understood"), ensure_ascii=False))]
         elif call.get("fault"):
             parts += ["**Not understood:**", _block(str(call["fault"]))]
+        if call.get("thoughts"):
+            parts += ["**Thought before:**", _block(str(call["thoughts"]))]
     for message in messages[-MESSAGES:]:
         parts += [f"**To it, as** {_name(message.get('role'))}:", _block(str(message.get("content")))]
     return "\n\n".join(parts)
@@ -129,7 +132,7 @@ def _what_it_took(call: Mapping[str, Any]) -> str:
         facts.append("valid" if call["valid"] else "**not valid**")
     if call.get("finish") not in (None, "", "stop"):
         facts.append(f"ended by {_name(call['finish'])}")
-    for name in ("prompt_tokens", "completion_tokens"):
+    for name in REPLY_COUNTS:
         if call.get(name) is not None:
             facts.append(f"{call[name]:,} {name.replace('_', ' ')}")
     if call.get("cached"):

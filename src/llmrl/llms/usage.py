@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmrl.core.protocols import ChatModel, Meter, Scorer
-from llmrl.core.records import ChatReply, State
+from llmrl.core.records import REPLY_COUNTS, ChatReply, State
 
-TOTALS = ("prompt_tokens", "completion_tokens", "cost")
+TOTALS = (*REPLY_COUNTS, "cost")
 
 PICO = 1e12
 
@@ -38,7 +38,8 @@ class ReplyTotals:
                 self.used[name] += round((value or 0.0) * PICO) if name == "cost" else value or 0.0
 
     def metrics(self) -> dict[str, float]:
-        """llm/calls, llm/prompt_tokens, llm/completion_tokens, llm/cost (USD); without those that are not known."""
+        """llm/calls, llm/prompt_tokens, llm/cached_tokens and llm/cache_write_tokens (of these), llm/completion_tokens,
+        llm/reasoning_tokens (of these), llm/cost (USD); without those that are not known."""
         told = self.used | {"cost": self.used["cost"] / PICO}
         return {f"llm/{name}": told[name] for name in ("calls", *TOTALS) if not self.unknown.get(name)}
 
