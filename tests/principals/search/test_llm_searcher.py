@@ -65,6 +65,16 @@ class TestPrompt:
         principal.expect(100, 20)
         reviewed(name, told(principal).question(None).text)
 
+    @pytest.mark.parametrize("treatment", ["props", "props_main", "props_plus"])
+    def test_of_published_treatments_stays_as_it_was(self, treatment):
+        settings = {**compose(*search_in("cartpole", treatment))["principal"]}
+        del settings["_target_"]
+        principal = searcher(**settings)
+        principal.expect(400, 20)
+        told(principal, 5)
+        principal.tell([returned(principal.history.records[1]["vector"], 25.0)])
+        reviewed(treatment, principal.question(None).text)
+
     def test_of_several_in_a_reply_and_in_several_questions(self):
         together, apart = searcher(together=True), searcher(prompt="numeric", reply="lines")
         reviewed("together", told(together, 1, 3).question(None, 1, 3).text)
