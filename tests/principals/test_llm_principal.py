@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.objectives import OBJECTIVES
-from llmrl.core.records import ChatRequest
+from llmrl.core.records import Briefing, ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, Parameter, ParameterSpace
 from llmrl.envs.escape_room import EscapeRoom
@@ -336,8 +336,8 @@ class TestSeveralMeasurements:
         principal = self.principal(history="best", window=2)
         [(second, _), (first, line)] = self.rows(principal)
         assert second.startswith("Generation 2: x0=0, x1=1 -> payoff 145 (standard error")
-        mean = "Generation 5: x0=1, x1=0 -> payoff 140.9 (mean of 3 measurements, in generations 1, 3, 5)"
-        assert first.startswith(mean) and "over 12 episodes" in line
+        mean = "Generation 5: x0=1, x1=0 -> payoff 140.9 (mean of 3 measurements, in generations 1, 3, 5, that"
+        assert first.startswith(mean) and "deviation of 16.5)" in line and "over 12 episodes" in line
         assert "Shown are the 2 best proposals." in principal.question(None).text
         assert principal.history.best(None).tolist() == self.GOOD
 
@@ -374,7 +374,8 @@ class TestSeveralMeasurements:
         principal.tell(together)
         principal.tell([replace(result(toy(), self.GOOD, value=1.0, n=4), draw="step 1")])
         [(row, _)] = self.rows(principal)
-        assert "-> payoff 4 (mean of 2 measurements, in generations 1, 2) (standard error" in row
+        told = "(mean of 2 measurements, in generations 1, 2, that differ by a standard deviation of 6.364)"
+        assert f"-> payoff 4 {told} (standard error" in row
 
     def test_contexts_are_apart(self):
         society = toy(contexts=("a", "b"))
@@ -385,6 +386,41 @@ class TestSeveralMeasurements:
             "5",
             "1.5",
         ]
+
+
+class TestWhatItIsTold:
+    def test_of_the_run(self):
+        principal = told(ESCAPE_ROOM, [])
+        assert "This is generation 1." in principal.question("lever_0_works").text
+        without = {"lever_0_works": -5.0, "lever_1_works": 0.25}
+        principal.brief(Briefing(40, 20, 64, 1, True, without))
+        text = principal.question("lever_0_works").text
+        assert "This is generation 1 of 40." in text and "begin it with the same weights" in text
+        assert "played 20 times for learning" in text and "mean over 64 episodes" in text
+        assert "with nothing set: [context: lever_0_works] payoff -5; [context: lever_1_works] payoff 0.25." in text
+        assert "It says nothing of the learning" in text
+        principal.brief(Briefing(40, 20, 64, 4, False))
+        text = principal.question("lever_0_works").text
+        assert "keep what they have learned" in text and "governs 4 societies" in text and "nothing set" not in text
+        assert "It says nothing of the learning" not in text
+
+    def test_that_a_proposal_was_not_its_own_or_was_moved(self):
+        replies = iter(["no idea", "none", json.dumps({"x0": 7, "x1": 0.5})])
+        with FakeOpenAIServer(lambda messages: next(replies)) as server:
+            principal = llm_principal(toy(), connected(server), out_of_range="clamp")
+            for said in ("not a proposal of yours", "put at the nearest end"):
+                [vector] = principal.ask()
+                principal.tell([result(toy(), vector)])
+                newest = [x for x in principal.question(None).text.splitlines() if x.startswith("Generation ")][-1]
+                assert said in newest
+            principal.llm.close()
+
+    def test_only_the_end_of_a_question_is_new(self):
+        """What providers keep of it is all but the newest row and what follows."""
+        vectors = [[i / 50] * 5 for i in range(30)]
+        before, after = (told(ESCAPE_ROOM, vectors[:n]).question("lever_1_works").text for n in (29, 30))
+        shared = next(i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b)
+        assert shared > 0.95 * before.index("Proposals made so far")
 
 
 class TestParsing:

@@ -12,6 +12,7 @@ from llmrl.core.objectives import Objective
 from llmrl.core.records import (
     Act,
     Array,
+    Briefing,
     CallEstimate,
     ChatReply,
     ChatRequest,
@@ -372,6 +373,15 @@ class Estimating(Protocol):
 
     def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
         """For `steps` calls of `ask` for `n` proposals each; the outcomes of `known` others are told before them."""
+        ...
+
+
+@runtime_checkable
+class Briefed(Protocol):
+    """A proposer that is told of the run it is part of."""
+
+    def brief(self, briefing: Briefing) -> None:
+        """Take in what is known of the run, when it is built and once more when it begins."""
         ...
 
 

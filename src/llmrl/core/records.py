@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -125,6 +125,28 @@ class Outcome:
     gradient: np.ndarray | None = None
     units: int | None = None
     draw: str | None = None
+
+
+@dataclass(frozen=True)
+class Briefing:
+    """What a principal that reads is told of the run it is part of.
+
+    Attributes:
+        steps: principal steps of the whole run.
+        adapt_rounds: training rounds of a society under each proposal, with one update after each.
+        validate_episodes: episodes that a payoff is the mean of.
+        societies: that learn by themselves under each proposal.
+        reset: before each step the agents go back to the weights that the run began with.
+        without: payoff where nothing is set, measured beforehand, by context (None: there are none); empty: it is not
+            known.
+    """
+
+    steps: int
+    adapt_rounds: int
+    validate_episodes: int
+    societies: int
+    reset: bool
+    without: Mapping[str | None, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from llmrl.core.objectives import Objective
-from llmrl.core.protocols import Estimating, GradientProposer, MetaLearner
-from llmrl.core.records import CallEstimate, State
+from llmrl.core.protocols import Briefed, Estimating, GradientProposer, MetaLearner
+from llmrl.core.records import Briefing, CallEstimate, State
 from llmrl.core.rollouts import Episode
 from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
@@ -80,6 +80,7 @@ class DesignLoop:
         self.collector = Collector(env, self.societies.policy, parts.device, parts.kept, observers=parts.observers)
         self.adaptation = Adaptation(self.collector, self.societies, self.horizon, settings.rollout_steps)
         self.known = parts.known if settings.references else lambda: None
+        self._brief({})
         # The progress of the run, all of it in a checkpoint.
         self.step = 0
         self.round = 0
@@ -90,6 +91,14 @@ class DesignLoop:
         self.naming: Naming | None = None
         self.agents_before: list[State] = []  # as the last step left them, while others are measured again
         self._anchor: tuple[int, Callable[[], State]] | None = None  # where a step with a graph would begin anew
+
+    def _brief(self, without: Mapping[str | None, float]) -> None:
+        """Tell a principal that reads what it is part of."""
+        if isinstance(self.principal, Briefed):
+            societies = self.settings.societies
+            episodes = self.validate_rounds * self.societies.games * societies
+            known = Briefing(self.steps, self.adapt_rounds, episodes, societies, self.reset_agents, without)
+            self.principal.brief(known)
 
     @property
     def env_steps(self) -> int:
@@ -142,6 +151,7 @@ class DesignLoop:
         """Returns the objective averaged over the proposals of the last fifth of the principal steps."""
         self._restore(run)
         self.references = self.known()
+        self._brief({} if self.references is None else self.references.without)
         if self.references and self.references.warning:
             log.warning("%s", self.references.warning)
         done = self._env_steps_at(self._trials, self.round)

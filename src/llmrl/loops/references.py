@@ -99,6 +99,11 @@ class References:
         return cls(situations, analysis_of_variance(strata))
 
     @property
+    def without(self) -> dict[str | None, float]:
+        """The objective where nothing is set, by context."""
+        return {each.context: each.no_mechanism.value for each in self.situations}
+
+    @property
     def responds(self) -> bool | None:
         """Whether the objective differs between the vectors of the scan by more than chance; None: cannot be told."""
         return None if self.variance.p is None else self.variance.p < LEVEL

@@ -60,12 +60,18 @@ class History:
         """Generations told so far."""
         return int(self.records[-1]["generation"]) if self.records else 0
 
-    def add(self, outcomes: Sequence[Outcome]) -> None:
-        """The outcomes of one generation, in the order of its proposals."""
+    def add(self, outcomes: Sequence[Outcome], notes: Sequence[str] = ()) -> None:
+        """The outcomes of one generation, in the order of its proposals.
+
+        Args:
+            outcomes: of the proposals.
+            notes: what a reader is to know of each, ""  for nothing; none: there are none.
+        """
         generation = self.generations + 1
         for proposal, outcome in enumerate(outcomes, 1):
             identity = {"index": len(self.records), "generation": generation, "proposal": proposal, "of": len(outcomes)}
-            self.records.append(identity | self._record(outcome))
+            note = {"note": notes[proposal - 1]} if notes and notes[proposal - 1] else {}
+            self.records.append(identity | self._record(outcome) | note)
 
     def rows(self, context: str | None, policy: Policy) -> list[Record]:
         """What can be shown of a context: its records, with `measured`, the indices of those that each stands for."""
@@ -250,7 +256,6 @@ def _merged(group: Sequence[Record]) -> Record:
         "episodes": found.episodes,
         "units": sum(record["units"] for record in counted),
         "generations": [record["generation"] for record in counted],
-        "payoffs": [record["payoff"] for record in counted],
         "spread": float(np.std([record["payoff"] for record in counted], ddof=1)),
         "returns": mean([record["returns"] for record in counted]),
         **{

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import ChatModel
+from llmrl.core.records import Briefing
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.llms.prompts import Prompt, Prompts
 from llmrl.llms.reading.vectors import Vectors
@@ -42,7 +44,12 @@ class LLMMechanismPrincipal(LLMPrincipal):
         self.prompts = Prompts(FAMILY, FOLDER, settings.prompt_folder)
         self.prompt = self._prompt_name(spec, settings.prompt)
         self.reply_model = _reply_model(spec.proposals)
+        self.briefing: Briefing | None = None
         super().__init__(spec, spec.proposals, llm, settings)
+
+    def brief(self, briefing: Briefing) -> None:
+        """Take in what is known of the run."""
+        self.briefing = briefing
 
     def schema(self, n: int) -> dict[str, Any] | None:
         return json_schema(self.reply_model)
@@ -66,6 +73,8 @@ class LLMMechanismPrincipal(LLMPrincipal):
             contexts=spec.contexts,
             context=context,
             numbers_seen="mechanism" in spec.observation,
+            briefing=self.briefing,
+            repeats=self.settings.duplicates == "accept",
             generation=history.generations + 1,
             proposal=proposal,
             proposals=proposals,
@@ -100,7 +109,10 @@ class LLMMechanismPrincipal(LLMPrincipal):
             **record,
             "values": list(zip(self.space.names, record["vector"], strict=True)),
             "curves": list(record["curves"].items()),
-            "summaries": list(record["summaries"].items()),
+            # What a line does not name was 0: most numbers of most lines.
+            "summaries": [(name, value) for name, value in record["summaries"].items() if value],
+            "spread": float(np.std(payoffs, ddof=1)) if len(payoffs := record.get("payoffs", [])) > 1 else None,
+            "note": record.get("note", ""),
         }
         return line if self.settings.observations else {**line, "curves": [], "summaries": [], "returns": []}
 

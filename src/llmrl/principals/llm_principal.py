@@ -35,6 +35,8 @@ REPLY_TOKENS = 150
 """Tokens of a typical reply, three sentences and a few numbers, that estimates of cost count with, and"""
 NUMBER_TOKENS = 4
 """of each number beyond the first ten."""
+NOT_ITS_OWN = "not a proposal of yours: no reply of yours could be read, and this was tried in its place"
+MOVED = "numbers of your reply were outside their ranges and were put at the nearest end"
 TOLD = 8
 """Numbers out of bounds that a reply is told of."""
 
@@ -98,6 +100,7 @@ class LLMPrincipal(ABC):
         self.counters = {"moved_numbers": 0, "repeated_proposals": 0}
         self.reasons: list[str] = []
         self.fallbacks: list[bool] = []
+        self.notes: list[str] = []  # what the history is to say of each vector of the last `ask`
         self.in_reply = 1  # vectors that the replies asked for last were to hold
         self.asker = self._new_asker()
 
@@ -142,6 +145,8 @@ class LLMPrincipal(ABC):
         vectors = np.concatenate([answer.vectors for answer in answers])
         self.reasons = [answer.reasoning for answer in answers for _ in answer.vectors]
         self.fallbacks = [reading is None for reading in readings for _ in range(self.in_reply)]
+        moved = [answer.moved > 0 for answer in answers for _ in answer.vectors]
+        self.notes = [NOT_ITS_OWN if f else MOVED if m else "" for f, m in zip(self.fallbacks, moved, strict=True)]
         self.counters["moved_numbers"] += sum(answer.moved for answer in answers)
         seen = set(self.tried)
         for vector in vectors:
@@ -176,7 +181,8 @@ class LLMPrincipal(ABC):
         Metrics, counted since the start of the run: those of `Asker`, and llm/moved_numbers (put inside the bounds),
         llm/repeated_proposals (made before, or by another question of the same step).
         """
-        self.history.add(outcomes)
+        notes, self.notes = self.notes, []
+        self.history.add(outcomes, notes if len(notes) == len(outcomes) else [])
         self.tried |= {key_of(outcome.vector) for outcome in outcomes}
         return self.asker.metrics() | {f"llm/{name}": float(count) for name, count in self.counters.items()}
 

@@ -1,0 +1,93 @@
+"""How much of what is sent to a language model a provider could have kept of the request before: by family of prompts.
+
+    python benchmarks/cacheable.py [--families principal search planner player]
+
+Each family plays a short run with the scripted model, and its recorded requests are compared with those before them.
+What is shared is the longest common beginning of two requests, as text in the order it is sent. By the providers'
+published rules (pages of September 2026) so much of that is kept:
+
+* OpenAI: beginnings of at least 1,024 tokens, in steps of 128;
+* Anthropic: up to marks (`cache_control`), which can stand at the ends of messages: at least 1,024 tokens;
+* Gemini: at least 2,048 tokens;
+* DeepSeek: in steps of 64 tokens.
+
+A request is compared with all that were sent before it, as providers do for minutes. Tokens are estimated at four
+characters each. Nothing is sent anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+RUNS = {
+    "principal": ("env=escape_room", "principal=llm", "llm=scripted", "design.steps=40", "design.references=0"),
+    "search": ("env=cartpole", "agent=linear", "principal=llm", "llm=scripted", "search.iterations=40"),
+    "planner": ("experiment=teacher/rooms", "treatment=taught", "teacher=llm", "llm=scripted", "learn.env_steps=4000"),
+    "player": ("env=taxi", "agent=llm_player", "llm=scripted", "play.episodes=2", "env.horizon=100"),
+}
+TOKEN = 4
+"""Characters."""
+NEWEST = 64
+"""Requests before one that it is compared with."""
+
+
+def requests_of(family: str) -> list[list[str]]:
+    """The texts of the messages of each request of a family's run, in the order they were sent."""
+    with tempfile.TemporaryDirectory() as folder:
+        train = Path(sys.executable).with_name("llmrl-train")
+        command = [str(train), *RUNS[family], "hardware=cpu", f"output_root={folder}"]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        [calls] = Path(folder).glob("*/*/s0/llm_calls.jsonl")
+        lines = [json.loads(line) for line in calls.read_text().splitlines()]
+    return [[f"{m['role']}\n{_text(m['content'])}\n" for m in line["messages"]] for line in lines if "messages" in line]
+
+
+def _text(content: str | Sequence[str]) -> str:
+    return content if isinstance(content, str) else "\n".join(map(str, content))
+
+
+def shared(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
+    """Tokens of the common beginning, and of the whole messages in it."""
+    whole = sum(len(a) for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    a, b = "".join(one), "".join(other)
+    low, high = whole, min(len(a), len(b))
+    while low < high:  # the longest equal beginning
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[:middle] == b[:middle] else (low, middle - 1)
+    return low // TOKEN, whole // TOKEN
+
+
+RULES: dict[str, Callable[[int, int], int]] = {
+    "possible": lambda begins, whole: begins,
+    "OpenAI": lambda begins, whole: begins // 128 * 128 if begins >= 1024 else 0,
+    "Anthropic": lambda begins, whole: whole if whole >= 1024 else 0,
+    "Gemini": lambda begins, whole: begins if begins >= 2048 else 0,
+    "DeepSeek": lambda begins, whole: begins // 64 * 64,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", choices=RUNS, default=list(RUNS))
+    print(f"{'family':12}{'requests':>9}{'tokens':>10}" + "".join(f"{name:>11}" for name in RULES))
+    for family in parser.parse_args().families:
+        sent = requests_of(family)
+        tokens = sum(len("".join(each)) // TOKEN for each in sent)
+        kept = dict.fromkeys(RULES, 0)
+        for i, each in enumerate(sent):
+            before = [shared(each, other) for other in sent[max(0, i - NEWEST) : i]]
+            for name, rule in RULES.items():
+                kept[name] += max((rule(*pair) for pair in before), default=0)
+        shares = "".join(f"{100 * kept[name] / tokens:>10.0f}%" for name in RULES)
+        print(f"{family:12}{len(sent):>9}{tokens:>10,}{shares}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
