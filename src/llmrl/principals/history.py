@@ -53,7 +53,9 @@ class History:
     def __init__(self, spec: EnvSpec, pooled: bool = True, sliding: bool = False) -> None:
         self.spec, self.pooled, self.sliding = spec, pooled, sliding
         self.records: list[Record] = []
-        self.welfare = WELFARE | (SPENDING if spec.spending_cost else {})
+        # Of a payoff that adds up over agents and steps they decide nothing.
+        told = {} if spec.objective.step is not None else WELFARE
+        self.welfare = told | (SPENDING if spec.spending_cost else {})
 
     @property
     def generations(self) -> int:
@@ -166,13 +168,14 @@ class History:
         return Outcome(
             vector=space.rounded(space.low + (space.high - space.low) * 0.12345),
             value=payoff,
-            values=np.full(2, payoff),
+            values=np.full(FEWEST_UNITS, payoff),
             standard_error=PAYOFF_SHOWN,
             context=generation % contexts if self.spec.contexts else None,
             returns=np.full(self.spec.n_agents, PAYOFF_SHOWN),
             trajectories=dict.fromkeys(self.spec.told, steps),
             summaries=dict.fromkeys(self.spec.told, PAYOFF_SHOWN),
             welfare=dict.fromkeys(self.welfare, PAYOFF_SHOWN),
+            training=(PAYOFF_SHOWN, PAYOFF_SHOWN),
         )
 
     def state_dict(self) -> State:
@@ -220,6 +223,7 @@ class History:
             "episodes": len(outcome.values),
             "units": outcome.units or len(outcome.values),
             "draw": outcome.draw,
+            "training": outcome.training,
             "curves": curves,
             "summaries": summaries | welfare,
             "returns": [float(value) for value in outcome.returns],
@@ -255,6 +259,7 @@ def _merged(group: Sequence[Record]) -> Record:
         "standard_error": found.standard_error,
         "episodes": found.episodes,
         "units": sum(record["units"] for record in counted),
+        "training": None,
         "generations": [record["generation"] for record in counted],
         "spread": float(np.std([record["payoff"] for record in counted], ddof=1)),
         "returns": mean([record["returns"] for record in counted]),

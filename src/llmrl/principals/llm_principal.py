@@ -215,12 +215,14 @@ class LLMPrincipal(ABC):
             "asker": self.asker.state_dict(),
             "iteration": self.iteration,
             "counters": dict(self.counters),
+            "notes": list(self.notes),
         }
 
     def load_state_dict(self, state: State) -> None:
         self.history.load_state_dict(state["history"])
         self.asker.load_state_dict(state["asker"])
         self.iteration, self.counters = state["iteration"], self.counters | state["counters"]
+        self.notes = list(state["notes"])
         self.tried = {key_of(record["vector"]) for record in self.history.records}
 
     def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt:

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 FAMILY = "search"
 FOLDER = Path(__file__).with_name("search_prompts")
 
+UNPLAYABLE = "not what you proposed: no return came of that, and this was tried in its place"
+
 Rows = Literal["compact", "named"]
 Reply = Literal["json", "lines"]
 
@@ -117,6 +119,7 @@ class LLMSearch(LLMPrincipal):
         self.counters["unplayable_proposals"] += int(failed.sum())
         self.reasons = ["" if bad else reason for reason, bad in zip(self.reasons, failed, strict=True)]
         self.fallbacks = [bool(bad) or before for before, bad in zip(self.fallbacks, failed, strict=True)]
+        self.notes = [UNPLAYABLE if bad else note for note, bad in zip(self.notes, failed, strict=True)]
         return np.where(failed[:, None], vector, vectors)
 
     def schema(self, n: int) -> dict[str, Any] | None:
