@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrl.agents.llm_player.answers import answers_of, read_reply, reply_schema
+from llmrl.agents.llm_player.answers import Decision, answers_of, read_reply, reply_schema
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec, GameText
 from llmrl.llms import schema_draw
@@ -36,7 +36,7 @@ DIALS = answers_of(
 
 def read(answers, answer, legal=None):
     """The action of a reply with this `action`."""
-    return read_reply(json.dumps({"action": answer}), answers, legal)[1]
+    return read_reply(json.dumps({"action": answer}), answers, legal).action
 
 
 class TestChoices:
@@ -156,10 +156,11 @@ class TestReplies:
     def test_what_the_schema_allows_is_understood(self, data):
         answers = data.draw(st.sampled_from([CHOICES, NUMBERED, PEDALS, DIALS]))
         legal = None
-        schema = reply_schema(answers, reflect=True)
+        schema = reply_schema(answers, reflect=True, plan=data.draw(st.booleans()))
         reply = schema_draw.reply(schema, data.draw(st.text(max_size=5)))
-        reflection, action = read_reply(reply, answers, legal, reflect=True)
-        assert reflection and read_reply(json.dumps({"action": answers.shown(action)}), answers, legal)[1] == action
+        made = read_reply(reply, answers, legal, reflect=True)
+        again = read_reply(json.dumps({"action": answers.shown(made.action)}), answers, legal)
+        assert made.reflection and again == Decision(made.action)
 
     @given(
         st.one_of(
@@ -175,7 +176,7 @@ class TestReplies:
     @settings(max_examples=200)
     def test_anything_else_is_invalid_and_nothing_worse(self, text, answers):
         try:
-            _, action = read_reply(text, answers, None)
+            action = read_reply(text, answers, None).action
         except InvalidReply as fault:
             assert str(fault)
         else:
@@ -185,15 +186,37 @@ class TestReplies:
     def test_a_reflection_that_is_missing(self, reply):
         with pytest.raises(InvalidReply, match="the reflection is missing"):
             read_reply(reply, CHOICES, None, reflect=True)
-        assert read_reply(reply, CHOICES, None) == ("", 1)
+        assert read_reply(reply, CHOICES, None) == Decision(1)
         with pytest.raises(InvalidReply, match='choose one of "go left"'):
             read_reply(reply.replace("stay", "jump"), CHOICES, None, reflect=True)
 
     def test_the_reflection_comes_first(self):
         """In what is asked for; what comes is taken in any order."""
         assert list(reply_schema(CHOICES, reflect=True)["properties"]) == ["reflection", "action"]
-        assert read_reply('{"action": "stay", "reflection": "a"}', CHOICES, None, reflect=True) == ("a", 1)
+        assert list(reply_schema(CHOICES, reflect=True, plan=True)["required"]) == ["reflection", "plan", "action"]
+        assert read_reply('{"action": "stay", "reflection": "a"}', CHOICES, None, reflect=True) == Decision(1, "a")
 
     def test_prose_around_it(self):
         text = 'I think {"reflection": "hm"} no:\n```json\n{"reflection": "a\\n b", "action": "stay"}\n```'
-        assert read_reply(text, CHOICES, None) == ("a b", 1)
+        assert read_reply(text, CHOICES, None) == Decision(1, "a b")
+
+    @pytest.mark.parametrize(
+        ("reply", "plan"),
+        [
+            ('{"reflection": "a", "plan": "go  right,\\nthen jump", "action": "stay"}', "go right, then jump"),
+            ('{"reflection": "a", "action": "stay", "plan": "go left"}', "go left"),
+            ('```json\n{"reflection": "a", "plan": "go left", "action": "stay"}\n```', "go left"),
+            ('{"reflection": "a", "plan": "", "action": "stay"}', ""),
+            ('{"reflection": "a", "plan": "...", "action": "stay"}', ""),
+            ('{"reflection": "a", "plan": null, "action": "stay"}', ""),
+            ('{"reflection": "a", "plan": ["go left", "jump"], "action": "stay"}', ""),
+            ('{"reflection": "a", "plan": "' + "far " * 300 + '", "action": "stay"}', ("far " * 300)[:600]),
+        ],
+    )
+    def test_a_plan_is_no_action(self, reply, plan):
+        """Whatever it names; it is kept as it is written, if it is a text."""
+        assert read_reply(reply, CHOICES, None, reflect=True) == Decision(1, "a", plan)
+
+    def test_a_plan_beside_numbers(self):
+        made = read_reply('{"plan": "steer 1, then 0.5", "action": {"gas": 0.25, "steer": -0.5}}', PEDALS, None)
+        assert (made.action, made.plan) == (PEDALS.action([-0.5, 0.25], None), "steer 1, then 0.5")

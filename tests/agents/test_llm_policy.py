@@ -1,5 +1,6 @@
 """What a model is asked, who is asked, and what fits into a question."""
 
+import copy
 import itertools
 import json
 import os
@@ -66,6 +67,55 @@ class TestTheConversation:
         system = Table(Model()).policy.system[0].text
         shown = re.findall(r'"action": "(\w+)"', system)
         assert len(set(shown)) == 2 and "stay" in shown
+
+    def test_a_plan_survives_the_window(self):
+        """It is told again as soon as no turn that is shown has it, once, and until there is another one."""
+
+        def answer(messages):
+            x = json.loads(messages[-1]["content"])["observation"]["x"]
+            return json.dumps({"reflection": "r", "plan": {0: "go far", 9: "go back"}.get(x, ""), "action": "stay"})
+
+        table = Table(Model(answer), history=2, plan=True).start()
+        for _ in range(12):
+            table.step()
+        asked = [[m["content"] for m in r.messages[1:]] for r in table.model.requests]
+        # Turns shown: 0, 1, 2, 3, 2, 3, 2, ...: the first turn, with the plan in it, is out of sight from the fifth on.
+        assert ["your_plan" in messages[-1] for messages in asked] == [k in (4, 8) for k in range(12)]
+        assert all('"go far"' in "".join(messages) for messages in asked[1:10])
+        assert all('"plan": "go back"' in "".join(messages).replace("\\", "") for messages in asked[10:])
+        assert json.loads(asked[4][-1])["your_plan"] == "go far"
+        assert json.loads(asked[1][1]) == {"reflection": "r", "plan": "go far", "action": "stay"}
+        assert "plan" not in json.loads(asked[2][3]), "nothing was written, and nothing is put into its mouth"
+        properties = table.model.requests[0].schema["properties"]
+        assert list(properties) == ["reflection", "plan", "action"]
+        table.step(ended=[0])
+        table.start().step()
+        assert "go back" not in str(table.model.requests[-1].messages), "a plan is of its episode"
+
+    @pytest.mark.parametrize("sliding", [False, True])
+    def test_a_plan_is_always_in_sight(self, sliding):
+        """With any history, and after a resume in the middle."""
+        plans = {0: "first", 7: "second", 8: "third"}
+
+        def answer(messages):
+            x = json.loads(messages[-1]["content"])["observation"]["x"]
+            return json.dumps({"reflection": "r", "plan": plans.get(x, ""), "action": "stay"}) if x % 5 else "?"
+
+        for history in range(4):
+            model = Model(answer)
+            table = Table(model, history=history, sliding_history=sliding, plan=True, repair_turns=0).start()
+            newest = ""
+            for x in range(14):
+                if x == 6:
+                    table.policy.load_state_dict(copy.deepcopy(table.policy.state_dict()))
+                table.step()
+                assert newest in str(model.requests[-1].messages[1:])
+                newest = plans.get(x, newest) if x % 5 else newest
+
+    def test_nothing_is_said_of_plans_unless_asked(self):
+        table = Table(Model()).start()
+        table.step()
+        assert "plan" not in str(table.model.requests[0].messages) + str(table.model.requests[0].schema)
 
     def test_no_history(self):
         table = Table(Model(), history=0).start()

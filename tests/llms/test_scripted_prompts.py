@@ -95,9 +95,18 @@ KINDS = {
         for name in ROOMS
     },
     **{f"teacher/{domain_of(scenario).name}": (plan_in_particles, scenario) for scenario in SCENARIOS},
-    "teacher/simple_spread_rule": (
-        lambda scenario, llm: plan_in_particles(scenario, llm, "simple_spread_rule"),
-        next(scenario for scenario in SCENARIOS if domain_of(scenario).name == "simple_spread"),
+    **{
+        f"teacher/{name}_rule": (
+            lambda scenario, llm: plan_in_particles(scenario, llm, f"{domain_of(scenario).name}_rule"),
+            next(scenario for scenario in SCENARIOS if domain_of(scenario).name == name),
+        )
+        for name in ("simple_spread", "simple_tag")
+    },
+    "teacher/published": (
+        lambda name, llm: LLMPlanner(
+            find_domain(name, parity=True), llm, prompt="published", reading="published"
+        ).plans([ROOMS[name]]),
+        "colored_doorkey",
     ),
     **{f"player/system of {text}": (play, text) for text in PLAYED},
 }

@@ -277,8 +277,7 @@ def test_numbers_are_read_as_people_write_them():
 def test_texts_are_cleaned_after_parsing():
     lesson = read_lesson(r'{"lesson": "keep \ud83d\ude00, not \ud800 nor \u001b[2J\u0007"}')
     assert lesson == "keep \U0001f600, not \ufffd nor [2J"
-    thought, _ = read_reply(r'{"reflection": "\ud800!", "action": "left"}', CHOICES, None)
-    assert thought == "\ufffd!"
+    assert read_reply(r'{"reflection": "\ud800!", "action": "left"}', CHOICES, None).reflection == "\ufffd!"
     assert numbers("\x1b[1mwhy\nparams[0]: 1", 1, 1).reasons == "[1mwhy"
     assert str(InvalidReply("no \ud800")) == "no \ufffd"
 

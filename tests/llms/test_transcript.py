@@ -125,6 +125,6 @@ def test_a_resumed_run_shows_each_exchange_once(tmp_path, monkeypatch):
     accumulator.Reload()
     events = accumulator.Tensors(Transcript.TAG)
     assert [event.step for event in events] == [1, 2, 3, 4]
-    asked = ["generation 1.", "generation 2.", "generation 3.", "generation 4."]
+    asked = [f"generation {k} of 4." for k in (1, 2, 3, 4)]
     for event, generation in zip(events, asked, strict=True):
         assert f"This is {generation}" in event.tensor_proto.string_val[0].decode()

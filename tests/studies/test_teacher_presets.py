@@ -132,6 +132,12 @@ def test_published_students_learn_as_published():
     assert learn["env_steps"] // (learn["rollout_steps"] * config["env"]["n_envs"]) == 4000
 
 
+def test_the_published_teacher_can_ask_a_model():
+    published = ("teacher=llm", "teacher.reading=published", "teacher.prompt=published")
+    teacher = compose(*words("llm4teach", *published))["teacher"]
+    assert (teacher["parity"], teacher["mode"], teacher["reading"]) == (True, "hard", "published")
+
+
 def test_the_model_behind_plans_can_be_chosen():
     config = compose(*words("taught", "teacher=llm", "llm=gpt4o_mini"))
     assert config["llm"]["_target_"].endswith("LiteLLMChat") and config["teacher"]["_target_"].endswith("llm_teacher")

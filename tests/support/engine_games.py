@@ -284,6 +284,8 @@ def serve(descriptor: int) -> None:
                     _tell(link, (game.start(seed), game.sites))
                     while (action := pickle.load(link)) is not None:  # noqa: S301
                         _tell(link, game.step(action))
+                    # Whoever asks for the next game waits for this: read ahead, its question would end with this fork.
+                    _tell(link, None)
                     code = 0
                 finally:
                     os._exit(code)
@@ -306,6 +308,7 @@ def play(rig: Rig, policy: Policy, steps: int, seed: int) -> Recording:
             actions.append(action)
     finally:
         _tell(link, None)
+        pickle.load(link)  # noqa: S301
     return Recording(rig, sites, Seen.stack(frames), np.array(actions), not going)
 
 

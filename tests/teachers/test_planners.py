@@ -296,6 +296,75 @@ def test_no_model_and_no_prompt_are_refused():
         LLMPlanner(domain, scripted())
 
 
+class TestPublishedReading:
+    TASKS = ("simple_doorkey", "lava_doorkey", "colored_doorkey", "two_door")
+
+    @staticmethod
+    def planner(*texts, task="simple_doorkey", **options):
+        model = Answers(*texts)
+        asked = LLMPlanner(
+            find_domain(task, parity=True),
+            ChatClient(model),
+            samples=1,
+            prompt="published",
+            reading="published",
+            **options,
+        )
+        return asked, model
+
+    @pytest.mark.parametrize("task", TASKS)
+    def test_the_prompt_is_as_reviewed(self, task):
+        text = self.planner("", task=task)[0].question(STATES[task]).text
+        if task in ("simple_doorkey", "colored_doorkey"):
+            reviewed(f"published_{task}", text)
+        assert "JSON" not in text and text.endswith(f"State: {STATES[task]}\n")
+
+    @pytest.mark.parametrize(
+        ("reply", "plan"),
+        [
+            ("1. A key. 2. Take it. 3. So\nActions: {go to <key>, pick up <key>}", "go to <key>, pick up <key>"),
+            ("action:{explore} and then Action: {drop <key>}", "explore"),
+            ("Action: {go to <key>, fly to the <door>}", "go to <key>, wait"),
+            ("Action: {open <door> with <key>}", "open <door>"),
+            ("Action: {go east!}\nexplore", "explore"),  # what braces hold is not of words alone: all of it is read
+            ("I would go to the key, then pick up the key", "go to <key>, pick up <key>"),
+            ("I cannot help with that.", "wait"),
+            ("", "wait"),
+        ],
+    )
+    def test_replies(self, reply, plan):
+        asked, model = self.planner(reply)
+        wanted = tuple(PlanStep(*step.rstrip(">").replace(" <", "<").split("<")) for step in plan.split(", "))
+        assert asked.plans([KEY]) == [((wanted, 1.0),)]
+        assert len(model.requests) == 1 and model.requests[0].schema is None
+        assert asked.metrics()["teacher/fallbacks"] == 0 == asked.metrics()["llm/invalid_replies"]
+
+    @pytest.mark.parametrize("task", TASKS)
+    def test_plans_are_restored(self, task):
+        """Also waiting, which is no skill of the prompt."""
+        names = find_domain(task, parity=True).names
+        steps = ", ".join(f"{verb} <{name}>" for verb in ("go to", "pick up", "drop", "open") for name in names)
+        first, _ = self.planner(f"Action: {{fly, {steps}, explore}}", task=task)
+        before = first.plans([KEY])
+        assert len(before[0][0][0]) == 4 * len(names) + 2
+        second, silent = self.planner("must not be asked", task=task)
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert second.plans([KEY]) == before and silent.requests == []
+
+    def test_the_table_of_a_run_can_be_played_again(self, tmp_path):
+        asked, _ = self.planner("Action: {fly, go to <key>}", folder=tmp_path)
+        plans = asked.plans([KEY])
+        again = OfflinePlanner(find_domain("simple_doorkey", parity=True), str(tmp_path / "plans.json"), miss="error")
+        assert again.plans([KEY]) == plans
+
+    def test_where_nothing_was_published(self):
+        for domain in (find_domain("simple_doorkey"), find_domain("unlock_pickup")):
+            with pytest.raises(ConfigError, match=r"parity=false has no published reading; set teacher.parity=true"):
+                LLMPlanner(domain, scripted(), reading="published")
+        with pytest.raises(ConfigError, match=r"teacher/published.* has no attribute 'unlock_pickup'"):
+            LLMPlanner(find_domain("unlock_pickup"), scripted(), prompt="published")
+
+
 class TestOffline:
     @pytest.mark.parametrize("parity", [False, True])
     @pytest.mark.parametrize("task", [task for task in STATES if find_domain(task).tables])

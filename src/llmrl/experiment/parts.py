@@ -106,6 +106,7 @@ def build_parts(
             "spec": env.spec,
             "env_options": config["env"],
             "maker": getattr(env, "maker", None),
+            "one_game": getattr(env, "one_game", None),
             "device": device,
             "llm": llm if isinstance(llm, ChatModel) else None,
             "scorer": llm if isinstance(llm, Scorer) else None,

@@ -88,6 +88,17 @@ class Domain(ABC):
         """
         return parse_text(text, self.skills, self.objects(sentence))
 
+    def read_published(self, reply: str, sentence: str) -> Plan:
+        """The plan in a model's reply for the state `sentence`, as the published teacher reads it.
+
+        Raises:
+            ConfigError: this domain has no such reading.
+        """
+        raise ConfigError(
+            f"teacher.reading=published: the domain {self.name} with parity={str(self.parity).lower()} has no "
+            "published reading; set teacher.parity=true in a room that was published, or teacher.reading=shared"
+        )
+
     def best_plan(self, sentence: str) -> Plan:
         """A good plan for this state by a rule of ours; what `teacher=oracle` teaches.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import ChatModel
@@ -14,7 +15,7 @@ from llmrl.llms.asking import Asker
 from llmrl.llms.prompts import Prompt, Prompts
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.planners import Distribution, distribution
-from llmrl.teachers.plans import Plan, parse_reply, parse_text, plan_text, reply_schema
+from llmrl.teachers.plans import Plan, parse_reply, plan_text, reply_schema
 from llmrl.teachers.tables import write_table
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,9 @@ FOLDER = Path(__file__).with_name("prompts")
 TABLE = "plans.json"
 """In the run folder: the plans of every state so far that has a valid one; `teacher=offline teacher.table=<file>` plays
 them again."""
+
+Reading = Literal["shared", "published"]
+"""How a reply is read: by the reader of all replies (`llmrl.llms.reading`), or as the published teacher does."""
 
 LONGEST_PAUSE = 64
 """Look-ups of a state without a valid plan from one question to the next, at most."""
@@ -48,9 +52,10 @@ class LLMPlanner:
         folder: where the plan table is kept as a file a person can read; None: nowhere.
         prompt: name of the prompt; None: the domain's own.
         horizon: steps of an episode, which the model is told; None: it is told nothing of that.
+        reading: how replies are read. Where that is as published, no reply is invalid, and none is held to a schema.
 
     Raises:
-        ConfigError: no chat model, no such prompt, or one that cannot be rendered.
+        ConfigError: no chat model, no such prompt or one that cannot be rendered, or no published reading.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class LLMPlanner:
         folder: Path | None = None,
         prompt: str | None = None,
         horizon: PositiveInt | None = None,
+        reading: Reading = "shared",
     ) -> None:
         if llm is None:
             raise ConfigError(
@@ -70,7 +76,7 @@ class LLMPlanner:
                 "plans) or teacher=oracle"
             )
         self.domain, self.samples, self.folder = domain, samples, folder
-        self.prompt, self.horizon = prompt or domain.prompt, horizon
+        self.prompt, self.horizon, self.reading = prompt or domain.prompt, horizon, reading
         self.label = llm.label
         self.prompts = Prompts(FAMILY, FOLDER, prompt_folder)
         if self.prompt not in self.prompts.names:
@@ -78,10 +84,12 @@ class LLMPlanner:
                 f"the domain {domain.name} has no prompt {self.prompt}.j2; there are {', '.join(self.prompts.names)}"
                 f"; put it into <folder>/{FAMILY}/ and set prompts=<folder>"
             )
-        # Faults of a template would else be found when the first state is met.
+        # Faults of a template would else be found when the first state is met, and so would a missing reading.
+        if reading == "published":
+            domain.read_published("", "")
         self._render("Agent sees <thing>.", ("thing",))
         self._repair("a fault")
-        schema = reply_schema(domain.skills, domain.vocabulary)
+        schema = reply_schema(domain.skills, domain.vocabulary) if reading == "shared" else None
         self.asker: Asker[Plan] = Asker(llm, FAMILY, self._reader(""), self._repair, schema, repair_turns)
         self.known: dict[str, Distribution] = {}
         self.no_plan: Distribution = ((domain.fallback, 1.0),)
@@ -110,7 +118,8 @@ class LLMPlanner:
         return self._render(sentence, self.domain.objects(sentence))
 
     def describe(self) -> dict[str, str]:
-        return {"planner": self.label, "samples": str(self.samples)}
+        read = {} if self.reading == "shared" else {"replies": "read as published"}
+        return {"planner": self.label, "samples": str(self.samples), **read}
 
     def metrics(self) -> dict[str, float]:
         """teacher/asked: states the model was asked for, each time anew; teacher/fallbacks: samples without a valid
@@ -130,9 +139,7 @@ class LLMPlanner:
 
     def load_state_dict(self, state: State) -> None:
         self.known = {
-            sentence: tuple(
-                (parse_text(text, self.domain.skills, self.domain.objects(sentence)), float(p)) for text, p in plans
-            )
+            sentence: tuple((self.domain.read_plan(text, sentence), float(p)) for text, p in plans)
             for sentence, plans in state["known"].items()
         }
         self.unknown = {sentence: (int(times), int(left)) for sentence, (times, left) in state["unknown"].items()}
@@ -169,11 +176,18 @@ class LLMPlanner:
 
     def _reader(self, sentence: str) -> Callable[[ChatReply], Plan]:
         skills, objects = self.domain.skills, self.domain.objects(sentence)
+        if self.reading == "published":
+            return lambda reply: self.domain.read_published(reply.text, sentence)
         return lambda reply: parse_reply(reply.text, skills, objects, sentence, reply.cut)
 
     def _render(self, sentence: str, objects: Sequence[str]) -> Prompt:
         return self.prompts.render(
-            self.prompt, skills=self.domain.skills, sentence=sentence, objects=objects, horizon=self.horizon
+            self.prompt,
+            domain=self.domain.name,
+            skills=self.domain.skills,
+            sentence=sentence,
+            objects=objects,
+            horizon=self.horizon,
         )
 
     def _repair(self, fault: str) -> Prompt:

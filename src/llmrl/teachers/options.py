@@ -14,7 +14,7 @@ from llmrl.teachers.debate import Debate
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.domains import check_domain, find_domain
 from llmrl.teachers.guide import Guide, Mode, Sharing
-from llmrl.teachers.llm_planner import LLMPlanner
+from llmrl.teachers.llm_planner import LLMPlanner, Reading
 from llmrl.teachers.offline import CORRECTED, PUBLISHED, OfflinePlanner
 from llmrl.teachers.planners import OraclePlanner, Planner
 from llmrl.teachers.policy_teacher import PolicyTeacher
@@ -34,12 +34,15 @@ def llm_teacher(
     debate_rounds: NonNegativeInt = 0,
     sharing: Sharing = "own",
     prompt: str | None = None,
+    reading: Reading = "shared",
     domain: Domain | None = None,
     parity: bool = False,
 ) -> PolicyTeacher:
     """A language model plans; arguments as in `LLMPlanner`, and of all teachers those of `_teacher`."""
     words = _domain(spec, domain, parity)
-    planner: Planner = LLMPlanner(words, llm, prompt_folder, samples, repair_turns, folder, prompt, spec.horizon)
+    planner: Planner = LLMPlanner(
+        words, llm, prompt_folder, samples, repair_turns, folder, prompt, spec.horizon, reading
+    )
     names = spec.agent_names or tuple(f"agent_{i}" for i in range(spec.n_agents))
     if debate_rounds:
         planner = Debate(planner, names, debate_rounds)

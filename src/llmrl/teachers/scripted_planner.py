@@ -33,7 +33,7 @@ Steps = list[tuple[str, str]]
 
 
 def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[str], None] = lambda said: None) -> str:
-    """A planner's answer in JSON.
+    """A planner's answer, in JSON if the prompt asks for that.
 
     Args:
         messages: the conversation, whose first question counts.
@@ -53,6 +53,9 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         why, steps = _of_particles(particle.group(1), own, others if debating else None)
     else:
         why, steps = _of_rooms(state, skills, note)
+    if "Action: {" in prompt and '"plan"' not in prompt:
+        actions = ", ".join(f"{skill} <{thing}>" if thing else skill for skill, thing in steps)
+        return f"By rule, not by thought: {why}.\nAction: {{{actions}}}"
     plan = [{"skill": skill, "object": thing} for skill, thing in steps]
     return json.dumps({"reasoning": f"By rule, not by thought: {why}.", "plan": plan})
 

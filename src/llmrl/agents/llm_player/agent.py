@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrl.agents.llm_player.answers import LESSON_TURNS, AnswerWith
 from llmrl.agents.llm_player.conversation import SHOWN, Conversation, Show
+from llmrl.agents.llm_player.examples import RULE, Recorded, of_rule, of_run
 from llmrl.agents.llm_player.policy import LLMPolicy, PlayerSettings
 from llmrl.core.errors import ConfigError
 from llmrl.core.only_plays import OnlyPlays
 from llmrl.core.protocols import ChatModel
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import CallEstimate, State
+from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
+
+if TYPE_CHECKING:
+    from llmrl.envs.gym.games import GameMaker
+    from llmrl.envs.gym.vec_env import GymnasiumEnv
 
 EXAMPLE = "?" * 200
 """Stands for an observation where none is at hand."""
 REPLY_TOKENS = 80
 """Tokens of a reply with a reflection, about."""
+PLAN_TOKENS = 40
+"""Tokens of a plan, about."""
 LESSON_TOKENS = 80
 """Tokens of a lesson, about."""
 
@@ -32,16 +41,22 @@ class LLMPlayer(OnlyPlays):
         spec: of the environment.
         llm: who is asked.
         prompt_folder, history, action_every, reflection, require_reflection, lessons, answer_with, legal_only,
-            decimals, repair_turns, sliding_history: as in `PlayerSettings`.
+            decimals, repair_turns, sliding_history, plan: as in `PlayerSettings`.
         show: the same; None: `SHOWN`.
+        examples: episodes of others that are shown.
+        examples_from: whose: `heuristic`, the rule for the environment, which plays them now, or the folder of a run of
+            another seed that has written them down.
+        example_steps: steps shown of each of them, the first ones.
+        seeds: episodes of a rule begin from `examples/k`.
+        maker, one_game: make games of the environment, where they can be played apart.
 
     Attributes:
         carried: what goes from an episode to the next one of the same game: "last_episode", "lessons", or nothing. If
             anything does, the episodes depend on one another, and on how many games there are at once.
 
     Raises:
-        ConfigError: the environment has not been put into words, a prompt is wrong, or an episode might never end and
-            there is no budget.
+        ConfigError: the environment has not been put into words, a prompt is wrong, an episode might never end and
+            there is no budget, or there are no such examples.
     """
 
     def __init__(
@@ -60,6 +75,13 @@ class LLMPlayer(OnlyPlays):
         decimals: NonNegativeInt = 2,
         repair_turns: NonNegativeInt = 1,
         sliding_history: bool = False,
+        plan: bool = False,
+        examples: NonNegativeInt = 0,
+        examples_from: str | None = None,
+        example_steps: PositiveInt = 50,
+        seeds: Seeds | None = None,
+        maker: GameMaker | None = None,
+        one_game: Callable[[], GymnasiumEnv] | None = None,
     ) -> None:
         limited = isinstance(llm, ChatClient) and llm.budget.limited
         if spec.endless and not limited:
@@ -68,6 +90,16 @@ class LLMPlayer(OnlyPlays):
                 "ever: set env.horizon (steps an episode), or a budget (llm.budget.usd, llm.budget.calls or "
                 "llm.budget.tokens)"
             )
+        recorded: list[Recorded] = []
+        if examples and examples_from is None:
+            raise ConfigError(
+                f"agent.examples={examples}, and agent.examples_from=null says not whose: {RULE}, run:<hash>, "
+                "latest:<name>, or the folder of a run"
+            )
+        if examples and examples_from == RULE:
+            recorded = of_rule(one_game, maker, (seeds or Seeds(0)).child("examples"), examples)
+        elif examples and examples_from is not None:
+            recorded = of_run(Path(examples_from).expanduser(), examples, None if seeds is None else seeds.seed)
         shown: list[Show] = list(SHOWN) if show is None else show
         settings = PlayerSettings(
             history=history,
@@ -82,6 +114,10 @@ class LLMPlayer(OnlyPlays):
             repair_turns=repair_turns,
             prompt_folder=prompt_folder,
             sliding_history=sliding_history,
+            plan=plan,
+            examples=tuple(recorded),
+            example_steps=example_steps,
+            examples_by="a simple rule" if examples_from == RULE else "another player",
         )
         self.policy = LLMPolicy(spec, llm, settings)
         self.carried = self.policy.carried
@@ -99,7 +135,9 @@ class LLMPlayer(OnlyPlays):
         policy, spec, settings = self.policy, self.policy.spec, self.policy.settings
         repeated = 1 if "action_mask" in policy.channels else settings.action_every
         decisions = -(-steps // repeated)
-        turn, reply = self._turn_tokens(steps, repeated), MESSAGE_TOKENS + (REPLY_TOKENS if settings.reflection else 10)
+        planned = PLAN_TOKENS if settings.plan else 0
+        turn = self._turn_tokens(steps, repeated) + planned
+        reply = MESSAGE_TOKENS + (REPLY_TOKENS if settings.reflection else 10) + planned
         system = estimate_tokens(policy.system[0].text) + MESSAGE_TOKENS
         told = settings.lessons * LESSON_TOKENS
         shown = sum(self._shown(k) for k in range(decisions))
@@ -138,6 +176,7 @@ class LLMPlayer(OnlyPlays):
             else f"{settings.history} to {max(2 * settings.history - 1, 0)} turns",
             "action every": f"{settings.action_every} steps",
             "lessons": settings.lessons or "none",
+            "examples": f"{len(settings.examples)} episodes of {settings.examples_by}" if settings.examples else "none",
             "from episode to episode": ", ".join(self.carried) or "nothing",
             "system prompt": f"about {estimate_tokens(policy.system[0].text):,} tokens",
         }

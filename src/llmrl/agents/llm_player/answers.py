@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -24,7 +25,20 @@ LESSON_TURNS = 50
 """Newest turns of an episode that a lesson is drawn from."""
 LONGEST_LESSON = 600
 """Characters of a lesson."""
+PLAN = ("plan",)
+"""Names under which a reply says what is planned."""
+LONGEST_PLAN = 600
+"""Characters of a plan that is kept."""
 LESSON = Text("lesson", LONGEST_LESSON)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a reply says: an action, the reflection before it, and a plan for later turns; "" where there is none."""
+
+    action: Action
+    reflection: str = ""
+    plan: str = ""
 
 
 class Lesson(BaseModel):
@@ -100,6 +114,7 @@ class Choices:
 
     def __init__(self, told: tuple[tuple[str, str], ...], numbered: bool = False) -> None:
         self.question = Choice([name for name, _ in told], [said for _, said in told], numbered)
+        self.question.kept = PLAN
         self.told = tuple((str(i), f"{k}: {x}") for i, (k, x) in enumerate(told)) if numbered else told
         self.names = [name for name, _ in self.told]
         self.numbered = all(name.isdigit() for name in self.names)
@@ -152,6 +167,7 @@ class Numbers:
             raise ConfigError(f"an action of env={name} has no bounds, so nobody can be told what may be chosen")
         bounds = list(zip(self.low.tolist(), self.high.tolist(), strict=True))
         self.question = Vectors(self.names, bounds=bounds, wanted="action")
+        self.question.kept = PLAN
         self.whole, self.decimals = numbers.whole, 0 if numbers.whole else decimals
         kind = "a whole number " if self.whole else ""
         self.told = tuple((key, f"{said} ({kind}{self._bounds(i)})") for i, (key, said) in enumerate(told))
@@ -195,9 +211,10 @@ class Numbers:
         return f"from {self.low[i]:g} to {self.high[i]:g}"
 
 
-def reply_schema(answers: Answers, reflect: bool) -> dict[str, Any]:
-    """JSON schema of a whole reply; the reflection comes first, so that the action follows from it."""
-    properties: dict[str, Any] = {"reflection": {"type": "string"}} if reflect else {}
+def reply_schema(answers: Answers, reflect: bool, plan: bool = False) -> dict[str, Any]:
+    """JSON schema of a whole reply; reflection and plan come first, so that the action follows from them."""
+    before = (["reflection"] if reflect else []) + (["plan"] if plan else [])
+    properties: dict[str, Any] = {name: {"type": "string"} for name in before}
     properties["action"] = answers.schema()
     return {
         "type": "object",
@@ -209,8 +226,8 @@ def reply_schema(answers: Answers, reflect: bool) -> dict[str, Any]:
 
 def read_reply(
     text: str, answers: Answers, legal: Sequence[bool] | None, reflect: bool = False, cut: bool = False
-) -> tuple[str, Action]:
-    """Reflection and action of a reply; `cut`: it ended because it grew too long.
+) -> Decision:
+    """Return the decision in a reply; `cut`: it ended because it grew too long.
 
     Raises:
         InvalidReply: there is no legal action in it, or, where one must `reflect`, no reflection.
@@ -223,7 +240,8 @@ def read_reply(
     reflection = " ".join(found.reasons.split())
     if reflect and not reflection:
         raise InvalidReply("the reflection is missing; reflect first, and then choose an action")
-    return reflection, action
+    plan = " ".join(found.kept.split())[:LONGEST_PLAN]
+    return Decision(action, reflection, plan if plan.strip(" .\u2026") else "")
 
 
 def read_lesson(text: str, cut: bool = False) -> str:

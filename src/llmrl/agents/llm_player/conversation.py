@@ -37,6 +37,8 @@ class Conversation:
         decided: how many answers there have been in the episode.
         shown_from: the first of them that is still shown.
         replaced: the last decision, in words, where it was made without a usable reply; "" where the reply counted.
+        plan: the newest that the player wrote in the episode; "": none.
+        plan_turn: the newest turn in which it stands, by its number in the episode.
         lessons: the newest lessons of earlier episodes, oldest first.
         unlearnt: there is an episode over, of which no lesson has been drawn yet.
         before: how many answers there were in the last episode that is over.
@@ -53,6 +55,8 @@ class Conversation:
     decided: int = 0
     shown_from: int = 0
     replaced: str = ""
+    plan: str = ""
+    plan_turn: int = 0
     lessons: list[str] = field(default_factory=list)
     unlearnt: bool = False
     before: int = 0
@@ -63,6 +67,7 @@ class Conversation:
             self.turns = []
         self.frames, self.action, self.steps, self.total, self.reward = [], None, 0, 0.0, None
         self.since, self.decided, self.shown_from, self.replaced = 0, 0, 0, ""
+        self.plan, self.plan_turn = "", 0
 
     def see(self, observation: str, legal: Sequence[str] | None, show: Sequence[Show]) -> None:
         """Take in what is observed now, and what of the rest is to be shown."""
@@ -81,11 +86,16 @@ class Conversation:
             frame["legal_actions"] = list(legal)
         self.frames.append(frame)
 
-    def question(self) -> str:
-        """The present turn of the user."""
+    def question(self, shown: int = 0) -> str:
+        """The present turn of the user, before which `shown` earlier turns are shown."""
         *before, now = self.frames
         told = {"no_usable_reply": self.replaced} if self.replaced else {}
-        return said({**told, **({"since_your_last_action": before} if before else {}), **now})
+        plan = {"your_plan": self.plan} if self._plan_is_lost(shown) else {}
+        return said({**told, **({"since_your_last_action": before} if before else {}), **now, **plan})
+
+    def _plan_is_lost(self, shown: int) -> bool:
+        """Whether there is a plan, and no turn that is shown has it."""
+        return bool(self.plan) and self.plan_turn < self.decided - shown
 
     def window(self, history: int, sliding: bool) -> int:
         """How many earlier turns are shown: the newest `history` with `sliding`; else they grow to less than twice as
@@ -99,11 +109,15 @@ class Conversation:
         """The system's, `shown` earlier turns, and the question."""
         earlier = self.turns[len(self.turns) - shown :]
         told = [m for u, a in earlier for m in (message("user", u), message("assistant", a))]
-        return (message("system", system), *told, message("user", self.question()))
+        return (message("system", system), *told, message("user", self.question(shown)))
 
-    def answer(self, reply: str, action: Action, keep: int, replaced: str = "") -> None:
-        """A decision was made, without the player where it was `replaced`; the newest `keep` turns are kept."""
-        self.turns = [*self.turns, (self.question(), reply)][-keep:] if keep else []
+    def answer(self, reply: str, action: Action, keep: int, replaced: str = "", plan: str = "") -> None:
+        """A decision was made, without the player where it was `replaced`; the newest `keep` turns are kept, and the
+        `plan` in the reply, if there is one."""
+        shown = self.decided - self.shown_from
+        self.turns = [*self.turns, (self.question(shown), reply)][-keep:] if keep else []
+        if plan or self._plan_is_lost(shown):
+            self.plan, self.plan_turn = plan or self.plan, self.decided
         self.frames, self.action, self.since, self.replaced = [], action, 0, replaced
         self.decided += 1
 
@@ -139,6 +153,8 @@ class Conversation:
             "decided": self.decided,
             "shown_from": self.shown_from,
             "replaced": self.replaced,
+            "plan": self.plan,
+            "plan_turn": self.plan_turn,
             "lessons": list(self.lessons),
             "unlearnt": self.unlearnt,
             "before": self.before,

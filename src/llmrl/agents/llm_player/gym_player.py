@@ -117,6 +117,7 @@ def make_player(
     decimals: NonNegativeInt = 2,
     repair_turns: NonNegativeInt = 1,
     sliding_history: bool = False,
+    plan: bool = False,
     success: Success | None = None,
     success_at: float | None = None,
     prompts: Path | None = None,
@@ -131,7 +132,7 @@ def make_player(
             has `get_goal_description`, `get_observation_schema` and `get_action_schema`), or `auto`.
         llm: a model, or the name of an option of conf/llm, with `settings` in place of its own.
         history, action_every, reflection, require_reflection, show, lessons, answer_with, legal_only, decimals,
-            repair_turns, sliding_history: as in `agent=llm_player`.
+            repair_turns, sliding_history, plan: as in `agent=llm_player`.
         success, success_at: what makes an episode a success, as in `env.success`; the model is told.
         prompts: a folder of prompts that come before the package's.
         seed: of the model's stream.
@@ -163,6 +164,7 @@ def make_player(
         repair_turns=repair_turns,
         prompt_folder=prompts,
         sliding_history=sliding_history,
+        plan=plan,
     )
     policy = LLMPolicy(spec, model, told)
     return Player(env, describer, policy)

@@ -15,6 +15,7 @@ from llmrl.agents.llm_player.answers import (
     Action,
     Answers,
     AnswerWith,
+    Decision,
     Lesson,
     answers_of,
     read_lesson,
@@ -22,6 +23,8 @@ from llmrl.agents.llm_player.answers import (
     reply_schema,
 )
 from llmrl.agents.llm_player.conversation import Conversation, Message, Show, message, said
+from llmrl.agents.llm_player.examples import Recorded
+from llmrl.agents.llm_player.examples import examples as told_episodes
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.observers import Transition
 from llmrl.core.protocols import ChatModel
@@ -35,7 +38,6 @@ PROMPTS = Path(__file__).with_name("prompts")
 FALLBACK = "(no usable reply)"
 """Stands in the history where the player said nothing that could be used; what was done is told in the next turn."""
 
-Decision = tuple[str, Action]
 Counted = tuple[dict[str, int], ...]
 """Counters of a player, and of its two kinds of questions."""
 
@@ -52,6 +54,8 @@ class PlayerSettings:
         action_every: steps an action is taken for, as long as it is legal; >= 1.
         reflection: whether replies begin with a reflection.
         require_reflection: whether a reply without the reflection that was asked for is invalid.
+        plan: whether a reply may hold a plan for later turns, which the player is shown as long as it has no other.
+        examples: episodes of others that are shown, `example_steps` of each, played by `examples_by`, in words.
         show: what an observation is accompanied by.
         lessons: lessons of earlier episodes that are kept; 0: none is drawn.
         answer_with: whether choices are answered by name or by number.
@@ -73,6 +77,10 @@ class PlayerSettings:
     repair_turns: int
     prompt_folder: Path | None
     sliding_history: bool = False
+    plan: bool = False
+    examples: Sequence[Recorded] = ()
+    example_steps: int = 50
+    examples_by: str = "another player"
 
 
 class LLMPolicy:
@@ -123,13 +131,16 @@ class LLMPolicy:
         # Turns that are kept: as many as are shown, or as a lesson is drawn from.
         shown = settings.history if settings.sliding_history else max(2 * settings.history - 1, 0)
         self._keep = max(shown, LESSON_TURNS if settings.lessons else 0)
-        self._schema = reply_schema(self.answers, settings.reflection)
+        self._schema = reply_schema(self.answers, settings.reflection, settings.plan)
         self.seats = [[Conversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
         self.playing = np.zeros(spec.n_envs, dtype=bool)
         self.episodes: Sequence[int] | None = None
         """Numbers of the episodes that the games are in: with them replies belong to a place in an episode, and not to
         whoever asked first. None: equal questions are counted."""
         self.counters = dict.fromkeys(("decisions", "replies", "invalid", "failed", "fallbacks", "lessons"), 0)
+        self._episodes = told_episodes(
+            settings.examples, spec, self.answers, settings.example_steps, settings.reflection
+        )
         # Faults in prompts are found before the first question.
         self.system = [self._system(agent, ()) for agent in range(spec.n_agents)]
         self._lesson_question(Conversation(turns=[("{}", "{}")]), 0)
@@ -289,18 +300,22 @@ class LLMPolicy:
         self, seat: Conversation, decision: Decision | None, mask: Sequence[bool] | None, took: Asked
     ) -> dict[str, Any]:
         """Take a decision, or what is done in its place; the note on it."""
-        reflection, action = decision or ("", self.answers.instead(seat.action, mask))
-        shown = self.answers.shown(action)
+        made = decision or Decision(self.answers.instead(seat.action, mask))
+        shown = self.answers.shown(made.action)
+        plan = {"plan": made.plan} if self.settings.plan and made.plan else {}
         if decision is None:
-            seat.answer(FALLBACK, action, self._keep, f"your last reply could not be used; done instead: {said(shown)}")
+            replaced = f"your last reply could not be used; done instead: {said(shown)}"
+            seat.answer(FALLBACK, made.action, self._keep, replaced)
         else:
-            answer = {"reflection": reflection, "action": shown} if self.settings.reflection else {"action": shown}
-            seat.answer(said(answer), action, self._keep)
+            reflected = {"reflection": made.reflection} if self.settings.reflection else {}
+            answer = said({**reflected, **plan, "action": shown})
+            seat.answer(answer, made.action, self._keep, plan=plan.get("plan", ""))
         self.counters["decisions"] += 1
         self.counters["fallbacks"] += decision is None
         self._count(took)
         return {
-            "reflection": reflection,
+            "reflection": made.reflection,
+            **plan,
             "action": shown,
             "asked": True,
             "valid": decision is not None,
@@ -351,7 +366,8 @@ class LLMPolicy:
     def _system(self, agent: int, lessons: tuple[str, ...]) -> Prompt:
         names = self.spec.agent_names or tuple(f"player {i + 1}" for i in range(self.spec.n_agents))
         examples = [self.answers.shown(action) for action in self.answers.examples()]
-        reflection = {"reflection": "..."} if self.settings.reflection else {}
+        before = {"reflection": "..."} if self.settings.reflection else {}
+        before |= {"plan": "..."} if self.settings.plan else {}
         return self.prompts.render(
             "system",
             goal=self.text.goal,
@@ -361,11 +377,14 @@ class LLMPolicy:
             n_agents=self.spec.n_agents,
             agent=names[agent],
             reflect=self.settings.reflection,
+            plan=self.settings.plan,
             numbered=self.answers.numbered,
             show=[name for name in self.settings.show if name != "legal_actions" or "action_mask" in self.channels],
             action_every=self.settings.action_every,
             decimals=self.decimals,
-            examples=[said({**reflection, "action": example}) for example in examples],
+            examples=[said({**before, "action": example}) for example in examples],
+            episodes=self._episodes,
+            by=self.settings.examples_by,
             lessons=lessons,
         )
 

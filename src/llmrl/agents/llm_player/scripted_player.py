@@ -50,7 +50,8 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     else:
         why, answer = _choice([name for name, _ in actions], system, now, note)
     thought = {"reflection": f"By rule, not by thought: {why}."} if '"reflection"' in system else {}
-    return json.dumps({**thought, "action": answer})
+    plan = {"plan": "Go on by rule."} if '"plan"' in system else {}
+    return json.dumps({**thought, **plan, "action": answer})
 
 
 def _last_told(messages: Sequence[Mapping[str, str]]) -> Mapping[str, Any]:

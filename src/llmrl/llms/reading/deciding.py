@@ -88,6 +88,7 @@ class Candidate(Generic[T]):
             count where there is no other.
         weak: it is like the example of the prompt.
         announced: it says itself that it is the answer to this question.
+        kept: what it says under one of the question's names for what is kept; "" where it does not.
         fault: why it cannot be used; "" if it can.
     """
 
@@ -99,14 +100,16 @@ class Candidate(Generic[T]):
     weak: bool = False
     announced: bool = False
     fault: str = ""
+    kept: str = ""
 
 
 @dataclass(frozen=True)
 class Understood(Generic[T]):
-    """What a reply says: the answer, and the reasons beside it ("" where there are none)."""
+    """What a reply says: the answer, and the reasons and what is `kept` beside it ("" where there are none)."""
 
     answer: T
     reasons: str = ""
+    kept: str = ""
 
 
 class Question(ABC, Generic[T]):
@@ -115,6 +118,7 @@ class Question(ABC, Generic[T]):
     Attributes:
         wanted: what is asked for, as complaints call it.
         reasons: names under which a reply says why.
+        kept: names under which a reply says what is to be kept for later questions.
         turn: what begins another turn of this kind of conversation in a reply that goes on by itself; None: nothing.
     """
 
@@ -129,6 +133,7 @@ class Question(ABC, Generic[T]):
         "rationale",
         "why",
     )
+    kept: tuple[str, ...] = ()
     turn: re.Pattern[str] | None = None
 
     @abstractmethod
@@ -205,7 +210,7 @@ def _read_thought(thought: str, question: Question[T]) -> Understood[T]:
     rest = thought[found[-1].end :].strip("`~ \n") if found else ""
     if not found or len(rest) > 100 or "\n" in rest:
         raise InvalidReply(f"the reply ends inside a thought: there is no {question.wanted} after it")
-    return Understood(found[-1].answer, found[-1].reasons)
+    return Understood(found[-1].answer, found[-1].reasons, found[-1].kept)
 
 
 def _read(reply: Said, question: Question[T], prose: bool = True) -> Understood[T]:
@@ -215,7 +220,7 @@ def _read(reply: Said, question: Question[T], prose: bool = True) -> Understood[
     late = [each for each in found if each.end > reply.after]
     chosen = _decided(text, late or found, question, faults)
     if chosen is not None:
-        return Understood(chosen.answer, chosen.reasons or _around(text, chosen))
+        return Understood(chosen.answer, chosen.reasons or _around(text, chosen), chosen.kept)
     if prose and not faults.told and not faults.left_out and not reply.cut:
         spoken = text[reply.after :] if text[reply.after :].strip() else text
         answer = question.of_prose(plain(without_tags(spoken)))
@@ -241,6 +246,7 @@ def _candidates(text: str, question: Question[T], cut: bool, faults: _Faults) ->
             bare = not isinstance(each.value, dict)
             reasons = reasons_of(each.value, question.reasons)
             candidate = Candidate(each.start, each.end, answer, reasons or "", form=1 if bare else 2)
+            candidate.kept = (question.kept and reasons_of(each.value, question.kept)) or ""
             candidate.weak = reasons is not None and bool(_HOLLOW.match(reasons)) and reasons != ""
             found.append(candidate)
     inside = [(each.start, each.end) for each in found] + spoilt

@@ -10,7 +10,7 @@ import numpy as np
 
 from llmrl.teachers.domain import Domain, Scene
 from llmrl.teachers.plans import Plan, PlanStep
-from llmrl.teachers.rooms.published import PublishedScene, read_loosely
+from llmrl.teachers.rooms.published import PublishedScene, plan_part, read_loosely
 from llmrl.teachers.rooms.skills import SKILLS, RoomScene
 from llmrl.teachers.rooms.world import COLOURS, DONE, DOOR, KEY, LAVA, World
 
@@ -103,6 +103,10 @@ class RoomDomain(Domain):
             names = sorted(self.names, key=lambda name: "door" not in name)
             return read_loosely(text, names, self.last_two_words)
         return super().read_plan(text, sentence)
+
+    def read_published(self, reply: str, sentence: str) -> Plan:
+        # Only the published skills know the waiting that is read where nothing is understood.
+        return self.read_plan(plan_part(reply), sentence) if self.parity else super().read_published(reply, sentence)
 
     def best_plan(self, sentence: str) -> Plan:
         """Fetch a key that opens a door that was seen, and open it; drop a wrong key; explore otherwise."""

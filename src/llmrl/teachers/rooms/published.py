@@ -9,6 +9,7 @@ happens to be gone through; here steps forward come before turns (`llmrl.teacher
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from llmrl.teachers.plans import Plan, PlanStep
@@ -65,6 +66,22 @@ class PublishedScene:
             # Without a path the skill neither acts nor ends, so none after it is tried.
             return DONE if search.distance(self.world.pose) is None else search.action(self.world.pose)
         return _INTERACTIONS[step.skill]
+
+
+_ACTION = re.compile(r"actions?:\s*\{([\w\s<>,]*)\}", re.IGNORECASE)
+
+
+def plan_part(reply: str) -> str:
+    """Return the part of a model's reply that the released code takes for the plan.
+
+    That is what stands in the first braces after `Action:` or `Actions:`, if it holds words, brackets and commas
+    alone; else all of the reply, so that no reply is invalid.
+
+    >>> plan_part("3. Act. Action: {go to <key>, pick up <key>}")
+    'go to <key>, pick up <key>'
+    """
+    found = _ACTION.search(reply)
+    return reply if found is None else found.group(1)
 
 
 def read_loosely(text: str, names: Sequence[str], last_two_words: bool = False) -> Plan:
