@@ -228,8 +228,11 @@ class TestHistory:
     @pytest.mark.parametrize(
         ("policy", "words"),
         [
-            ({"history": "last", "window": 1}, "Shown are the 1 newest proposals of each context."),
-            ({"history": "last", "window": 1, "contexts": "own"}, "Shown are the 1 newest proposals of this context."),
+            ({"history": "last", "window": 1}, "Shown are at least the 1 newest proposals of each context."),
+            (
+                {"history": "last", "window": 1, "contexts": "own"},
+                "Shown are at least the 1 newest proposals of this context.",
+            ),
             ({"history": "chain"}, "Shown are the proposals of each context that were better"),
         ],
     )
@@ -260,22 +263,27 @@ class TestHistory:
         assert restored.history.records[-1]["generation"] == 3
 
     def test_welfare_beside_the_payoff(self):
-        line = self.lines(told(toy(), self.VECTORS))[0]
-        assert "; equality: 0.25; sustainability: 12.5; base reward" in line and "spending" not in line
-        charged = told(replace(toy(), spending_cost=0.5), self.VECTORS)
+        """Of welfare where payoffs do not just add up over agents and steps; of spending where it is charged for."""
+        least = replace(toy(), objective=OBJECTIVES["minimum"])
+        line = self.lines(told(least, self.VECTORS))[0]
+        assert "; equality: 0.25; sustainability: 12.5; base reward of each agent: " in line and "spending" not in line
+        charged = told(replace(least, spending_cost=0.5), self.VECTORS)
         assert "; sustainability: 12.5; spending: 3; base reward" in self.lines(charged)[0]
         assert "spending (what your numbers paid out beyond what they took" in charged.question(None).text
-        assert "equality" not in told(toy(), self.VECTORS, observations=False).question(None).text
+        assert "equality" not in told(least, self.VECTORS, observations=False).question(None).text
+        added = self.lines(told(toy(), self.VECTORS))[0]
+        assert "equality" not in added and "; base reward of an agent: " in added
 
     def test_selection_is_announced_only_when_something_is_left_out(self):
-        assert "Shown are the 2 newest" in told(toy(), self.VECTORS, history="last", window=2).question(None).text
+        some = told(toy(), self.VECTORS, history="last", window=2).question(None).text
+        assert "Shown are at least the 2 newest" in some
         assert "Shown are" not in told(toy(), self.VECTORS, history="last", window=6).question(None).text
 
     def test_observations_can_be_left_out(self):
-        line = "level at 25/50/75/100 % of the episode: 4, 9, 14, 19; moves: 19; equality: 0.25; sustainability: 12.5;"
+        line = "level at 25/50/75/100 % of the episode: 4, 9, 14, 19; moves: 19; base reward of an agent: "
         assert line in told(toy(), self.VECTORS).question(None).text
         bare = told(toy(), self.VECTORS, observations=False).question(None).text
-        assert "moves" not in bare and "base reward of each agent" not in bare and "payoff" in bare
+        assert "moves" not in bare and "base reward of" not in bare and "payoff" in bare
 
     @pytest.mark.parametrize(
         ("history", "expected", "words"),
@@ -341,7 +349,17 @@ class TestSeveralMeasurements:
         assert "Shown are the 2 best proposals." in principal.question(None).text
         assert principal.history.best(None).tolist() == self.GOOD
 
-    @pytest.mark.parametrize(("history", "n"), [("all", 3), ("chain", 2), ("best_and_last", 3), ("last", 3)])
+    @pytest.mark.parametrize("history", ["all", "last"])
+    def test_rows_stay_and_what_they_come_to_follows(self, history):
+        text = self.principal(history=history).question(None).text
+        rows = [line for line in text.splitlines() if line.startswith("Generation ")]
+        payoffs = [row.split("payoff ")[1].split(" (")[0] for row in rows]
+        assert payoffs == ["122", "145", "152.2", "120", "148.6"]
+        below = text[text.rindex("Generation 5") :]
+        repeated = "- x0=1, x1=0: 3 times, mean payoff 140.9, standard deviation between generations 16.5\n"
+        assert repeated in below and "Best mean so far: x0=0, x1=1 with 145, measured once." in below
+
+    @pytest.mark.parametrize(("history", "n"), [("chain", 2), ("best_and_last", 3), ("best", 3)])
     def test_nothing_is_a_row_twice(self, history, n):
         shown = [row.split(": ")[1].split(" ->")[0] for row, _ in self.rows(self.principal(history=history))]
         assert len(shown) == len(set(shown)) == n
@@ -357,7 +375,7 @@ class TestSeveralMeasurements:
         assert principal.history.best(None).tolist() == self.GOOD, "what is proposed again is no matter of prompts"
 
     def test_what_was_measured_beside_it_is_averaged_too(self):
-        principal = llm_principal(toy(), scripted())
+        principal = llm_principal(toy(), scripted(), history="best")
         for n, moves in ((1, 10.0), (3, 30.0)):
             told = result(toy(), self.GOOD, value=2.0 * n, n=n)
             told.summaries["moves"] = moves
@@ -365,11 +383,11 @@ class TestSeveralMeasurements:
             principal.tell([told])
         [(_, line)] = self.rows(principal)
         assert "-> payoff 5 " in line and "; moves: 25;" in line
-        assert "level at 25/50/75/100 % of the episode: 25, 25, 25, 25" in line and "each agent: 5, 5, 5" in line
+        assert "level at 25/50/75/100 % of the episode: 25, 25, 25, 25" in line and "an agent: 5 to 5" in line
 
     def test_the_same_luck_counts_once(self):
         """Equal proposals of a step meet the same games; means of different ones weigh as they have episodes."""
-        principal = llm_principal(toy(), scripted())
+        principal = llm_principal(toy(), scripted(), history="best")
         together = [replace(result(toy(), self.GOOD, value=10.0, n=2), draw="step 0") for _ in range(2)]
         principal.tell(together)
         principal.tell([replace(result(toy(), self.GOOD, value=1.0, n=4), draw="step 1")])
@@ -379,7 +397,7 @@ class TestSeveralMeasurements:
 
     def test_contexts_are_apart(self):
         society = toy(contexts=("a", "b"))
-        principal = llm_principal(society, scripted())
+        principal = llm_principal(society, scripted(), history="best")
         for context, value in ((0, 1.0), (1, 5.0), (0, 2.0)):
             principal.tell([result(society, self.GOOD, context, value=value)])
         assert [row.split("payoff ")[1].split(" (")[0].split(";")[0] for row, _ in self.rows(principal, "a")] == [
@@ -396,13 +414,54 @@ class TestWhatItIsTold:
         principal.brief(Briefing(40, 20, 64, 1, True, without))
         text = principal.question("lever_0_works").text
         assert "This is generation 1 of 40." in text and "begin it with the same weights" in text
-        assert "played 20 times for learning" in text and "mean over 64 episodes" in text
+        assert "there are 20 training rounds" in text and "mean over 64 episodes" in text
         assert "with nothing set: [context: lever_0_works] payoff -5; [context: lever_1_works] payoff 0.25." in text
         assert "It says nothing of the learning" in text
         principal.brief(Briefing(40, 20, 64, 4, False))
         text = principal.question("lever_0_works").text
         assert "keep what they have learned" in text and "governs 4 societies" in text and "nothing set" not in text
         assert "It says nothing of the learning" not in text
+        principal.brief(Briefing(40, 20, 2, 1, True, games=8, updates=0, counted=8))
+        text = principal.question("lever_0_works").text
+        assert "in each of 8 games side by side; these agents do not learn." in text and "reinforcement" not in text
+        assert "No standard error is given, as there are too few" in text and "payoff of the last 8," in text
+
+    def test_no_standard_error_of_two_episodes(self):
+        for n, shown in ((2, False), (3, True)):
+            assert ("(standard error" in told(toy(), [[0.0, 0.0]], n=n).question(None).text) == shown
+
+    def test_how_training_went(self):
+        principal = told(toy(), [])
+        principal.tell([replace(result(toy(), [0.0, 0.0], value=3.0), training=(-12.5, 2.75))])
+        assert "-> payoff 3; training: -12.5 to 2.75;" in principal.question(None).text
+
+    def test_notes_outlast_a_checkpoint_between_a_proposal_and_its_outcome(self):
+        with FakeOpenAIServer(lambda messages: "no idea") as server:
+            principal, restored = (llm_principal(toy(), connected(server)) for _ in range(2))
+            [vector] = principal.ask()
+            restored.load_state_dict(principal.state_dict())
+            for each in (principal, restored):
+                each.tell([result(toy(), vector)])
+                each.llm.close()
+            assert restored.question(None).text == principal.question(None).text
+            assert "not a proposal of yours" in restored.question(None).text
+
+    def test_the_escape_room_s_prompt_says_how_to_govern_it_where_asked_alone(self):
+        said = "a few must stand at the right lever"
+        assert said not in told(ESCAPE_ROOM, []).question("lever_0_works").text
+        assert said in told(ESCAPE_ROOM, [], prompt="escape_room_explained").question("lever_0_works").text
+
+    def test_which_lever_works_can_be_left_to_be_found_out(self):
+        """Names say nothing of levers and are dealt by the seed."""
+        rooms = EscapeRoom(Seeds(0), n_envs=1, name_lever=False).spec
+        assert sorted(rooms.contexts) == ["room_0", "room_1", "room_2"] and rooms.told == ESCAPE_ROOM.told
+        assert len({EscapeRoom(Seeds(i), n_envs=1, name_lever=False).spec.contexts for i in range(8)}) > 1
+        text = told(rooms, []).question("room_1").text
+        assert "Its name does not say which" in text and "_works" not in text
+
+    def test_what_a_tax_takes(self):
+        text = told(HARVEST, []).question(None).text
+        assert "A rate of 0.25 takes the whole of an apple, and a higher one more" in text
 
     def test_that_a_proposal_was_not_its_own_or_was_moved(self):
         replies = iter(["no idea", "none", json.dumps({"x0": 7, "x1": 0.5})])

@@ -114,9 +114,12 @@ def test_a_payoff_that_was_measured_often_weighs_more():
     """Once 9 beside ten times 2 is worth less than 5."""
     vectors = [[0.0, 0.0], [0.01, 0.0], [2.0, 2.0], *[[0.01, 0.0]] * 9]
     prompt = told(toy(), vectors, [9.0, 2.0, 5.0, *[2.0] * 9]).question(None).text
-    assert "(mean of 10 measurements" in prompt
-    found = answers(prompt, ("x0", "x1"), 50)
-    assert np.linalg.norm(np.median(found, axis=0) - 2.0) < 0.2
+    assert prompt.count("x0=0.01, x1=0 -> payoff 2") == 10 and "- x0=0.01, x1=0: 10 times, mean payoff 2," in prompt
+    best = told(toy(), vectors, [9.0, 2.0, 5.0, *[2.0] * 9], history="best").question(None).text
+    assert "(mean of 10 measurements" in best
+    for each in (prompt, best):
+        found = answers(each, ("x0", "x1"), 50)
+        assert np.linalg.norm(np.median(found, axis=0) - 2.0) < 0.2
 
 
 def test_side_by_side_the_best_few_are_changed():

@@ -107,6 +107,8 @@ class Outcome:
         summaries: the same entries summed up over an episode, mean over validation episodes.
         welfare: every measure of welfare (`llmrl.rollout.welfare.measures`), mean over validation episodes.
         units: independent numbers that `value` is the mean of: episodes, or societies; None: as many as episodes.
+        training: the objective in the first and in the last round of training under it, each the mean over the episodes
+            of that round; None where there was no training.
         draw: name of the random numbers it was measured with; two measurements of a vector under one name are the same
             (`llmrl.core.pooling`). None: its own.
         gradient: estimated derivative of `value` by `vector` through the agents' learning, [d]; only for proposers
@@ -125,6 +127,7 @@ class Outcome:
     gradient: np.ndarray | None = None
     units: int | None = None
     draw: str | None = None
+    training: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,9 @@ class Briefing:
         reset: before each step the agents go back to the weights that the run began with.
         without: payoff where nothing is set, measured beforehand, by context (None: there are none); empty: it is not
             known.
+        games: of a society, played side by side in each round.
+        updates: of a society after each training round, or within it; 0: agents that do not learn.
+        counted: steps at the end of the run whose mean objective is its result.
     """
 
     steps: int
@@ -147,6 +153,9 @@ class Briefing:
     societies: int
     reset: bool
     without: Mapping[str | None, float] = field(default_factory=dict)
+    games: int = 1
+    updates: int = 1
+    counted: int = 1
 
 
 @dataclass(frozen=True)

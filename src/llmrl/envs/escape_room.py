@@ -65,6 +65,8 @@ class EscapeRoom:
         show_mechanism: whether agents see the incentives.
         stay_penalty: whether the -1 of an open door also meets agents that stayed where they were.
         observation_divisor: what the `vector` channel is divided by.
+        name_lever: contexts are called after the lever that works; else `room_0`, `room_1`, ..., dealt to the levers in
+            an order that `seeds` decide, so that a principal that reads must find out.
     """
 
     spec: EnvSpec
@@ -95,6 +97,7 @@ class EscapeRoom:
         show_mechanism: bool = False,
         stay_penalty: bool = True,
         observation_divisor: PositiveFloat = 1.0,
+        name_lever: bool = True,
     ) -> None:
         self._resized = partial(
             EscapeRoom,
@@ -109,6 +112,7 @@ class EscapeRoom:
             show_mechanism=show_mechanism,
             stay_penalty=stay_penalty,
             observation_divisor=observation_divisor,
+            name_lever=name_lever,
         )
         if min_at_lever >= n_agents:
             raise ConfigError(
@@ -126,6 +130,8 @@ class EscapeRoom:
         channels = {"vector": Channel((n_agents * n_places + n_levers,), "float32", 0.0, 1.0 / observation_divisor)}
         if show_mechanism:
             channels["mechanism"] = Channel((n_places,), "float32", 0.0, max_incentive)
+        dealt = range(n_levers) if name_lever else seeds.numpy("names").permutation(n_levers).tolist()
+        called = [f"lever_{i}_works" if name_lever else f"room_{i}" for i in dealt]
         metrics: dict[str, Aggregate] = {f"agents_at_{place}": "mean" for place in places}
         self.spec = EnvSpec(
             name="escape_room",
@@ -136,11 +142,11 @@ class EscapeRoom:
             action_names=tuple(f"go_to_{place}" for place in places),
             horizon=horizon,
             mechanism=_mechanism(places, max_incentive) if mechanism else None,
-            contexts=tuple(f"lever_{i}_works" for i in range(n_levers) if fixed_context in (None, i)),
+            contexts=tuple(called[i] for i in range(n_levers) if fixed_context in (None, i)),
             objective=SUM,
             metrics={**metrics, "door_open": "mean", "incentives_paid": "sum"},
             exposure=mechanism,
-            facts={"min_at_lever": min_at_lever, "stay_penalty": stay_penalty},
+            facts={"min_at_lever": min_at_lever, "stay_penalty": stay_penalty, "names_lever": name_lever},
         )
         self._groups = 1
         self._rngs = [seeds.numpy("contexts")]  # one for each equal group of games

@@ -155,7 +155,6 @@ class BracketedTax:
     """
 
     needs_dirt = False
-    facts: Mapping[str, float | bool] = {}
     base_reward = RAW_REWARD
 
     def __init__(
@@ -169,6 +168,8 @@ class BracketedTax:
         ):
             raise ConfigError(f"tax brackets start at 0 and increase, e.g. [0, 3, 5]; got edges={list(edges)}")
         self.window, self.multiplier = window, multiplier
+        # The rate that takes a whole apple, where there is one.
+        self.facts: Mapping[str, float | bool] = {"takes_all": 1 / multiplier} if multiplier >= 1 else {}
         self.spec = ParameterSpace("tax", tuple(self._parameter(k) for k in range(len(self.edges))))
         self.details = tuple(f"apples_bracket_{k + 1}" for k in range(len(self.edges)))
         self.metrics: Mapping[str, Aggregate] = {"tax_collected": "sum", **dict.fromkeys(self.details, "sum")}

@@ -24,7 +24,7 @@ from llmrl.loops.scoring import DesignHistory, Score, proposal_metrics, score
 from llmrl.loops.societies import Adaptation, Societies
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.observers import GraceWatch, StepProgress
-from llmrl.rollout.welfare import summarize
+from llmrl.rollout.welfare import episode_welfare, summarize
 from llmrl.run.content import RESULT_EPISODES
 
 log = logging.getLogger(__name__)
@@ -86,6 +86,7 @@ class DesignLoop:
         self.round = 0
         self.vectors: np.ndarray | None = None  # [candidates, d]
         self.adapting: dict[str, float] = {}
+        self.training: list[list[float]] = []  # of each proposal: the objective in the first and the last round so far
         self.history = DesignHistory(env.spec, self.validate_rounds * self.societies.games)
         self.references: References | None = None
         self.naming: Naming | None = None
@@ -97,8 +98,23 @@ class DesignLoop:
         if isinstance(self.principal, Briefed):
             societies = self.settings.societies
             episodes = self.validate_rounds * self.societies.games * societies
-            known = Briefing(self.steps, self.adapt_rounds, episodes, societies, self.reset_agents, without)
+            known = Briefing(
+                steps=self.steps,
+                adapt_rounds=self.adapt_rounds,
+                validate_episodes=episodes,
+                societies=societies,
+                reset=self.reset_agents,
+                without=without,
+                games=self.societies.games,
+                updates=len(self.adaptation.pieces) if self.agents[0].learns else 0,
+                counted=self._counted,
+            )
             self.principal.brief(known)
+
+    @property
+    def _counted(self) -> int:
+        """Principal steps at the end whose mean objective is the result of the run."""
+        return max(1, self.steps // 5)
 
     @property
     def env_steps(self) -> int:
@@ -174,7 +190,7 @@ class DesignLoop:
         if self.vectors is None:
             with run.saved_if_refused(self._iteration(), self.state_dict):
                 self.vectors = yield Ask(self.principal, context, self.candidates)
-            self.adapting = {}
+            self.adapting, self.training = {}, []
             if self.reset_agents:
                 self.societies.reset()
         if self.differentiable:
@@ -201,6 +217,7 @@ class DesignLoop:
             if pieces:
                 self._anchor = None
             if self.naming is None:
+                self._keep_training(episodes)
                 yield from self._log_round(episodes, losses)
             self.round += 1
             yield SafePoint(*self._resumable())
@@ -212,6 +229,9 @@ class DesignLoop:
             score(vector, own, *told, n, f"step {self.step}")
             for vector, own in zip(self.vectors, self.societies.under(rollouts), strict=True)
         ]
+        if self.naming is None:
+            for each, (first, last) in zip(scores, self.training, strict=False):
+                each.outcome.training = (first, last)
         if learner is not None:
             [each] = scores
             each.outcome.gradient = learner.gradient(rollouts, self.objective, self.spending_cost, each.outcome)
@@ -252,7 +272,7 @@ class DesignLoop:
         """Write down what was found; returns what `requests` does."""
         rows = self.history.rows
         values = [row["objective"] for row in rows]
-        last = max(1, self.steps // 5) * self.candidates
+        last = self._counted * self.candidates
         final = float(np.mean(values[-last:]))
         played = [np.array_split(row["values"], self.societies.several) for row in rows[-last:]]
         best = self._best()
@@ -303,6 +323,18 @@ class DesignLoop:
             "env_steps": self._env_steps_at(self.step + 1, 0),
         }
         return Log("proposal", "proposals", metrics, counters)
+
+    def _keep_training(self, episodes: Sequence[Episode]) -> None:
+        """Keep what each proposal's societies came to in a round, if it is the first or the last."""
+        if self.round not in (0, self.adapt_rounds - 1):
+            return
+        games = self.societies.games * self.societies.several
+        own = [[episode for episode in episodes if episode.game // games == i] for i in range(self.candidates)]
+        if not all(own):
+            return
+        now = [float(episode_welfare(each, self.objective, self.spending_cost).mean()) for each in own]
+        first = [pair[0] for pair in self.training] or now
+        self.training = [list(pair) for pair in zip(first, now, strict=True)]
 
     def _log_round(self, episodes: Sequence[Episode], losses: Sequence[dict[str, float]]) -> Requests[None]:
         summary = summarize(episodes, "train")
@@ -355,6 +387,7 @@ class DesignLoop:
             "round": self.round,
             "vectors": self.vectors,
             "adapting": self.adapting,
+            "training": self.training,
             "history": self.history.rows,
             "best": self._best(),
             "naming": None if self.naming is None else self.naming.state_dict(),
@@ -369,7 +402,7 @@ class DesignLoop:
             return
         state = run.restored
         self.step, self.round, self.vectors = state["step"], state["round"], state["vectors"]
-        self.adapting = state["adapting"]
+        self.adapting, self.training = state["adapting"], state["training"]
         self.history.restore(state["history"])
         if state["naming"] is not None:
             self.naming = Naming.from_state(state["naming"], self.candidates, self.race_rounds)

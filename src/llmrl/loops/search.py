@@ -34,7 +34,7 @@ from llmrl.run.proposals import ProposalLog, read_proposals
 class Expecting(Protocol):
     """A proposer that wants to know what the loop is going to do."""
 
-    def expect(self, iterations: int, episodes: int) -> None: ...
+    def expect(self, iterations: int, episodes: int, common: bool = False) -> None: ...
 
 
 @runtime_checkable
@@ -94,7 +94,7 @@ class SearchLoop:
         self.warmup_vectors = warmup_vectors(self.space, settings.warmup_draw, settings.warmup, rng)
         self.evaluations = settings.schedule
         if isinstance(principal, Expecting):
-            principal.expect(settings.iterations, settings.episodes)
+            principal.expect(settings.iterations, settings.episodes, settings.episode_seeds == "common")
         # The progress of the run, all of it in a checkpoint.
         self.iteration = 0
         self.warm = settings.warmup == 0

@@ -17,6 +17,12 @@ Policy = Literal["all", "last", "best", "chain", "best_and_last"]
 Contexts = Literal["all", "own"]
 Record = dict[str, Any]
 
+FEWEST_UNITS = 3
+"""Independent numbers below which a standard error is not told: that of two says next to nothing."""
+
+IN_ORDER: tuple[Policy, ...] = ("all", "last")
+"""Ways of choosing rows that do not look at payoffs, so that rows shown stay as they are."""
+
 CURVE_POINTS = 4
 """A level is reported at this many evenly spaced moments of the episode, the last one included."""
 
@@ -37,14 +43,19 @@ class History:
 
     Args:
         spec: of the environment.
-        pooled: a vector that was measured several times in a context is one row, with the means over all its
-            measurements, in the place of the newest of them; else each measurement is a row.
+        pooled: what is known of a vector is the mean over all its measurements in a context. Where rows are chosen by
+            payoff it is one row then, in the place of the newest of them. Where all or the newest are shown each
+            measurement keeps its row, so that a prompt only grows, and `repeated` has the means.
+        sliding: exactly the newest rows are shown of a window; else they grow to less than twice as many and are cut
+            back, so that most prompts begin as the one before did.
     """
 
-    def __init__(self, spec: EnvSpec, pooled: bool = True) -> None:
-        self.spec, self.pooled = spec, pooled
+    def __init__(self, spec: EnvSpec, pooled: bool = True, sliding: bool = False) -> None:
+        self.spec, self.pooled, self.sliding = spec, pooled, sliding
         self.records: list[Record] = []
-        self.welfare = WELFARE | (SPENDING if spec.spending_cost else {})
+        # Of a payoff that adds up over agents and steps they decide nothing.
+        told = {} if spec.objective.step is not None else WELFARE
+        self.welfare = told | (SPENDING if spec.spending_cost else {})
 
     @property
     def generations(self) -> int:
@@ -64,13 +75,23 @@ class History:
             note = {"note": notes[proposal - 1]} if notes and notes[proposal - 1] else {}
             self.records.append(identity | self._record(outcome) | note)
 
-    def rows(self, context: str | None) -> list[Record]:
+    def rows(self, context: str | None, policy: Policy) -> list[Record]:
         """What can be shown of a context: its records, with `measured`, the indices of those that each stands for."""
-        own = self.in_context(context)
-        if not self.pooled:
-            return [record | {"measured": [record["index"]]} for record in own]
+        if self.pooled and policy not in IN_ORDER:
+            return self._distinct(context)
+        return [record | {"measured": [record["index"]]} for record in self.in_context(context)]
+
+    def repeated(self, policy: Policy, contexts: Contexts = "all", present: str | None = None) -> list[Record]:
+        """What was measured more than once, one row a vector and context with its means; none where rows have them."""
+        if not self.pooled or policy not in IN_ORDER:
+            return []
+        named = [present] if contexts == "own" else self.contexts
+        return [record for context in named for record in self._distinct(context) if len(record["measured"]) > 1]
+
+    def _distinct(self, context: str | None) -> list[Record]:
+        """One row for each vector of a context, in the order of their newest measurements."""
         groups: dict[Key, list[Record]] = {}
-        for record in own:
+        for record in self.in_context(context):
             groups.setdefault(key_of(record["vector"]), []).append(record)
         return sorted((_merged(group) for group in groups.values()), key=_index)
 
@@ -86,7 +107,7 @@ class History:
 
         Of each context `all`, the `last` `window` or the `window` with the highest payoffs (`best`), these and the
         `newest` last ones (`best_and_last`), or the `chain` of the best so far: what beat every proposal of the
-        generations before it, and the whole newest generation.
+        generations before it, and the whole newest generation. The last ones are more, unless `sliding` (`_recent`).
         """
         named = [present] if contexts == "own" else self.contexts
         shown = [record for context in named for record in self._of_context(policy, window, newest, context)]
@@ -122,6 +143,13 @@ class History:
         best = _pool(own, max((record["episodes"] for record in own), default=1)).best(context)
         return None if best is None else np.array(best.vector)
 
+    def best_record(self, context: str | None) -> Record | None:
+        """`best` as one row, with the means over all its measurements."""
+        best = self.best(context)
+        if best is None:
+            return None
+        return _merged([record for record in self.in_context(context) if key_of(record["vector"]) == key_of(best)])
+
     def measures(self) -> list[tuple[str, list[str]]]:
         """What the numbers beside a payoff are: (meaning, names), meanings without names left out."""
         grouped = [
@@ -140,13 +168,14 @@ class History:
         return Outcome(
             vector=space.rounded(space.low + (space.high - space.low) * 0.12345),
             value=payoff,
-            values=np.full(2, payoff),
+            values=np.full(FEWEST_UNITS, payoff),
             standard_error=PAYOFF_SHOWN,
             context=generation % contexts if self.spec.contexts else None,
             returns=np.full(self.spec.n_agents, PAYOFF_SHOWN),
             trajectories=dict.fromkeys(self.spec.told, steps),
             summaries=dict.fromkeys(self.spec.told, PAYOFF_SHOWN),
             welfare=dict.fromkeys(self.welfare, PAYOFF_SHOWN),
+            training=(PAYOFF_SHOWN, PAYOFF_SHOWN),
         )
 
     def state_dict(self) -> State:
@@ -156,15 +185,24 @@ class History:
         self.records = [dict(record) for record in state["records"]]
 
     def _of_context(self, policy: Policy, window: int, newest: int, context: str | None) -> list[Record]:
-        own = self.rows(context)
+        own = self.rows(context, policy)
         if policy == "best":
             return sorted(own, key=_falling)[:window]
         if policy == "best_and_last":
-            cut = max(len(own) - newest, 0)
+            cut = len(own) - self._recent(len(own), newest)
             return sorted(own[:cut], key=_falling)[:window] + own[cut:]
         if policy == "last":
-            return own[-window:]
+            return own[len(own) - self._recent(len(own), window) :]
         return _chain(own) if policy == "chain" else own
+
+    def _recent(self, made: int, window: int) -> int:
+        """How many of `made` rows are the last ones: `window` of them, or up to twice as many less one.
+
+        The first row shown moves by `window` rows at a time.
+        """
+        if self.sliding or window == 0:
+            return min(made, window)
+        return made if made < 2 * window else window + made % window
 
     def _record(self, outcome: Outcome) -> Record:
         """Plain numbers, strings and lists. Curves are kept of levels (entries whose last value counts) only."""
@@ -185,6 +223,7 @@ class History:
             "episodes": len(outcome.values),
             "units": outcome.units or len(outcome.values),
             "draw": outcome.draw,
+            "training": outcome.training,
             "curves": curves,
             "summaries": summaries | welfare,
             "returns": [float(value) for value in outcome.returns],
@@ -219,8 +258,10 @@ def _merged(group: Sequence[Record]) -> Record:
         "payoff": found.value,
         "standard_error": found.standard_error,
         "episodes": found.episodes,
+        "units": sum(record["units"] for record in counted),
+        "training": None,
         "generations": [record["generation"] for record in counted],
-        "payoffs": [record["payoff"] for record in counted],
+        "spread": float(np.std([record["payoff"] for record in counted], ddof=1)),
         "returns": mean([record["returns"] for record in counted]),
         **{
             each: {name: mean([record[each][name] for record in counted]) for name in last[each]}

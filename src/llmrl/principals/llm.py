@@ -30,7 +30,7 @@ def llm_principal(
     repair_turns: NonNegativeInt = 1,
     fallback: Fallback = "best",
     out_of_range: OutOfRange = "reask",
-    duplicates: Literal["reask", "accept"] | None = None,
+    duplicates: Literal["reask", "accept"] = "accept",
     together: bool = False,
     rows: Rows | None = None,
     reply: Reply | None = None,
@@ -38,6 +38,8 @@ def llm_principal(
     told_iterations: PositiveInt | None = None,
     step_size: NonNegativeFloat | None = None,
     optimum: float | None = None,
+    sliding_history: bool = False,
+    advice: bool | None = None,
 ) -> LLMPrincipal:
     """Return an `LLMSearch` where there is a policy to search, else an `LLMMechanismPrincipal`.
 
@@ -53,8 +55,9 @@ def llm_principal(
         window: how many, for `last`, `best` and the best of `best_and_last`.
         newest: how many of the last ones, for `best_and_last`.
         contexts: show the proposals of `all` contexts, or only those of the present one (`own`).
-        measurements: a vector that was measured several times in a context is one row of the history, with the means
-            over all measurements (`pooled`), or each of them is a row (`separate`, published).
+        measurements: of a vector that was measured several times in a context the mean over all measurements is told
+            (`pooled`): in its row where rows are chosen by payoff, else after the history. Or each is a row and no more
+            is told (`separate`, published).
         observations: show what happened in the game beside each payoff; None: of a mechanism, yes, of a policy, no.
         repair_turns: chances to correct an invalid reply.
         fallback: where none is valid, propose the `best` vector of this context so far (of those that were judged by
@@ -63,11 +66,13 @@ def llm_principal(
         out_of_range: a number out of bounds makes a reply invalid (`reask`), is put inside them (`clamp`), or is tried
             as it is (`accept`; of a policy only, and published). Of choices, as an action is one, there are none out of
             bounds: there `accept` is `reask`.
-        duplicates: a proposal made before makes a reply invalid (`reask`) or is tried once more (`accept`); None: of a
-            mechanism, accept, of a policy, reask.
-        together, rows, reply, count_from, told_iterations: see `SearchFormat`; None is its default. Of a policy only.
+        duplicates: a proposal made before makes a reply invalid (`reask`) or is tried once more (`accept`).
+        together, rows, reply, count_from, told_iterations, advice: see `SearchFormat`; None is its default. Of a policy
+            only.
         step_size: hint by how much to change numbers when exploring; None: no hint.
         optimum: hint what the highest payoff is about; None: no hint.
+        sliding_history: exactly `window` or `newest` of the last proposals are shown (published); else they grow to
+            less than twice as many and are cut back, so that providers can keep most of a question.
 
     Raises:
         ConfigError: no chat model, no mechanism, no such prompt, or a setting of the other kind of search.
@@ -90,11 +95,18 @@ def llm_principal(
         repair_turns=repair_turns,
         fallback=fallback,
         out_of_range=out_of_range,
-        duplicates=duplicates or ("reask" if searches else "accept"),
+        duplicates=duplicates,
         step_size=step_size,
         optimum=optimum,
+        sliding_history=sliding_history,
     )
-    form: dict[str, Any] = {"rows": rows, "reply": reply, "count_from": count_from, "told_iterations": told_iterations}
+    form: dict[str, Any] = {
+        "rows": rows,
+        "reply": reply,
+        "count_from": count_from,
+        "told_iterations": told_iterations,
+        "advice": advice,
+    }
     chosen = {name: value for name, value in form.items() if value is not None}
     if controller is not None:
         return LLMSearch(spec, llm, controller, settings, SearchFormat(together, **chosen))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from llmrl.core.errors import ConfigError
@@ -16,11 +15,13 @@ from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.llms.prompts import Prompt, Prompts
 from llmrl.llms.reading.vectors import Vectors
 from llmrl.llms.structured import json_schema
-from llmrl.principals.history import Record
+from llmrl.principals.history import FEWEST_UNITS, Record
 from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings
 
 FAMILY = "principal"
 FOLDER = Path(__file__).with_name("prompts")
+REPEATED = 30
+"""Most proposals that are listed as tried more than once."""
 
 
 class LLMMechanismPrincipal(LLMPrincipal):
@@ -81,6 +82,8 @@ class LLMMechanismPrincipal(LLMPrincipal):
             made=len(history.records),
             made_here=len(history.in_context(context)),
             history=[self._line(record) for record in shown],
+            repeated=[self._line(record) for record in self._repeated(context)],
+            best=None if (best := history.best_record(context)) is None else self._line(best),
             measures=history.measures() if observations else [],
             selection=selection,
             step_size=self.settings.step_size,
@@ -105,16 +108,26 @@ class LLMMechanismPrincipal(LLMPrincipal):
 
     def _line(self, record: Record) -> Record:
         """A record as the history template takes it."""
+        # Where payoffs add up over agents, it does not matter to them who collects.
+        additive, returns = self.spec.objective.step is not None, record["returns"]
         line = {
             **record,
             "values": list(zip(self.space.names, record["vector"], strict=True)),
             "curves": list(record["curves"].items()),
             # What a line does not name was 0: most numbers of most lines.
             "summaries": [(name, value) for name, value in record["summaries"].items() if value],
-            "spread": float(np.std(payoffs, ddof=1)) if len(payoffs := record.get("payoffs", [])) > 1 else None,
+            "standard_error": record["standard_error"] if record["units"] >= FEWEST_UNITS else None,
+            "usual": self.briefing is not None and record["episodes"] == self.briefing.validate_episodes,
+            "range": additive,
+            "returns": [min(returns), max(returns)] if additive and returns else returns,
             "note": record.get("note", ""),
         }
         return line if self.settings.observations else {**line, "curves": [], "summaries": [], "returns": []}
+
+    def _repeated(self, context: str | None) -> list[Record]:
+        """What was tried more than once: of many the best, oldest first."""
+        found = self.history.repeated(self.settings.history, self.settings.contexts, context)
+        return self.history.trim(found, "best", min(len(found), REPEATED))
 
     def _prompt_name(self, spec: EnvSpec, prompt: str | None) -> str:
         known = self.prompts.names

@@ -59,6 +59,7 @@ class LLMSettings:
     duplicates: Literal["reask", "accept"]
     step_size: float | None
     optimum: float | None
+    sliding_history: bool
 
 
 class LLMPrincipal(ABC):
@@ -93,7 +94,7 @@ class LLMPrincipal(ABC):
 
     def __init__(self, spec: EnvSpec, space: ParameterSpace, llm: ChatModel, settings: LLMSettings) -> None:
         self.spec, self.space, self.llm, self.settings = spec, space, llm, settings
-        self.history = History(spec, settings.measurements == "pooled")
+        self.history = History(spec, settings.measurements == "pooled", settings.sliding_history)
         self.tried: set[tuple[float, ...]] = set()
         self.iteration = 0
         self.counters = {"moved_numbers": 0, "repeated_proposals": 0}
@@ -214,12 +215,14 @@ class LLMPrincipal(ABC):
             "asker": self.asker.state_dict(),
             "iteration": self.iteration,
             "counters": dict(self.counters),
+            "notes": list(self.notes),
         }
 
     def load_state_dict(self, state: State) -> None:
         self.history.load_state_dict(state["history"])
         self.asker.load_state_dict(state["asker"])
         self.iteration, self.counters = state["iteration"], self.counters | state["counters"]
+        self.notes = list(state["notes"])
         self.tried = {key_of(record["vector"]) for record in self.history.records}
 
     def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt:
@@ -244,19 +247,23 @@ class LLMPrincipal(ABC):
         chosen = self.settings
         own = chosen.contexts == "own" and bool(self.spec.contexts)
         made = len(self.history.records)
-        available = sum(len(self.history.rows(name)) for name in ([context] if own else self.history.contexts))
+        named = [context] if own else self.history.contexts
+        available = sum(len(self.history.rows(name, chosen.history)) for name in named)
         here = " of this context" if own else ""
         if n < len(selected):
             which = {"best": "the best", "last": "the newest"}.get(chosen.history, "the best and the newest")
             return f"There is room for {n} of the {available} proposals{here}: {which} of them are shown."
         if n < available:
             each = here or (" of each context" if self.spec.contexts else "")
+            least = "" if chosen.sliding_history else "at least "
             if chosen.history == "chain":
                 return f"Shown are the proposals{each} that were better than all before them, and the newest."
             if chosen.history == "best_and_last":
                 best = f"{chosen.window} best of the others"
-                return f"Shown are the {chosen.newest} newest proposals{each} and the {best}."
-            return f"Shown are the {chosen.window} {'newest' if chosen.history == 'last' else 'best'} proposals{each}."
+                return f"Shown are {least}the {chosen.newest} newest proposals{each} and the {best}."
+            if chosen.history == "last":
+                return f"Shown are {least}the {chosen.window} newest proposals{each}."
+            return f"Shown are the {chosen.window} best proposals{each}."
         if not available and made:
             return "None of them was made in this context, so none is shown."
         elsewhere = own and len(self.history.in_context(context)) < made

@@ -16,7 +16,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.llms.prompts import Prompt, Prompts
 from llmrl.llms.reading.vectors import Vectors
 from llmrl.llms.structured import json_schema
-from llmrl.principals.history import Record
+from llmrl.principals.history import FEWEST_UNITS, Record
 from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings
 from llmrl.principals.reading import OneProposal, SeveralProposals
 
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 FAMILY = "search"
 FOLDER = Path(__file__).with_name("search_prompts")
+
+UNPLAYABLE = "not what you proposed: no return came of that, and this was tried in its place"
 
 Rows = Literal["compact", "named"]
 Reply = Literal["json", "lines"]
@@ -39,6 +41,8 @@ class SearchFormat:
         reply: what is asked for: a `json` object, or two `lines` as published (numbers, then the reason).
         count_from: number of the first iteration.
         told_iterations: iterations there are to be; None tells those of the loop.
+        advice: tell of chance (standard errors, that numbers may be measured again, the best so far) and of changes
+            to the numbers that the policy does not notice. False as published.
     """
 
     together: bool = False
@@ -46,6 +50,7 @@ class SearchFormat:
     reply: Reply = "json"
     count_from: int = 1
     told_iterations: int | None = None
+    advice: bool = True
 
 
 class LLMSearch(LLMPrincipal):
@@ -93,13 +98,15 @@ class LLMSearch(LLMPrincipal):
                 spec.name,
             )
         self.iterations: int | None = None  # of the loop, and
-        self.episodes: int | None = None  # its episodes a proposal, once it has told them
+        self.episodes: int | None = None  # its episodes a proposal, once it has told them, and
+        self.common = False  # whether all proposals meet the same seeds
         super().__init__(spec, controller.space, llm, settings)
         self.counters["unplayable_proposals"] = 0
 
-    def expect(self, iterations: int, episodes: int) -> None:
-        """What the loop is going to do: so many iterations, with so many episodes a proposal."""
-        self.iterations, self.episodes = iterations, episodes
+    def expect(self, iterations: int, episodes: int, common: bool = False) -> None:
+        """What the loop is going to do: so many iterations, with so many episodes a proposal; on `common` seeds the
+        same numbers return the same."""
+        self.iterations, self.episodes, self.common = iterations, episodes, common
 
     def instead(self, vectors: np.ndarray, failed: np.ndarray) -> np.ndarray:
         """What to try, [n, d], for the `vectors` [n, d] of the last `ask` if those that `failed` [n] return no numbers.
@@ -112,6 +119,7 @@ class LLMSearch(LLMPrincipal):
         self.counters["unplayable_proposals"] += int(failed.sum())
         self.reasons = ["" if bad else reason for reason, bad in zip(self.reasons, failed, strict=True)]
         self.fallbacks = [bool(bad) or before for before, bad in zip(self.fallbacks, failed, strict=True)]
+        self.notes = [UNPLAYABLE if bad else note for note, bad in zip(self.notes, failed, strict=True)]
         return np.where(failed[:, None], vector, vectors)
 
     def schema(self, n: int) -> dict[str, Any] | None:
@@ -135,10 +143,15 @@ class LLMSearch(LLMPrincipal):
             action_numbers=spec.numbers is not None,
             episodes=self.episodes,
             fresh=self.settings.duplicates == "reask",
+            advice=self.form.advice,
+            repeats=self.form.advice and self.settings.duplicates == "accept" and not self.common,
+            invariances=getattr(self.controller, "invariances", "") if self.form.advice else "",
             step_size=self.settings.step_size,
             optimum=self.settings.optimum,
             observations=self.settings.observations,
             rows=[self._row(record) for record in shown],
+            repeated=[self._repeated(record) for record in self.history.repeated(self.settings.history)],
+            best=self._best() if self.form.advice else None,
             made=len(self.history.records),
             selection=selection,
             iteration=self.iteration + self.form.count_from,
@@ -180,19 +193,39 @@ class LLMSearch(LLMPrincipal):
         }
 
     def _row(self, record: Record) -> str:
-        numbers = [shown_number(value) for value in record["vector"]]
         told = f"{record['payoff']:.2f}" + self._beside(record)
+        return self._numbers(record["vector"]) + (" -> " if self.form.rows == "compact" else "; f(params): ") + told
+
+    def _numbers(self, vector: Sequence[float]) -> str:
+        numbers = [shown_number(value) for value in vector]
         if self.form.rows == "compact":
-            return f"[{', '.join(numbers)}] -> {told}"
-        return "; ".join([*(f"params[{i}]: {x}" for i, x in enumerate(numbers)), f"f(params): {told}"])
+            return f"[{', '.join(numbers)}]"
+        return "; ".join(f"params[{i}]: {x}" for i, x in enumerate(numbers))
 
     def _beside(self, record: Record) -> str:
         times, error = len(record["measured"]), record["standard_error"]
         measured = [f"mean of {times} measurements"] if times > 1 else []
+        if self.settings.observations or self.form.advice:
+            known = error is not None and record["units"] >= FEWEST_UNITS
+            measured += [f"standard error {error:.3g}"] if known else []
         if self.settings.observations:
-            measured += [] if error is None else [f"standard error {error:.2f}"]
             measured += [f"{name} {value:.4g}" for name, value in record["summaries"].items()]
+        measured += [record["note"]] if record.get("note") and self.form.advice else []
         return f" ({', '.join(measured)})" if measured else ""
+
+    def _repeated(self, record: Record) -> str:
+        """What is known of numbers that were measured several times."""
+        times = f"{len(record['measured'])} times, mean {record['payoff']:.2f}"
+        return f"- {self._numbers(record['vector'])}: {times}, values spread by {record['spread']:.3g}"
+
+    def _best(self) -> str | None:
+        """The numbers with the highest mean of all that were judged by enough episodes, and what it is."""
+        best = self.history.best_record(None)
+        if best is None:
+            return None
+        times = len(best["measured"])
+        means = f"the mean of {times} measurements" if times > 1 else "measured once"
+        return f"{self._numbers(best['vector'])} with {best['payoff']:.2f}, {means}"
 
     def _actions(self) -> list[tuple[str, str]]:
         """(action or number of an action, what it is): in the environment's words, else in what is known without."""

@@ -134,19 +134,21 @@ def _number(prompt: str) -> int:
 
 
 def _tried(prompt: str, names: list[str], context: str, low: np.ndarray, high: np.ndarray) -> _Tried:
-    vectors, payoffs, times = [], [], []
+    found: dict[tuple[float, ...], list[tuple[float, float]]] = {}
     rows = _GENERATION.findall(prompt)
     if not rows and _FIRST not in prompt and not any(phrase in prompt for phrase in _NONE_SHOWN):
         raise UnreadPromptError("the proposals made so far (`Generation 1: name=0.5 -> payoff 2`)")
     for where, values, payoff, measured in rows:
         numbers = dict(pair.split("=") for pair in values.split(", "))
         if where == context:
-            vectors.append([float(numbers[name]) for name in names])
-            payoffs.append(float(payoff))
-            times.append(float(measured or 1))
+            vector = tuple(float(numbers[name]) for name in names)
+            found.setdefault(vector, []).append((float(payoff), float(measured or 1)))
+    # Of equal proposals that have rows of their own the mean counts.
+    times = [sum(n for _, n in own) for own in found.values()]
+    payoffs = [sum(payoff * n for payoff, n in own) / of for own, of in zip(found.values(), times, strict=True)]
     span = np.where(high > low, high - low, 1.0)
-    points = (np.array(vectors).reshape(-1, len(names)) - low) / span
-    return _Tried(points, np.array(payoffs), np.array(times))
+    points = (np.array(list(found)).reshape(-1, len(names)) - low) / span
+    return _Tried(points, np.array(payoffs), np.array(times, dtype=np.float64))
 
 
 def _generator(seed: int, text: str) -> np.random.Generator:

@@ -25,6 +25,7 @@ _TOGETHER = re.compile(r"answer with (\d+) new lists of numbers")
 _NUMBER = re.compile(r"this is number (\d+) of \d+")
 _COMPACT = re.compile(r"^\[([^\]]*)\] -> (\S+)", re.MULTILINE)
 _NAMED = re.compile(r"^(params\[0\]: .*); f\(params\): (\S+)", re.MULTILINE)
+_SEVERAL = re.compile(r"^- (\[[^\]]*\]|params\[0\]: .*?): (\d+) times, mean (\S+),", re.MULTILINE)
 _MADE = re.compile(r"^Tried so far: (\d+)\.", re.MULTILINE)
 _NONE_SHOWN = "There is room for 0 "
 _JSON, _LINES = "Answer with one JSON object", "in exactly this form"
@@ -98,10 +99,17 @@ def _task(prompt: str, d: int) -> _Task:
     if len(ranges) != d:
         raise UnreadPromptError("the range of each number")
     step = _STEP.search(instructions)
-    rows = [(numbers.split(","), value) for numbers, value in _COMPACT.findall(table)]
-    rows += [(re.findall(r"\]: ([^;]+)", named), value) for named, value in _NAMED.findall(table)]
-    whole = [len(row) == d for row, _ in rows]
-    kept = [row for row, is_whole in zip(rows, whole, strict=True) if is_whole]
+    table, _, several = table.partition("## Measured several times")
+    rows = [(_compact(numbers), value) for numbers, value in _COMPACT.findall(table)]
+    rows += [(_named(numbers), value) for numbers, value in _NAMED.findall(table)]
+    # Of what was measured several times the mean counts, once, in the place of the newest measurement.
+    listed = _SEVERAL.findall(several)
+    means = {_compact(numbers[1:-1]) if numbers[0] == "[" else _named(numbers): mean for numbers, _, mean in listed}
+    kept: list[tuple[tuple[str, ...], str]] = []
+    for i, (row, value) in enumerate(rows):
+        again = row in means and any(row == later for later, _ in rows[i + 1 :])
+        if len(row) == d and not again:
+            kept.append((row, means.get(row, value)))
     return _Task(
         low=np.array([float(low) for _, low, _, _ in ranges]),
         high=np.array([float(high) for _, _, high, _ in ranges]),
@@ -110,6 +118,14 @@ def _task(prompt: str, d: int) -> _Task:
         vectors=np.array([[float(x) for x in row] for row, _ in kept]).reshape(-1, d),
         values=np.array([float(value) for _, value in kept]),
     )
+
+
+def _compact(numbers: str) -> tuple[str, ...]:
+    return tuple(number.strip() for number in numbers.split(","))
+
+
+def _named(numbers: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\]: ([^;]+)", numbers))
 
 
 def _propose(task: _Task, rng: np.random.Generator, made: int, taken: set[tuple[float, ...]]) -> list[float]:

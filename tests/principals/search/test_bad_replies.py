@@ -153,11 +153,15 @@ def test_numbers_that_break_the_game_are_counted_and_the_best_is_played(tmp_path
 def test_of_several_proposals_only_those_are_replaced():
     principal = searcher(POLE)
     principal.reasons, principal.fallbacks = ["a", "b", "c"], [False, False, True]
+    principal.notes = ["", "", "no reply"]
     vectors = np.arange(24.0).reshape(3, 8)
     tried = principal.instead(vectors, np.array([False, True, False]))
     assert tried.tolist() == [vectors[0].tolist(), [0.0] * 8, vectors[2].tolist()]
     assert principal.reasons == ["a", "", "c"] and principal.fallbacks == [False, True, True]
     assert principal.counters["unplayable_proposals"] == 1
+    principal.tell([returned(vector, 1.0) for vector in tried])
+    rows = [line for line in principal.question(None).text.splitlines() if " -> " in line]
+    assert ["not what you proposed" in row for row in rows] == [False, True, False] and "no reply" in rows[2]
     other = searcher(POLE)
     other.load_state_dict(principal.state_dict())
     assert other.counters == principal.counters

@@ -65,6 +65,16 @@ class TestPrompt:
         principal.expect(100, 20)
         reviewed(name, told(principal).question(None).text)
 
+    @pytest.mark.parametrize("treatment", ["props", "props_main", "props_plus"])
+    def test_of_published_treatments_stays_as_it_was(self, treatment):
+        settings = {**compose(*search_in("cartpole", treatment))["principal"]}
+        del settings["_target_"]
+        principal = searcher(**settings)
+        principal.expect(400, 20)
+        told(principal, 5)
+        principal.tell([returned(principal.history.records[1]["vector"], 25.0)])
+        reviewed(treatment, principal.question(None).text)
+
     def test_of_several_in_a_reply_and_in_several_questions(self):
         together, apart = searcher(together=True), searcher(prompt="numeric", reply="lines")
         reviewed("together", told(together, 1, 3).question(None, 1, 3).text)
@@ -95,7 +105,7 @@ class TestPrompt:
         texts = [told(principal, 1).question(None).text for _ in range(12)]
         for before, after in pairwise(texts):
             fixed = before[: before.index("\n## Now\n")]
-            assert after.startswith(fixed) and len(after) - len(fixed) < 400
+            assert after.startswith(fixed) and len(after) - len(fixed) < 500
 
     def test_only_the_last_lines_and_the_table_change_with_any_history(self):
         principal = searcher(history="best_and_last", window=2, newest=2)
@@ -119,12 +129,25 @@ class TestPrompt:
         assert "Tried so far: 4. This is iteration 1" in text and text.count(" -> ") == 4
 
     def test_best_and_last(self):
-        principal = searcher(history="best_and_last", window=2, newest=3)
+        principal = searcher(history="best_and_last", window=2, newest=3, sliding_history=True, advice=False)
         for value in (5, 90, 3, 80, 4, 70, 1, 2, 6):
             principal.tell([returned(np.full(8, value / 100), value)])
         text = principal.question(None).text
         assert [float(line.split("-> ")[1]) for line in text.splitlines() if " -> " in line] == [90, 80, 1, 2, 6]
         assert "Shown are the 3 newest proposals and the 2 best of the others." in text
+
+    def test_the_newest_grow_and_are_cut_back(self):
+        """A question begins as the one before did but where the window is cut, every third time."""
+        principal, shown, same = searcher(history="last", window=3), [], []
+        before = ""
+        for _ in range(16):
+            text = told(principal, 1).question(None).text
+            rows = [line for line in text.splitlines() if " -> " in line]
+            same.append(text.startswith(before))
+            before = text[: text.index("\n## Now\n")]
+            shown.append(len(rows))
+        assert shown == [1, 2, 3, 4, 5, *[3, 4, 5] * 3, 3, 4] and same == [n != 3 or i < 3 for i, n in enumerate(shown)]
+        assert "Shown are at least the 3 newest proposals." in text
 
     def test_what_was_measured_is_shown_if_wanted(self):
         line = "-> 10.00 (standard error 1.32, length 7)"
@@ -152,6 +175,54 @@ class TestPrompt:
         )
         text = searcher(prompt_folder=tmp_path, prompt="mine").question(None).text
         assert text.startswith("Guess!") and "8 numbers, called params[0]" in text
+
+
+class TestAdvice:
+    def test_of_changes_that_no_action_shows(self):
+        """What is said to change nothing does not: of a linear policy, a network and a table of values."""
+        rng = np.random.default_rng(0)
+        seen = rng.normal(size=(50, 3))
+        for agent, last in ((LinearAgent(POLE), 0), (MLPAgent(POLE, hidden=(4,)), 16)):
+            controller = agent.controller
+            theta = rng.normal(0, 2, controller.space.dim)
+            assert "So nothing changes where" in searcher(agent=agent).question(None).text
+            acts = controller.act(seen, np.tile(theta, (50, 1)))
+            assert 0 < acts.mean() < 1
+            scaled, shifted, biased, wrong = (theta.copy() for _ in range(4))
+            scaled[last:] *= 3.0
+            shifted[last : last + 2] += 0.7
+            biased[-2:] -= 5.0
+            wrong[last] += 5.0
+            for same in (scaled, shifted, biased):
+                assert (controller.act(seen, np.tile(same, (50, 1))) == acts).all()
+            assert (controller.act(seen, np.tile(wrong, (50, 1))) != acts).any()
+        assert f"params[{last}] to params[25] are multiplied" in searcher(agent=agent).question(None).text
+        assert "add" not in searcher(ARM, LinearAgent(ARM)).controller.invariances
+
+    def test_of_tables(self):
+        agent = TabularAgent(LAKE, entries="values")
+        text = searcher(LAKE, agent).question(None).text
+        assert "all values of one state are multiplied" in text
+        table = np.random.default_rng(1).normal(size=(4, 3))
+        states, moved = np.arange(4), (table * [[1.0], [2.0], [0.1], [3.0]] + [[1.0], [-4.0], [2.0], [0.0]]).ravel()
+        played = [agent.controller.act(states, np.tile(each, (4, 1))).tolist() for each in (table.ravel(), moved)]
+        assert played[0] == played[1]
+        assert "multiplied" not in searcher(LAKE).question(None).text
+
+    def test_of_measuring_again_where_that_tells_more(self):
+        again = "Numbers may be proposed again"
+        told_, common, strict = searcher(), searcher(), searcher(duplicates="reask")
+        for each, same in ((told_, False), (common, True), (strict, False)):
+            each.expect(10, 20, same)
+        assert again in told_.question(None).text and "Never propose" not in told_.question(None).text
+        assert again not in common.question(None).text and again not in strict.question(None).text
+        assert "Never propose numbers that were tried already." in strict.question(None).text
+
+    def test_no_standard_error_of_two(self):
+        for n, said in ((2, False), (3, True)):
+            principal = searcher()
+            principal.tell([returned(np.zeros(8), 1.0, n)])
+            assert ("(standard error" in principal.question(None).text) == said
 
 
 class TestReplies:
@@ -188,17 +259,17 @@ class TestReplies:
         assert vectors[0, 0] == first and metrics["llm/invalid_replies"] == invalid
         assert metrics["llm/moved_numbers"] == moved
 
-    def test_what_was_tried_is_not_accepted_again(self):
+    def test_what_was_tried_is_measured_again_or_refused(self):
         principal, vectors, _ = self.ask(self.GOOD)
         principal.tell([returned(vectors[0], 1.0)])
+        assert principal.parse(self.GOOD).tolist() == vectors[0].tolist()
+        strict = searcher(duplicates="reask")
+        strict.tell([returned(vectors[0], 1.0)])
         with pytest.raises(InvalidReply, match="these numbers were proposed already"):
-            principal.parse(self.GOOD)
-        lenient = searcher(duplicates="accept")
-        lenient.tell([returned(vectors[0], 1.0)])
-        assert lenient.parse(self.GOOD).tolist() == vectors[0].tolist()
+            strict.parse(self.GOOD)
 
-    def test_not_even_if_rounding_makes_it_the_same(self):
-        principal = searcher()
+    def test_it_is_refused_even_if_rounding_makes_it_the_same(self):
+        principal = searcher(duplicates="reask")
         principal.tell([returned([1, 2, 3, 4, 5, 6, -1, 0.5], 1.0)])
         with pytest.raises(InvalidReply, match="already"):
             principal.parse("[1.01, 2.01, 3, 4, 5, 6, -1, 0.5]")
@@ -240,11 +311,11 @@ class TestReplies:
 
     def test_several_in_one_reply(self):
         reply = '{"reasoning": "two", "proposals": [[1, 0, 0, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 0, 0, 0]]}'
-        principal, vectors, requests = self.ask(reply, 2, together=True)
+        principal, vectors, requests = self.ask(reply, 2, together=True, duplicates="reask")
         assert vectors[:, 0].tolist() == [1, 2] and len(requests) == 1 and principal.reasons == ["two", "two"]
         assert principal.asker.schema["required"] == ["reasoning", "proposals"]
         alike = reply.replace("[2,", "[1,")
-        principal, vectors, requests = self.ask(alike, 2, together=True)
+        principal, vectors, requests = self.ask(alike, 2, together=True, duplicates="reask")
         assert len(requests) == 2 and "list 2 was proposed already" in requests[1][2]["content"]
         assert '"proposals"' in requests[1][2]["content"] and principal.asker.counters["fallbacks"] == 1
 
@@ -311,12 +382,22 @@ class TestSeveralMeasurements:
             if line.startswith(("[0.", "params[0]: 0."))
         ]
 
-    def test_are_one_row(self):
-        assert self.rows() == ["145.00", "140.93 (mean of 3 measurements)"]
-        assert self.rows(history="best", window=1) == ["145.00"]
-        assert self.rows(history="best_and_last", window=1, newest=1) == ["145.00", "140.93 (mean of 3 measurements)"]
-        [_, row] = self.rows(observations=True)
+    def test_are_one_row_where_the_best_are_shown(self):
+        assert self.rows(history="best", window=1, advice=False) == ["145.00"]
+        shown = self.rows(history="best_and_last", window=1, newest=1, advice=False)
+        assert shown == ["145.00", "140.93 (mean of 3 measurements)"]
+        [_, row] = self.rows(history="best", observations=True)
         assert row.startswith("140.93 (mean of 3 measurements, standard error ")
+
+    @pytest.mark.parametrize("form", ["compact", "named"])
+    def test_else_their_rows_stay_and_the_mean_follows_the_table(self, form):
+        assert [row.split(" (")[0] for row in self.rows(rows=form)] == ["122.00", "145.00", "152.20", "148.60"]
+        principal = searcher(rows=form)
+        for x, value in ((0.1, 122.0), (0.2, 145.0), (0.1, 152.2), (0.1, 148.6)):
+            principal.tell([returned(np.full(8, x), value, 20)])
+        below = principal.question(None).text.split("## Measured several times\n")[1]
+        assert ": 3 times, mean 140.93, values spread by 16.5\n" in below and below.count("\n- ") == 0
+        assert "Best so far: " in below and "with 145.00, measured once." in below
 
     def test_but_three_as_published(self):
         settings = {**compose(*search_in("cartpole", "props"))["principal"]}

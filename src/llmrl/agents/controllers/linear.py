@@ -122,6 +122,24 @@ class LayeredController:
             at += (k + self.bias) * m
         return "\n".join([*told, self.decision.told])
 
+    @property
+    def invariances(self) -> str:
+        """Changes to the numbers that no action depends on, in words; "" where there are none."""
+        if self.decision.numbers is not None:
+            return ""
+        k, m = self.layers[-1]
+        at = self.space.dim - (k + self.bias) * m
+        if at:
+            what, inputs = f"params[{at}] to params[{self.space.dim - 1}]", "of one hidden unit"
+        else:
+            what, inputs = "all numbers", "of one entry of the observation"
+        biases = ", or to all biases of the outputs" if self.bias else ""
+        return (
+            "Only which output is largest counts. So nothing changes where "
+            f"{what} are multiplied by the same positive factor, or the same amount is added to the {m} weights "
+            f"{inputs}{biases}. Numbers that differ in nothing else are one policy, up to what rounding does."
+        )
+
     def _layer(self, number: int, at: int, k: int, m: int) -> list[str]:
         last = number == len(self.layers) - 1
         source = f"hidden{number}" if number else "observation"

@@ -74,6 +74,16 @@ class ProjectedController:
         return theta
 
     @property
+    def invariances(self) -> str:
+        """Changes to the numbers that no action depends on, in words; "" where there are none."""
+        if not getattr(self.inner, "invariances", "") or len(getattr(self.inner, "layers", ())) > 1:
+            return ""
+        return (
+            "Only which output of the policy is largest counts. So nothing changes where all numbers are multiplied by "
+            "the same positive factor, up to what rounding does."
+        )
+
+    @property
     def layout(self) -> str:
         d, rank = self.basis.shape
         return (

@@ -97,6 +97,14 @@ class QTableController:
         return chosen
 
     @property
+    def invariances(self) -> str:
+        """Changes to the numbers that no action depends on, in words."""
+        return (
+            "Only which value of a state is largest counts. So nothing changes where all values of one state are "
+            "multiplied by the same positive factor, or the same amount is added to all of them."
+        )
+
+    @property
     def layout(self) -> str:
         return (
             f"params[{self.n_actions} * s + a] is the value of action a in state s, for s from 0 to "
