@@ -19,7 +19,7 @@ from llmrl.llms.ledger import FILE_NAME as LEDGER
 from llmrl.llms.ledger import read_calls
 from llmrl.llms.structured import InvalidReply
 from llmrl.run.proposals import read_proposals
-from policies import LAKE, POLE, searcher
+from policies import LAKE, POLE, returned, searcher
 
 STORM = (
     "llm.malformed=0.1", "llm.out_of_range=0.1", "llm.empty=0.1", "llm.truncated=0.1", "llm.refusal=0.1",
