@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import gymnasium
@@ -53,9 +54,9 @@ class Recorder(ScriptedChat):
         return replies
 
 
-def govern(society, model):
+def govern(society, model, prompt=None):
     """Three generations of three proposals, in each context."""
-    principal = llm_principal(society, model)
+    principal = llm_principal(society, model, prompt=prompt)
     for _, context in itertools.product(range(3), range(len(society.contexts)) if society.contexts else [None]):
         principal.tell([outcome(society, vector, context) for vector in principal.ask(context, 3)])
 
@@ -89,6 +90,7 @@ def plan_in_particles(scenario, model, prompt=None):
 
 KINDS = {
     **{f"principal/{name}": (govern, society) for name, society in SOCIETIES.items()},
+    "principal/escape_room_explained": (partial(govern, prompt="escape_room_explained"), ESCAPE_ROOM),
     **{f"search/{name}": (search, name) for name in ("numeric", "described")},
     **{
         f"teacher/{name}": (lambda name, llm: LLMPlanner(find_domain(name), llm).plans([ROOMS[name]]), name)

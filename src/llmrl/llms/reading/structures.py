@@ -176,9 +176,11 @@ def repaired(piece: str, cut: bool = False) -> Any:
     if cut:
         piece = _closed(piece)
     tidy = _TRAILING.sub(lambda m: m[0] if m[0].startswith('"') else "", piece)
-    for whole in (_DECODER.decode, _python):  # what is JSON but for a comma, or Python, is not guessed at
+    closing = "".join("}" if bracket == "{" else "]" for bracket in reversed(_open(tidy)))
+    # What is JSON but for a comma or its last brackets, or Python, is not guessed at.
+    for whole, source in ((_DECODER.decode, tidy), (_DECODER.decode, tidy + closing), (_python, tidy)):
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-            return _cleaned(whole(tidy))
+            return _cleaned(whole(source))
     piece = _ODD.sub(_as_text, piece)
     try:
         value = json_repair.loads(piece, skip_json_loads=True)
@@ -220,18 +222,24 @@ def _closed(piece: str) -> str:
         ended = string.end()
     opened = piece.find('"', ended)
     piece = piece[:opened] if opened >= 0 else re.sub(r"[^\s\[\]{},:\"]+\Z", "", piece.rstrip())
-    stack = []
-    for token in _TOKEN.finditer(piece):
-        if token[0] in "{[":
-            stack.append(token[0])
-        elif token[0] in "}]" and stack:
-            stack.pop()
+    stack = _open(piece)
     piece = re.sub(r'("(?:[^"\\]|\\.)*"\s*:|,)\s*\Z', "", piece)
     marked = json.dumps(CUT)
     for bracket in reversed(stack):
         comma = "" if piece.rstrip().endswith(("[", "{", ",")) else ","
         piece += f"{comma} {marked}]" if bracket == "[" else "}"
     return piece
+
+
+def _open(piece: str) -> list[str]:
+    """The brackets that are not closed, from the outermost to the innermost."""
+    stack: list[str] = []
+    for token in _TOKEN.finditer(piece):
+        if token[0] in "{[":
+            stack.append(token[0])
+        elif token[0] in "}]" and stack:
+            stack.pop()
+    return stack
 
 
 def _worth(piece: str) -> bool:
