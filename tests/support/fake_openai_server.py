@@ -84,8 +84,8 @@ class FakeOpenAIServer:
     """A server on a port of its own.
 
     Args:
-        reply: from messages to the assistant's text, or to fields of its message.
-        usage: what it counts besides prompt and completion.
+        reply: from messages to the assistant's text, or to fields of its message, `finish_reason` among them.
+        usage: what it counts besides prompt and completion, or a function of messages and the message that says so.
         key: demanded, if given.
         retry_after: seconds of `429-after`.
         hang: longest time a hanging or trickling answer is kept up, seconds.
@@ -284,11 +284,13 @@ class FakeOpenAIServer:
                     if fault in ODD and fault != "wrong_usage"
                     else fake.reply(body["messages"])
                 )
-                usage = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18, **fake.usage}
+                more = fake.usage(body["messages"], text) if callable(fake.usage) else fake.usage
+                usage = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18, **more}
                 if fault == "wrong_usage":
                     usage = WRONG_USAGE[int(exchange.question[:4], 16) % len(WRONG_USAGE)]
-                said = text if isinstance(text, dict) else {"content": text}
-                choice = {"index": 0, "message": {"role": "assistant", **said}, "finish_reason": "stop"}
+                said = dict(text) if isinstance(text, dict) else {"content": text}
+                finish = said.pop("finish_reason", "stop")
+                choice = {"index": 0, "message": {"role": "assistant", **said}, "finish_reason": finish}
                 answer = {
                     "id": "chatcmpl-1",
                     "object": "chat.completion",

@@ -1,4 +1,4 @@
-"""`llmrl-llm`: is a language model there, what have runs asked of theirs, and a small one to be trained."""
+"""`llmrl-llm`: is a language model there and understood, what have runs asked of theirs, a small one to be trained."""
 
 from __future__ import annotations
 
@@ -31,6 +31,17 @@ def parser() -> argparse.ArgumentParser:
     )
     check.add_argument("overrides", nargs="+", help="as for llmrl-train: llm=<option>, and its fields llm.<field>=...")
     check.add_argument("--config-dir", type=Path, default=None, help="folder with options of your own")
+    trial = commands.add_parser(
+        "trial",
+        help="try a model in all families, small and within some dollars, and write a page of what came of it",
+        description="Try a model in all families, within some dollars: llmrl-llm trial llm=gpt4o_mini budget=1",
+    )
+    trial.add_argument(
+        "overrides",
+        nargs="+",
+        help="llm=<option>, its fields, budget=<US dollars>, families=principal,search,teacher,player (all)",
+    )
+    trial.add_argument("--out", type=Path, default=None, help="folder of the page (outputs/trials/<what was typed>)")
     totals = commands.add_parser("totals", help="calls, tokens and money of all runs in a folder")
     totals.add_argument("folder", type=Path, help="outputs, a sweep, or one run; or run:<hash>, latest:<name>")
     add_root(totals)
@@ -127,6 +138,30 @@ def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:
     ]
 
 
+def tried(overrides: Sequence[str], out: Path | None = None) -> tuple[Path, list[str], list[list[str]]]:
+    """Try the model that `overrides` choose in all families; the page, and columns and rows of its table.
+
+    Raises:
+        ConfigError: there is no such model or family, or it costs money and nobody said how much it may.
+    """
+    from llmrl.core.errors import ConfigError
+    from llmrl.experiment.trial import PAGE, table, trial
+
+    words = [word for word in overrides if not word.startswith(("budget=", "families="))]
+    given = dict(word.split("=", 1) for word in overrides if word not in words)
+    try:
+        usd = float(given["budget"]) if "budget" in given else None
+    except ValueError:
+        raise ConfigError(f"budget={given['budget']}: a number of US dollars is needed") from None
+    if usd is not None and not 0 <= usd < float("inf"):
+        raise ConfigError(f"budget={given['budget']}: it must be 0 or more")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(words))[:80]
+    folder = Path("outputs/trials") / name if out is None else out
+    found = trial(words, usd, folder, [each for each in given.get("families", "").split(",") if each])
+    columns, rows = table(found)
+    return folder / PAGE, columns, rows
+
+
 def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
     """Columns and rows: one row a run, and their sum.
 
@@ -203,6 +238,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ending("llmrl-llm"):
         if args.command == "check":
             print_rows("One request", check(args.overrides, args.config_dir))
+        elif args.command == "trial":
+            page, columns, rows = tried(args.overrides, args.out)
+            print_table("Trial", columns, rows)
+            print(f"The page: {page}")
         elif args.command == "make":
             from llmrl.cli.small_model import make
 

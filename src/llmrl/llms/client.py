@@ -96,6 +96,9 @@ class ChatClient:
         stream: whose sample of the model's answers to take: the run's seed, or None to share replies between seeds.
         stopping: whether the run is to stop: then no further request is sent, and nothing is waited for.
         max_invalid: when `check_understood` ends the run; None: never, invalid replies are only counted.
+
+    Attributes:
+        overhear: is told every request whose reply is read; None: nobody is.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class ChatClient:
         self._lock = threading.Lock()
         self._stopping, self._believing = stopping, True
         self._totals = ReplyTotals()
+        self.overhear: Callable[[ChatRequest], None] | None = None
 
     def join_run(self, folder: Path, stopping: Callable[[], bool]) -> None:
         """Log calls into the folder of a run, whose earlier attempts have spent some of the budget; `stopping` tells
@@ -435,6 +439,8 @@ class ChatClient:
         for call, result in zip(calls, results, strict=True):
             if call.request.read is None or isinstance(result, LLMError):
                 continue
+            if self.overhear is not None:
+                self.overhear(call.request)
             understood, fault = None, ""
             try:
                 understood = as_json(read(result, call.request.read))

@@ -133,6 +133,7 @@ class Ledger:
             "prompt": request.prompt,
             "prompt_hash": request.prompt_hash,
             "repeat": request.repeat,
+            **({"place": request.place} if request.place else {}),
             "messages": list(request.messages),
             "schema": request.schema,
         }

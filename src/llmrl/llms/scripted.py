@@ -39,6 +39,7 @@ RULES = {
     "search": "llmrl.principals.scripted_search",
     "teacher": "llmrl.teachers.scripted_planner",
     "check": "llmrl.llms.scripted",
+    "control": "llmrl.experiment.controls",
 }
 """Purpose of a question (`ChatRequest.purpose`) -> module whose `reply` answers it, imported with the first one.
 

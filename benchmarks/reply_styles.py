@@ -1,0 +1,74 @@
+"""Runs against a server that answers in the manner of many models, beside the same runs with perfect JSON.
+
+The rules of llm=scripted answer both times: `plain` always in JSON, `styled` in one of thirteen manners of eight
+families of models, and three replies in a hundred are no answer (empty, refusals, cut off). Prints, for each run, what
+it came to, and how many questions ended in a fallback. Target: under 2 %, and the same results.
+
+    python benchmarks/reply_styles.py [--small]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+import llmrl
+from fake_openai_server import FakeOpenAIServer
+from styles import Styled
+
+RUNS = {
+    "player, blackjack": ("env=blackjack", "agent=llm_player", "env.n_envs=8", "play.episodes=200"),
+    "player, taxi": ("env=taxi", "agent=llm_player", "env.n_envs=4", "play.episodes=8"),
+    "teacher, taught student": (
+        "experiment=teacher/rooms",
+        "treatment=taught",
+        "teacher=llm",
+        "learn.env_steps=100000",
+    ),
+    "principal, escape room": ("experiment=regimes/escape_room", "principal=llm", "env.n_envs=32", "design.steps=24"),
+    "search, cart pole": ("env=cartpole", "agent=linear", "principal=llm", "search.iterations=60"),
+}
+SMALL = {
+    "player, blackjack": ("play.episodes=8",),
+    "player, taxi": ("play.episodes=1", "env.n_envs=1", "env.horizon=20"),
+    "teacher, taught student": ("learn.env_steps=2000",),
+    "principal, escape room": ("design.steps=4", "design.adapt_rounds=2"),
+    "search, cart pole": ("search.iterations=4", "search.episodes=2"),
+}
+
+
+def measured(name: str, styled: bool, small: bool) -> tuple[float | None, dict[str, float]]:
+    """The run's result, and its counts."""
+    rule = Styled() if styled else Styled(bad=0.0, styles=["plain"])
+    with FakeOpenAIServer(rule, model="rules") as server, tempfile.TemporaryDirectory() as folder:
+        model = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=rules", "llm.cache=off")
+        more = SMALL[name] if small else ()
+        run = llmrl.train(*RUNS[name], *more, *model, f"output_root={folder}", "design.references=0")
+        rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+        calls = [json.loads(line) for line in (run.folder / "llm_calls.jsonl").read_text().splitlines()]
+    judged = [call for call in calls if "judged" in call]
+    counts = {key: row[key] for row in rows for key in row if key.startswith("llm/")}
+    counts["judged"], counts["invalid"] = len(judged), sum(not call["valid"] for call in judged)
+    return run.result, counts
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", action="store_true", help="a minute, to see that it works")
+    small = parser.parse_args().small
+    print(f"{'run':24} {'plain':>9} {'styled':>9} {'replies':>8} {'invalid':>8} {'fallbacks':>9} of questions")
+    for name in RUNS:
+        plain, _ = measured(name, False, small)
+        styled, counts = measured(name, True, small)
+        questions = counts["judged"] - counts.get("llm/repairs", 0.0)
+        fallbacks = counts.get("llm/fallbacks", 0.0)
+        print(
+            f"{name:24} {plain:9.4g} {styled:9.4g} {counts['judged']:8.0f} {counts['invalid'] / counts['judged']:8.1%} "
+            f"{fallbacks:9.0f} {fallbacks / questions:.2%}",
+            flush=True,
+        )

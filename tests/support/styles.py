@@ -1,0 +1,122 @@
+"""Rules that answer in the manner of many language models: what is said is the rule's, how it is said is drawn.
+
+    styled = Styled(seed=0)
+    with FakeOpenAIServer(styled, usage=styled.usage) as server: ...
+
+Which manner a question is answered in depends on the question alone, so a run that is repeated gets the same replies.
+"""
+
+import hashlib
+import importlib
+import json
+import random
+import re
+from collections import Counter
+
+from llmrl.llms.provider import estimate_tokens
+from llmrl.llms.scripted import REFUSAL, RULES, UnreadPromptError
+
+DRAFT = '{"action": "go away", "params": [9, 9], "plan": [{"skill": "explore", "object": ""}], "lever_0": 9}'
+PREFACES = (
+    "Looking at the history, the last change helped, so I will go on in that direction.",
+    "Let me think about this carefully. The rewards are noisy, so I prefer a moderate change.",
+    "Based on the information above, here is my decision.",
+)
+
+
+def _fence(text, language="json"):
+    return f"```{language}\n{text}\n```"
+
+
+def _indented(text):
+    return json.dumps(json.loads(text), indent=2)
+
+
+def _arguments(text):
+    return json.dumps({"name": "submit_answer", "arguments": json.loads(text)})
+
+
+def _tool_call(text):
+    call = {"id": "call_1", "type": "function", "function": {"name": "submit_answer", "arguments": text}}
+    return {"content": None, "tool_calls": [call], "finish_reason": "tool_calls"}
+
+
+STYLES = {
+    "plain": lambda text, rng: text,
+    "gpt, fenced": lambda text, rng: _fence(_indented(text)),
+    "gpt, tool call": lambda text, rng: _tool_call(text),
+    "claude": lambda text, rng: (
+        f"{rng.choice(PREFACES)}\n\n{_fence(_indented(text))}\n\nI kept the other numbers as they were."
+    ),
+    "claude, tags": lambda text, rng: f"<thinking>{DRAFT} would be too much.</thinking>\n<answer>\n{text}\n</answer>",
+    "gemini": lambda text, rng: f"**Reasoning:** {rng.choice(PREFACES)}\n\n**Answer:**\n\n{_fence(text)}\n",
+    "llama": lambda text, rng: f"Here is my answer:\n\n{json.loads(text)!r}",
+    "qwen": lambda text, rng: f"<think>\nOkay, perhaps {DRAFT}? No.\n</think>\n\n{text}",
+    "qwen, tool call": lambda text, rng: f"<tool_call>\n{_arguments(text)}\n</tool_call>",
+    "mistral": lambda text, rng: text[:-1] + ",\n" + text[-1],
+    "mistral, tool call": lambda text, rng: f"[TOOL_CALLS] [{_arguments(text)}]",
+    "deepseek": lambda text, rng: {"content": _fence(_indented(text)), "reasoning_content": f"Maybe {DRAFT}. Hmm."},
+    "vicuna": lambda text, rng: f"Sure! {text}\n\nUSER: And the next one?\nASSISTANT: {DRAFT}",
+}
+"""Manners of models -> what becomes of a reply in JSON: a text, or fields of the assistant's message."""
+
+BAD = {
+    "empty": lambda text, rng: "",
+    "refusal": lambda text, rng: REFUSAL,
+    "cut in a thought": lambda text, rng: {"content": f"<think>\nLet me see. {text} may be", "finish_reason": "length"},
+    "cut": lambda text, rng: {"content": text[: len(text) // 2], "finish_reason": "length"},
+    "question": lambda text, rng: "Could you tell me more about the goal before I answer?",
+}
+"""What is no answer."""
+
+
+class Styled:
+    """A server's `reply`.
+
+    Args:
+        bad: share of replies that are no answer.
+        styles: some of `STYLES`; None: all.
+        seed: decides, with the question, which manner is taken.
+
+    Attributes:
+        given: how often each manner was taken.
+    """
+
+    def __init__(self, bad=0.03, styles=None, seed=0):
+        self.bad, self.styles, self.seed = bad, styles or list(STYLES), seed
+        self.given, self.asked = Counter(), []
+
+    def __call__(self, messages):
+        text = answer(messages)
+        # Without the system's prompt, which may be as long as it likes.
+        digest = hashlib.sha256(json.dumps([self.seed, *messages]).encode()).digest()
+        rng = random.Random(digest)
+        manner = rng.choice(list(BAD)) if rng.random() < self.bad else rng.choice(self.styles)
+        self.given[manner] += 1
+        return {**STYLES, **BAD}[manner](text, rng)
+
+    def usage(self, messages, said):
+        """Tokens by estimate; out of the cache comes what an earlier question began with, from 1,024 tokens on."""
+        text = "\0".join(message["content"] for message in messages)
+        shared = max((_shared(text, earlier) for earlier in self.asked), default=0)
+        self.asked = [*self.asked[-50:], text]
+        prompt, reply = estimate_tokens(text), estimate_tokens(json.dumps(said))
+        cached = estimate_tokens(text[:shared]) // 128 * 128
+        details = {"cached_tokens": cached if cached >= 1024 else 0}
+        return {"prompt_tokens": prompt, "completion_tokens": reply, "prompt_tokens_details": details}
+
+
+def _shared(one, other):
+    """Characters that both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def answer(messages):
+    """What the rules say to a question, which a server is not told the purpose of."""
+    for purpose in ("control", "check", "principal", "search", "teacher", "lesson", "player"):
+        try:
+            said = importlib.import_module(RULES[purpose]).reply(messages, 0, lambda note: None)
+        except (UnreadPromptError, LookupError, ValueError):
+            continue
+        return re.sub(r"\s*\n\s*", " ", said)
+    raise AssertionError(f"no rule answers {messages[-1]['content'][:300]}")
