@@ -139,10 +139,11 @@ def test_a_rule_answers_every_shipped_prompt(name, drawn, caplog):
 
 
 def test_every_shipped_prompt_is_tried():
-    """Whoever adds a prompt beside the rules adds it above; `check` is tried by tests/cli/test_llm_cli.py."""
+    """Whoever adds a prompt beside the rules adds it above; `check` is tried by tests/cli/test_llm_cli.py, and `control`
+    by tests/experiment/test_trial.py."""
     families = {"prompts": "", "search_prompts": "search"}
     shipped = set()
-    for module in {importlib.import_module(name) for name in RULES.values()}:
+    for module in {importlib.import_module(name) for purpose, name in RULES.items() if purpose != "control"}:
         for folder, family in families.items():
             files = sorted((Path(module.__file__).parent / folder).glob("[!_]*.j2"))
             named = family or {"principals": "principal", "teachers": "teacher"}.get(Path(module.__file__).parent.name)
@@ -154,7 +155,7 @@ def test_rules_stand_beside_the_prompts_that_they_read():
     for purpose, name in RULES.items():
         module = importlib.import_module(name)
         assert callable(module.reply), purpose
-        if purpose != "check":
+        if purpose not in ("check", "control"):  # whose replies nobody asks for again
             assert list(Path(module.__file__).parent.glob("*prompts/_repair.j2")), purpose
 
 
