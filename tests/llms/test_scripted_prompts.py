@@ -139,8 +139,8 @@ def test_a_rule_answers_every_shipped_prompt(name, drawn, caplog):
 
 
 def test_every_shipped_prompt_is_tried():
-    """Whoever adds a prompt beside the rules adds it above; `check` is tried by tests/cli/test_llm_cli.py, and `control`
-    by tests/experiment/test_trial.py."""
+    """Whoever adds a prompt beside the rules adds it above; `check` is tried by tests/cli/test_llm_cli.py and
+    `control` by tests/experiment/test_trial.py."""
     families = {"prompts": "", "search_prompts": "search"}
     shipped = set()
     for module in {importlib.import_module(name) for purpose, name in RULES.items() if purpose != "control"}:

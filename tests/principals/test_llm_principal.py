@@ -414,7 +414,7 @@ class TestWhatItIsTold:
         principal.brief(Briefing(40, 20, 64, 1, True, without))
         text = principal.question("lever_0_works").text
         assert "This is generation 1 of 40." in text and "begin it with the same weights" in text
-        assert "there are 20 training rounds" in text and "mean over 64 episodes" in text
+        assert "there are 20 training rounds" in text and "64 episodes are evaluated" in text
         assert "with nothing set: [context: lever_0_works] payoff -5; [context: lever_1_works] payoff 0.25." in text
         assert "It says nothing of the learning" in text
         principal.brief(Briefing(40, 20, 64, 4, False))
