@@ -74,6 +74,10 @@ def test_it_is_measured_in_the_episodes_of_a_search_and_can_be_played(tmp_path):
     [
         ("env=frozen_lake", "agent.algorithm=dqn", "agent.arguments={learning_starts: 10}"),
         ("env=mountain_car_continuous", "agent.algorithm=sac", "agent.arguments={learning_starts: 90, batch_size: 8}"),
+        ("env=mountain_car_continuous", "agent.algorithm=td3", "agent.arguments={learning_starts: 90, batch_size: 8}"),
+        ("env=mountain_car_continuous", "agent.algorithm=ddpg", "agent.arguments={learning_starts: 90, batch_size: 8}"),
+        ("env=cartpole", "agent.algorithm=trpo", "agent.arguments={n_steps: 32, batch_size: 16}"),
+        ("env=cartpole", "agent.algorithm=ars", "agent.arguments={n_delta: 1}"),
         ("env=cartpole", "agent.algorithm=ppo", "agent.games=2", "agent.arguments={n_steps: 16, batch_size: 16}"),
     ],
     ids=lambda overrides: overrides[1],
@@ -96,6 +100,12 @@ def test_observations_of_other_kinds_are_flattened(tmp_path, game):
     trust = "trusted_modules=[counting_game]"
     run(f"output_root={tmp_path}", trust, "env=gymnasium", f"env.id={game}", "env.n_envs=1", *small)
     assert "incumbent_return" in json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
+
+
+def test_ars_learns_what_is_measured(tmp_path):
+    """What is evaluated are its weights, not the perturbed ones that it is trying when the episodes are over."""
+    _, rows = trained(tmp_path, "env=cartpole", "agent.algorithm=ars", "search.iterations=30", "env.horizon=200")
+    assert rows[-1]["search/incumbent_return"] > 60 > rows[0]["search/return"]
 
 
 @pytest.mark.parametrize(("algorithm", "rates"), [("dqn", [1, 0.81, 0.62, 0.43, 0.24, 0.05, 0.05, 0.05, 0.05, 0.05])])
@@ -128,8 +138,9 @@ def agent(spec, **settings):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: agent(ARM, algorithm="dqn"), "dqn chooses one of several actions.*env=arm is 2 numbers; use sac, ppo"),
-        (lambda: agent(POLE, algorithm="sac"), "sac chooses real numbers.*env=pole is one of 2; use dqn, ppo or a2c"),
+        (lambda: agent(ARM, algorithm="dqn"), "dqn chooses one of several actions.*env=arm is 2 numbers; use sac, td3"),
+        (lambda: agent(POLE, algorithm="sac"), "sac chooses real numbers.*env=pole is one of 2; use dqn, ppo, a2c"),
+        (lambda: agent(POLE, algorithm="td3"), "td3 chooses real numbers"),
         (lambda: agent(POLE, arguments={"gama": 0.9}), r"agent.arguments=.*of PPO: .*'gama'"),
     ],
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
     from stable_baselines3.common.policies import BasePolicy
 
-Algorithm = Literal["ppo", "a2c", "dqn", "sac"]
+Algorithm = Literal["ppo", "a2c", "trpo", "ars", "dqn", "sac", "td3", "ddpg"]
+
+CONTRIBUTED = ("trpo", "ars")
+"""Those of sb3-contrib."""
 
 ENDLESS = 2**62
 """Steps that a training is begun with; episodes are what ends it."""
@@ -38,7 +43,8 @@ class SB3Agent:
         spec: of the environment; one agent, with the channel `vector` or `state`.
         seeds: of weights, exploration and games.
         device: of the networks.
-        algorithm: `ppo`, `a2c` (any actions), `dqn` (a choice), `sac` (real numbers).
+        algorithm: `ppo`, `a2c`, `trpo` (any actions), `ars` (a choice or real numbers), `dqn` (a choice), `sac`, `td3`,
+            `ddpg` (real numbers).
         games: environments it trains on side by side.
         arguments: of the algorithm's class, in place of its defaults.
 
@@ -59,7 +65,7 @@ class SB3Agent:
         arguments: dict[str, Any] | None = None,
     ) -> None:
         try:
-            import stable_baselines3  # noqa: F401
+            _library(algorithm)
         except ModuleNotFoundError as error:
             raise ConfigError("agent=sb3 needs Stable-Baselines3: pip install 'llmrl[sb3]'") from error
         _check_actions(spec, algorithm)
@@ -88,23 +94,27 @@ class SB3Agent:
         """
         from gymnasium import spaces
         from gymnasium.wrappers import FlattenObservation
-        from stable_baselines3.common.callbacks import BaseCallback
         from stable_baselines3.common.monitor import Monitor
 
         over = 0
 
-        class Episodes(BaseCallback):
-            def _on_step(self) -> bool:
+        class Counted(Monitor):
+            """Tells of its episodes. A callback would not hear of those of `ars`."""
+
+            def step(self, action: Any) -> Any:
                 nonlocal over
-                ended = [info["episode"] for info in self.locals["infos"] if "episode" in info]
-                over += len(ended)
-                return all(episode_over(float(episode["r"]), int(episode["l"])) for episode in ended)
+                told = super().step(action)
+                if "episode" in told[4]:
+                    over += 1
+                    if not episode_over(float(told[4]["episode"]["r"]), int(told[4]["episode"]["l"])):
+                        raise _Enough
+                return told
 
         def prepared() -> gymnasium.Env[Any, Any]:
             env = make()
             shown = env.observation_space
             plain = isinstance(shown, spaces.Discrete) or (isinstance(shown, spaces.Box) and len(shown.shape) == 1)
-            return Monitor(env if plain else FlattenObservation(env))
+            return Counted(env if plain else FlattenObservation(env))
 
         def progress(*_: int) -> None:
             model._current_progress_remaining = max(0.0, 1.0 - over / episodes)
@@ -113,9 +123,11 @@ class SB3Agent:
             model: Any = self._model([prepared() for _ in range(self.games)])
             # Its own goes by steps, of which nobody knows how many there will be.
             model._update_current_progress_remaining = progress
+            self.network = model.policy
             try:
-                self.network = model.policy
-                model.learn(ENDLESS, callback=Episodes())
+                model.learn(ENDLESS)
+            except _Enough:
+                pass
             finally:
                 model.env.close()
 
@@ -134,7 +146,8 @@ class SB3Agent:
 
     def describe(self) -> dict[str, Any]:
         parameters = sum(p.numel() for p in self.network.parameters())
-        return {"policy": f"{self.algorithm.upper()} of Stable-Baselines3", "parameters": parameters}
+        library = "sb3-contrib" if self.algorithm in CONTRIBUTED else "Stable-Baselines3"
+        return {"policy": f"{self.algorithm.upper()} of {library}", "parameters": parameters}
 
     def state_dict(self) -> State:
         return {"network": dict(self.network.state_dict())}
@@ -147,15 +160,16 @@ class SB3Agent:
         return _chosen(self.network, observation, deterministic)
 
     def _model(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> BaseAlgorithm:
-        import stable_baselines3
         from stable_baselines3.common.vec_env import DummyVecEnv
 
-        build: Any = getattr(stable_baselines3, self.algorithm.upper())
+        build: Any = getattr(_library(self.algorithm), self.algorithm.upper())
         made = iter(envs)
         games = DummyVecEnv([lambda: next(made) for _ in envs])
         arguments = {"seed": self.seed, "device": self.device, **self.arguments}
         try:
-            model: BaseAlgorithm = build("MlpPolicy", games, **arguments)
+            # The networks that the algorithms were published with.
+            policy = "LinearPolicy" if self.algorithm == "ars" else "MlpPolicy"
+            model: BaseAlgorithm = build(policy, games, **arguments)
         except (TypeError, ValueError, AssertionError) as error:
             games.close()
             raise ConfigError(f"agent.arguments={self.arguments} of {self.algorithm.upper()}: {error}") from error
@@ -215,18 +229,27 @@ def _chosen(network: BasePolicy, observation: np.ndarray, deterministic: bool) -
     return np.asarray(chosen)
 
 
+class _Enough(Exception):  # noqa: N818  (nothing went wrong)
+    """Ends a training: there were as many episodes as there were to be."""
+
+
+def _library(algorithm: str) -> ModuleType:
+    return importlib.import_module("sb3_contrib" if algorithm in CONTRIBUTED else "stable_baselines3")
+
+
 def _check_actions(spec: EnvSpec, algorithm: Algorithm) -> None:
     numbers = spec.numbers
-    if algorithm == "dqn" and numbers is not None:
+    if numbers is None:
+        kind, works = f"one of {spec.n_actions}", "dqn, ppo, a2c, trpo or ars"
+    elif numbers.whole:
+        kind, works = f"{numbers.dim} whole number{'s' * (numbers.dim != 1)}", "ppo, a2c or trpo"
+    else:
+        kind, works = f"{numbers.dim} number{'s' * (numbers.dim != 1)}", "sac, td3, ddpg, ppo, a2c, trpo or ars"
+    if algorithm not in works.replace(" or ", ", ").split(", "):
+        wanted = {"dqn": "one of several actions", "ars": "one of several actions, or real numbers"}
         raise ConfigError(
-            f"agent.algorithm=dqn chooses one of several actions, and an action of env={spec.name} is {numbers.dim} "
-            f"number{'s' * (numbers.dim != 1)}; use {'ppo or a2c' if numbers.whole else 'sac, ppo or a2c'}"
-        )
-    if algorithm == "sac" and (numbers is None or numbers.whole):
-        kind = f"{numbers.dim} whole numbers" if numbers is not None else f"one of {spec.n_actions}"
-        works = "dqn, ppo or a2c" if numbers is None else "ppo or a2c"
-        raise ConfigError(
-            f"agent.algorithm=sac chooses real numbers, and an action of env={spec.name} is {kind}; use {works}"
+            f"agent.algorithm={algorithm} chooses {wanted.get(algorithm, 'real numbers')}, and an action of "
+            f"env={spec.name} is {kind}; use {works}"
         )
 
 
