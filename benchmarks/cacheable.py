@@ -7,7 +7,8 @@ What is shared is the longest common beginning of two requests, as text in the o
 published rules (pages of September 2026) so much of that is kept:
 
 * OpenAI: beginnings of at least 1,024 tokens, in steps of 128;
-* Anthropic: up to marks (`cache_control`), which can stand at the ends of messages: at least 1,024 tokens;
+* Anthropic: up to marks (`cache_control`), which stand at the ends of messages and of blocks of a long question: at
+  least 1,024 tokens (`Claude`), and of some models, Haiku 4.5 and Opus 4.5 among them, at least 4,096 (`Claude 4k`);
 * Gemini: at least 2,048 tokens;
 * DeepSeek: in steps of 64 tokens.
 
@@ -25,6 +26,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from llmrl.llms.litellm_chat import blocks
 
 RUNS = {
     "principal": ("env=escape_room", "principal=llm", "llm=scripted", "design.steps=40", "design.references=0"),
@@ -54,20 +57,24 @@ def _text(content: str | Sequence[str]) -> str:
 
 
 def shared(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
-    """Tokens of the common beginning, and of the whole messages in it."""
-    whole = sum(len(a) for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    """Tokens of the common beginning, and of the whole blocks in it, as `llm=claude` sends them, that were kept."""
     a, b = "".join(one), "".join(other)
-    low, high = whole, min(len(a), len(b))
+    low, high = 0, min(len(a), len(b))
     while low < high:  # the longest equal beginning
         middle = (low + high + 1) // 2
         low, high = (middle, high) if a[:middle] == b[:middle] else (low, middle - 1)
+    # All blocks of the earlier request but its last one: there is a mark at the end of what goes before that.
+    pieces, kept = (list(itertools.chain(*map(blocks, each))) for each in (one, other))
+    pairs = zip(pieces, kept[:-1], strict=False)
+    whole = sum(len(piece) for piece, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     return low // TOKEN, whole // TOKEN
 
 
 RULES: dict[str, Callable[[int, int], int]] = {
     "possible": lambda begins, whole: begins,
     "OpenAI": lambda begins, whole: begins // 128 * 128 if begins >= 1024 else 0,
-    "Anthropic": lambda begins, whole: whole if whole >= 1024 else 0,
+    "Claude": lambda begins, whole: whole if whole >= 1024 else 0,
+    "Claude 4k": lambda begins, whole: whole if whole >= 4096 else 0,
     "Gemini": lambda begins, whole: begins if begins >= 2048 else 0,
     "DeepSeek": lambda begins, whole: begins // 64 * 64,
 }

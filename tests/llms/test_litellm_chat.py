@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -10,12 +11,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.llms.client import ChatClient
-from llmrl.llms.litellm_chat import LiteLLMChat
+from llmrl.llms.litellm_chat import BLOCK, LiteLLMChat, blocks, marked
 from llmrl.llms.retry import Retry
 from models import ask
 
@@ -38,7 +41,7 @@ def test_missing_key_names_the_variable_before_litellm_is_imported():
     program = """
 import os, sys
 os.environ.pop("OPENAI_API_KEY", None)
-from llmrl.llms.litellm_chat import LiteLLMChat
+from llmrl.llms.litellm_chat import BLOCK, LiteLLMChat, blocks, marked
 try:
     LiteLLMChat("gpt-4o", "OPENAI_API_KEY").check()
 except Exception as error:
@@ -180,6 +183,26 @@ def test_claude_is_sent_marks_and_its_cache_is_counted(key, marks):
     assert (reply.text, reply.thoughts) == ("fine", "hm")
 
 
+@given(st.text("ab\n", max_size=9000), st.text("ab\n", max_size=3000), st.text("ab\n", max_size=3000))
+def test_texts_that_begin_alike_are_cut_alike(begin, one, other):
+    first, second = blocks(begin + one), blocks(begin + other)
+    assert "".join(first) == begin + one and all(each.endswith("\n") for each in first[:-1])
+    shared = sum(
+        len(a) for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    )
+    longest_line = max(map(len, (begin + one).split("\n"))) + 1
+    assert shared >= len(begin) - BLOCK - longest_line - 1 or first == second
+
+
+def test_a_long_question_is_marked_before_its_end():
+    lines = "".join(f"generation {i}: payoff {i * i}\n" for i in range(400))
+    [sent] = marked([{"role": "user", "content": f"{lines}What now?"}])
+    texts = [part["text"] for part in sent["content"]]
+    assert "".join(texts) == f"{lines}What now?" and len(texts) > 4
+    assert ["cache_control" in part for part in sent["content"]] == [*[False] * (len(texts) - 3), True, True, False]
+    assert marked([{"role": "user", "content": "short"}]) == [{"role": "user", "content": "short"}]
+
+
 @contextlib.contextmanager
 def answering(answer):
     """A server that says the same to every request; its address, and what it was sent."""
@@ -287,7 +310,7 @@ def look_up(host, *arguments, **options):
 socket.getaddrinfo = look_up
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
-from llmrl.llms.litellm_chat import LiteLLMChat
+from llmrl.llms.litellm_chat import BLOCK, LiteLLMChat, blocks, marked
 for model in ("gpt-4o-mini", "anthropic/claude-haiku-4-5", "gemini/gemini-2.5-flash"):
     schema = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
     request = ChatRequest(({"role": "user", "content": "hi"},), schema=schema)

@@ -16,6 +16,13 @@ from llmrl.llms.litellm_fit import fitted, provider_of
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
 from llmrl.llms.sampling import Effort, Sampling
 
+BLOCK = 2000
+"""Characters of a block of a long question, about 500 tokens. Anthropic looks for what it has kept in the 20 blocks
+before a mark."""
+LAST_MARKS = 2
+"""Blocks of the last message that are marked, of the four marks that Anthropic takes: with a second one, what was kept
+is found although the end of the newest block has changed."""
+
 
 class LiteLLMChat(HostedProvider):
     """Chat with any model litellm knows, by its litellm name (`gpt-4o`, `anthropic/...`, `gemini/...`). No streaming.
@@ -147,15 +154,38 @@ class LiteLLMChat(HostedProvider):
 
 
 def marked(messages: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
-    """`messages` with `cache_control` on what the next prompt is likely to begin with: the system's message, and all
-    but the last."""
+    """`messages` with `cache_control` on what the next prompt is likely to begin with: the system's message, all but
+    the last, and of a long last one what stands before its end.
+
+    A message is kept up to a mark, so a long question, of which only the end changes, is sent in blocks.
+    """
     last = len(messages) - 1
-    return [
-        {**each, "content": [{"type": "text", "text": each["content"], "cache_control": {"type": "ephemeral"}}]}
-        if i != last and (each["role"] == "system" or i == last - 1)
-        else dict(each)
-        for i, each in enumerate(messages)
-    ]
+    sent: list[dict[str, Any]] = []
+    for i, each in enumerate(messages):
+        if i == last and len(parts := blocks(each["content"])) > 1:
+            begun = [_marked(part) for part in parts[-1 - LAST_MARKS : -1]]
+            plain = [{"type": "text", "text": part} for part in parts]
+            content = [*plain[: len(parts) - 1 - len(begun)], *begun, plain[-1]]
+            sent.append({**each, "content": content})
+        elif i != last and (each["role"] == "system" or i == last - 1):
+            sent.append({**each, "content": [_marked(each["content"])]})
+        else:
+            sent.append(dict(each))
+    return sent
+
+
+def blocks(text: str) -> list[str]:
+    """`text` in pieces that end with a line, of `BLOCK` characters or a little more; where they end is decided by what
+    stands before, so texts that begin alike are cut alike."""
+    pieces: list[str] = []
+    while (end := text.find("\n", BLOCK)) >= 0 and len(text) > end + 1:
+        pieces.append(text[: end + 1])
+        text = text[end + 1 :]
+    return [*pieces, text]
+
+
+def _marked(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
 
 
 def _nothing_generated(error: BaseException, status: object) -> bool:
