@@ -57,7 +57,7 @@ def _text(content: str | Sequence[str]) -> str:
 
 
 def shared(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
-    """Tokens of the common beginning, and of the whole blocks in it, as `llm=claude` sends them, that were kept."""
+    """Tokens of the common beginning, and of the whole blocks in it, that Claude has kept."""
     a, b = "".join(one), "".join(other)
     low, high = 0, min(len(a), len(b))
     while low < high:  # the longest equal beginning

@@ -196,7 +196,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("llm", "settings", "message"),
         [
-            ("gtp4o", {}, "there is no llm=gtp4o; there are claude, "),
+            ("gtp4o", {}, "there is no llm=gtp4o; there are claude_haiku, "),
             ("none", {}, "llm=none is no model"),
             ("local_scorer_causal", {}, "scores texts and does not chat"),
             ("scripted", {"top_p": 0}, "llm=scripted has no setting 'top_p'; it has malformed, "),

@@ -51,7 +51,7 @@ def test_it_composes_and_builds(study, treatment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("llm", ["scripted", "claude", "ollama"])
+@pytest.mark.parametrize("llm", ["scripted", "claude_haiku", "ollama"])
 @pytest.mark.parametrize("study", sorted(PUBLISHED))
 def test_published_ones_take_any_model(study, llm):
     """As typed: with its temperature and its longest reply."""

@@ -47,13 +47,13 @@ def test_check_of_a_server_without_schemas(capsys):
     ("argv", "message"),
     [
         (("llm=gpt4o",), "OPENAI_API_KEY, which is not set"),
-        (("llm=claude",), "ANTHROPIC_API_KEY, which is not set"),
+        (("llm=claude_haiku",), "ANTHROPIC_API_KEY, which is not set"),
         (
             ("llm=openai_compatible", "llm.base_url=http://127.0.0.1:9/v1"),
             "no answer from the chat server at http://127",
         ),
         (("llm=none",), "choose one with llm=<option>"),
-        (("llm=gpt5",), "Available options in 'llm': claude gemini gpt4o"),
+        (("llm=gpt5",), "Available options in 'llm': claude_haiku"),
         (("llm=replay",), "llm.calls has no default; add llm.calls=<value>"),
         (("llm=gpt4o", "llm.modle=x"), "modle"),
     ],

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import itertools
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.option_files import options
 from llmrl.core.records import ChatRequest
 from llmrl.llms.client import ChatClient
 from llmrl.llms.litellm_chat import BLOCK, LiteLLMChat, blocks, marked
@@ -235,15 +237,13 @@ SCHEMA = {
     "required": ["reasoning", "rate 1"],
     "additionalProperties": False,
 }
-HOSTED = ("gpt4o", "gpt4o_mini", "o_series", "claude", "gemini")
+HOSTED = [name for name, fields in options("llm").items() if str(fields["_target_"]).endswith("LiteLLMChat")]
 
 
 @installed
 @pytest.mark.parametrize("option", HOSTED)
 def test_prices_and_windows_are_those_that_litellm_lists(option):
     """Read from its file, as importing litellm takes seconds. A new litellm may list new ones: then look them up."""
-    from llmrl.core.option_files import options
-
     package = Path(importlib.util.find_spec("litellm").origin).parent
     listed = json.loads((package / "model_prices_and_context_window_backup.json").read_text())
     fields = options("llm")[option]
@@ -257,7 +257,10 @@ def test_prices_and_windows_are_those_that_litellm_lists(option):
     else:
         assert "cache_creation_input_token_cost" not in model
     assert model.get("deprecation_date", "9") > "2026-11", "it is no longer served"
-    assert fields["context_window"] == model["max_input_tokens"]
+    # Of models whose longer prompts have another price, what has the lower one is used.
+    dearer = [re.fullmatch(r"input_cost_per_token_above_(\d+)k_tokens", key) for key in model]
+    windows = [1000 * int(found[1]) for found in dearer if found] or [model["max_input_tokens"]]
+    assert fields["context_window"] == min(windows)
     assert fields["max_tokens"] + (fields["thinking_budget"] or 0) <= model["max_output_tokens"]
 
 
@@ -270,7 +273,6 @@ def test_each_provider_is_asked_in_its_own_terms_for_the_schema(option, monkeypa
     from litellm.utils import return_raw_request
 
     from llmrl.config.builder import Builder
-    from llmrl.core.option_files import options
 
     fields = options("llm")[option]
     monkeypatch.setenv(fields["api_key_env"], KEY)

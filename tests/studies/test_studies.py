@@ -189,7 +189,7 @@ class TestWhatIsTypedWins:
     def test_parts(self, composed):
         config, _ = composed("experiment=search/linear", "principal=gp", "env=hopper")
         assert config["principal"]["_target_"].endswith("GaussianProcessPrincipal") and config["name"] == "hopper"
-        config, _ = composed("experiment=search/linear", "treatment=props", "agent=mlp_policy", "llm=claude")
+        config, _ = composed("experiment=search/linear", "treatment=props", "agent=mlp_policy", "llm=claude_haiku")
         assert config["llm"]["_target_"].endswith("LiteLLMChat") and "hidden" in config["agent"]
         config, _ = composed("experiment=teacher/rooms", "treatment=taught", "teacher=oracle", "agent=student_lstm")
         assert config["teacher"]["_target_"].endswith("oracle_teacher") and config["agent"]["memory"] == 256
@@ -236,9 +236,12 @@ def test_a_sweep_over_treatments_reads_by_their_names(tmp_path):
 
 
 def test_what_else_differs_is_told_too(tmp_path):
-    runs = [["treatment=llm", f"llm={llm}"] for llm in ("gpt4o", "claude")] + [["treatment=ucb"], ["treatment=none"]]
+    runs = [["treatment=llm", f"llm={llm}"] for llm in ("gpt4o", "claude_haiku")] + [
+        ["treatment=ucb"],
+        ["treatment=none"],
+    ]
     labels, _ = swept(tmp_path, *runs)
-    assert labels == {"llm, llm=gpt4o", "llm, llm=claude", "ucb", "none"}
+    assert labels == {"llm, llm=gpt4o", "llm, llm=claude_haiku", "ucb", "none"}
 
 
 class TestThePage:

@@ -12,7 +12,7 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.hosted import HostedProvider, check_address, refuses, reply_of
-from llmrl.llms.litellm_fit import fitted, provider_of
+from llmrl.llms.litellm_fit import fitted, output_config, provider_of
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
 from llmrl.llms.sampling import Effort, Sampling
 
@@ -101,15 +101,28 @@ class LiteLLMChat(HostedProvider):
         return fitted(_import_litellm(), self.model, self.sampling, self.max_tokens)
 
     @functools.cached_property
+    def _claude(self) -> bool:
+        """Whether the model is one of Anthropic's."""
+        return provider_of(_import_litellm(), self.model) == "anthropic"
+
+    @functools.cached_property
     def _marks(self) -> bool:
         """Whether prompts are marked. Raises ConfigError if the model takes no marks."""
-        takes = provider_of(_import_litellm(), self.model) == "anthropic"
-        if self.prompt_caching and not takes:
+        if self.prompt_caching and not self._claude:
             raise ConfigError(
                 f"llm.prompt_caching=true: only Anthropic's models take marks, and {self.model} is none. Set it to "
                 "null; other providers cache by themselves"
             )
-        return takes and self.prompt_caching is not False
+        return self._claude and self.prompt_caching is not False
+
+    def _form(self, request: ChatRequest) -> dict[str, Any]:
+        """The argument that holds a reply to its schema; none where there is none."""
+        form = self._response_format(request)
+        if form is None or not self._claude:
+            return {"response_format": form}
+        # litellm would send the schema in a field of a beta, which Anthropic's API no longer lists.
+        schema = {"type": "json_schema", "schema": form["json_schema"]["schema"]}
+        return {"output_config": {**output_config(_import_litellm(), self.model, self._settings), "format": schema}}
 
     def _attempt(self, request: ChatRequest) -> ChatReply:
         litellm = _import_litellm()
@@ -118,7 +131,7 @@ class LiteLLMChat(HostedProvider):
             "api_key": self._key(),
             "api_base": self.api_base,
             "seed": self.sampling.seed_of(request.repeat),
-            "response_format": self._response_format(request),
+            **self._form(request),
         }
         try:
             # Retries are ours: litellm's own would multiply with them and ignore Retry-After.

@@ -76,6 +76,11 @@ def fitted(litellm: Any, model: str, sampling: Sampling, max_tokens: int | None)
     return settings
 
 
+def output_config(litellm: Any, model: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """What litellm puts into Anthropic's field of that name: the effort of models that think adaptively."""
+    return dict(_sent(litellm, model, provider_of(litellm, model), settings).get("output_config") or {})
+
+
 def _budget(litellm: Any, model: str, provider: str, settings: dict[str, Any], budget: int) -> dict[str, Any]:
     """The argument that holds a model to a budget of thoughts; none where its API has no field for one."""
     if not litellm.supports_reasoning(model):

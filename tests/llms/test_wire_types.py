@@ -1,0 +1,190 @@
+"""What would be sent to hosted models, against the types of the providers' SDKs, which their API documents generate.
+
+No provider has answered: this shows that fields, their places and their values are known there, not that a model takes
+all of them.
+"""
+
+import collections.abc
+import importlib.util
+import json
+import types
+import typing
+
+import pytest
+import typing_extensions
+
+from llmrl.core.option_files import options
+from llmrl.core.records import ChatRequest
+from llmrl.llms.by_name import chat_model
+from llmrl.llms.litellm_chat import _import_litellm
+
+needed = ("litellm", "openai", "anthropic", "google.genai")
+
+
+def _there(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not all(map(_there, needed)), reason="the providers' SDKs are of the extra dev"),
+]
+
+HOSTED = [name for name, fields in options("llm").items() if str(fields["_target_"]).endswith("LiteLLMChat")]
+TEXT = {"type": "string"}
+
+
+def schema(**fields):
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+
+
+STEP = schema(skill={"type": "string", "enum": ["go to", "open"]}, object={"type": "string", "enum": ["", "door"]})
+TURNS = [("system", "rules"), ("user", "left?"), ("assistant", '{"action": "left"}'), ("user", "And now?")]
+QUESTIONS = {
+    "player": (TURNS, schema(reflection=TEXT, action={"type": "string", "enum": ["left", "right"]})),
+    "planner": (
+        [("user", "Plan.")],
+        schema(reasoning=TEXT, plan={"type": "array", "items": {"$ref": "#/$defs/Step"}}) | {"$defs": {"Step": STEP}},
+    ),
+    "principal": (
+        [("user", "generation 1: payoff 2\n" * 300 + "What now?"), ("assistant", "{"), ("user", "No JSON. Again.")],
+        schema(reasoning=TEXT, tax={"type": "number", "title": "Tax", "description": "a rate"}),
+    ),
+    "search": (
+        [("user", "[1, 2] -> 3\n" * 600)],
+        schema(reasoning=TEXT, params={"type": "array", "items": {"type": "number"}}),
+    ),
+}
+"""Of each family a question as it is asked, and the schema of its reply."""
+
+
+def sent(option, question, monkeypatch):
+    """The body that litellm would send for an option's model."""
+    _import_litellm()
+    from litellm.types.utils import CallTypes
+    from litellm.utils import return_raw_request
+
+    monkeypatch.setenv(options("llm")[option]["api_key_env"], "sk-nothing")
+    turns, form = QUESTIONS[question]
+    request = ChatRequest(tuple({"role": role, "content": content} for role, content in turns), form)
+    client, asked = chat_model(option), {}
+    with monkeypatch.context() as patched:
+        patched.setattr("litellm.completion", lambda **arguments: asked.update(arguments) or 1 / 0)
+        with pytest.raises(Exception, match="ZeroDivisionError"):
+            client.provider.complete([request])
+    del asked["api_key"]
+    raw = return_raw_request(CallTypes.completion, {k: v for k, v in asked.items() if "retries" not in k})
+    assert raw["error"] is None, raw
+    return raw["raw_request_body"]
+
+
+def fault(kind, value, place="body"):
+    """What is wrong with `value` as a type of an SDK, fields that the type does not know included; None if nothing is.
+
+    By hand: pydantic reads lists in these types as iterators, and panics at unions of them.
+    """
+    if typing_extensions.is_typeddict(kind):
+        fields = typing_extensions.get_type_hints(kind, include_extras=True)
+        # What Python says of it (`__required_keys__`) is wrong where annotations are texts.
+        needed = {name for name, inner in fields.items() if typing.get_origin(inner) is typing.Required}
+        if not isinstance(value, dict) or (odd := set(value) - set(fields) or needed - set(value)):
+            return f"{place} is no {kind.__name__}" + (f": {odd}" if isinstance(value, dict) else "")
+        return _first(fault(fields[name], inside, f"{place}.{name}") for name, inside in value.items())
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Required, typing.NotRequired, typing.Annotated):
+        return fault(inner[0], value, place)
+    if origin in (typing.Union, types.UnionType):
+        faults = [fault(each, value, place) for each in inner]
+        return None if None in faults else max(faults, key=len)
+    if origin is typing.Literal:
+        return None if value in inner else f"{place}={value!r} is none of {inner}"
+    if origin in (list, collections.abc.Iterable, collections.abc.Sequence):
+        if not isinstance(value, list):
+            return f"{place} is no list"
+        return _first(fault(inner[0], each, f"{place}[{i}]") for i, each in enumerate(value))
+    if origin in (dict, collections.abc.Mapping):
+        return None if isinstance(value, dict) else f"{place} is no object"
+    if kind is float:
+        kind = (int, float)
+    plain = (isinstance(kind, type) and kind in (str, int, bool, type(None))) or isinstance(kind, tuple)
+    return None if not plain or isinstance(value, kind) else f"{place}={value!r} is no {kind}"
+
+
+def _first(faults):
+    return next((each for each in faults if each is not None), None)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("option", HOSTED)
+def test_every_field_is_one_that_the_provider_knows(option, question, monkeypatch):
+    body = sent(option, question, monkeypatch)
+    provider = options("llm")[option]["model"].partition("/")[0]
+    if provider == "anthropic":
+        from anthropic.types.beta.message_create_params import MessageCreateParamsNonStreaming
+
+        assert fault(MessageCreateParamsNonStreaming, body) is None
+        parts = [*body.get("system", []), *(part for message in body["messages"] for part in message["content"])]
+        assert sum("cache_control" in part for part in parts) <= 4
+    elif provider == "gemini":
+        from google.genai import types as gemini
+
+        assert set(body) <= {"contents", "system_instruction", "generationConfig"}
+        for content in [*body["contents"], body.get("system_instruction", {"parts": []})]:
+            gemini.Content.model_validate(content)  # refuses what it does not know
+        gemini.GenerationConfig.model_validate(body["generationConfig"])
+    else:  # OpenAI's own, and those that speak its protocol
+        from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
+
+        if not body.get("extra_body", True):
+            del body["extra_body"]  # its client's argument, which is no field
+        assert fault(CompletionCreateParamsNonStreaming, body) is None
+
+
+def test_what_is_unknown_or_of_another_kind_is_found():
+    from anthropic.types.beta.message_create_params import MessageCreateParamsNonStreaming as Claude
+    from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming as OpenAI
+
+    message = {"role": "user", "content": "hello"}
+    for kind, more in ((OpenAI, {}), (Claude, {"max_tokens": 5})):
+        body = {"model": "m", "messages": [message], **more}
+        assert fault(kind, body) is None
+        assert "'sampling_seed'" in fault(kind, body | {"sampling_seed": 1})
+        assert fault(kind, {"model": "m"}) and fault(kind, body | {"temperature": "high"})
+        assert fault(kind, body | {"messages": [{"role": "robot", "content": "hello"}]})
+
+
+STRICT = {"type", "properties", "required", "additionalProperties", "items", "enum", "title", "description", "$ref"}
+"""Words of JSON schemas that strict structured output of all three providers takes, by their documentation."""
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("option", ["gpt6_sol", "claude_haiku", "gemini_flash"])
+def test_schemas_keep_to_what_strict_output_takes(option, question, monkeypatch):
+    body = sent(option, question, monkeypatch)
+    found = next(_schemas(body))
+    assert found["type"] == "object" and set(found["required"]) == set(QUESTIONS[question][1]["properties"])
+    _strict({name: value for name, value in found.items() if name != "$defs"})
+    for part in found.get("$defs", {}).values():
+        _strict(part)
+
+
+def _schemas(value):
+    """Schemas in a request, whatever the provider calls them."""
+    if isinstance(value, dict):
+        if "properties" in value:
+            yield value
+        for inside in value.values():
+            yield from _schemas(inside)
+
+
+def _strict(part):
+    assert set(part) <= STRICT, json.dumps(part)
+    if part.get("type") == "object":
+        assert part["additionalProperties"] is False and part["required"] == list(part["properties"])
+        for inside in part["properties"].values():
+            _strict(inside)
+    if "items" in part:
+        _strict(part["items"])
