@@ -238,7 +238,7 @@ def test_a_question_asked_again_and_again_has_the_same_answers_in_the_same_order
 def test_seeds_share_replies_only_if_told_to(tmp_path, shared):
     """The first question is the same for every seed."""
     same = ("env.fixed_context=0", f"llm.share_replies={str(shared).lower()}")
-    with FakeOpenAIServer(reply) as server:
+    with FakeOpenAIServer(lambda messages: scripted_mechanism.reply(messages)) as server:
         for seed in range(3):
             run(*overrides(server, tmp_path, 1, f"seed={seed}", *same))
         assert list(server.delivered.values()) == [1 if shared else 3]
