@@ -90,7 +90,10 @@ def test_a_principal_without_a_mechanism_is_told_what_it_can_search():
         ("experiment=zero_shot/foo", "it has: zero_shot/"),
         ("experiment=goto_red_bal", "Did you mean grounding/goto_red_ball"),
         ("treatment=prop", "Did you mean props"),
-        ("experiment=xyz", "it has: grounding/..., legislative/..., regimes/..., search/..., teacher/..., trial/..., zero_shot/"),
+        (
+            "experiment=xyz",
+            "it has: grounding/..., legislative/..., regimes/..., search/..., teacher/..., trial/..., zero_shot/",
+        ),
     ],
 )
 def test_a_mistyped_option_is_guessed(argument, hint):
