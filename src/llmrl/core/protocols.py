@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     import torch
 
     from llmrl.core.rollouts import Rollout
+
+
+Camera = Callable[[int], Sequence[np.ndarray]]
+"""From the number of a game to what each of its agents is shown of it, [height, width, 3] uint8 each."""
 
 
 @runtime_checkable
@@ -132,6 +136,13 @@ class Policy(Protocol):
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         """State values [n_envs, n_agents], without gradients. Only asked of policies that learn."""
         ...
+
+
+@runtime_checkable
+class LooksAtFrames(Protocol):
+    """A policy that is shown pictures of the games. Whoever plays it gives it a camera."""
+
+    camera: Camera | None
 
 
 @runtime_checkable

@@ -183,7 +183,8 @@ class ChatRequest:
     """One question to a chat model.
 
     Attributes:
-        messages: `{"role": "system"|"user"|"assistant", "content": str}` in order.
+        messages: `{"role": "system"|"user"|"assistant", "content": str}` in order; with `images`, PNG files as data
+            URLs, where there are any (`llmrl.llms.images`).
         schema: JSON schema the reply should satisfy; None for free text.
         purpose: short label for the call log, e.g. `principal`.
         prompt: name of the prompt file the question was made from, and
@@ -194,7 +195,7 @@ class ChatRequest:
         read: what a reply means, for the call log; raises where it means nothing. None where anything goes.
     """
 
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, Any], ...]
     schema: dict[str, Any] | None = None
     purpose: str = ""
     prompt: str = ""

@@ -96,6 +96,8 @@ def build_parts(
     env_node = dict(config["env"])
     if render is None and config.get("play", {}).get("videos"):
         render = True
+    if config["agent"].get("show_frames"):
+        render = True
     if render is not None and "render" in env_node:
         env_node["render"] = render
     env = build_env(env_node, {"seeds": seeds.child("env"), "device": device}, trusted)

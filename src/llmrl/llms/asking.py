@@ -42,7 +42,7 @@ class Question:
         place: as in `ChatRequest`.
     """
 
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, Any], ...]
     name: str = ""
     hash: str = ""
     schema: dict[str, Any] | None = None

@@ -21,6 +21,7 @@ from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.fields import record_of
 from llmrl.core.records import REPLY_COUNTS, ChatReply, ChatRequest, impossible
 from llmrl.core.secrets import known, redact, redact_all
+from llmrl.llms.images import named
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ def _entry(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: C
     """Texts are lists of their lines, so that a person can read them. Secrets are redacted."""
     secrets = known()
     asked = redact_all({"model": dict(identity), "purpose": request.purpose, "schema": request.schema}, secrets)
-    messages = redact_all(list(request.messages), secrets)
+    messages = redact_all(named(request.messages), secrets)
     return {
         "hash": key,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

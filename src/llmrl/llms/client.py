@@ -143,6 +143,11 @@ class ChatClient:
         if self.cache is None or self.cache.mode != "only":
             self.provider.check()
 
+    @property
+    def sees(self) -> bool:
+        """Whether the model takes pictures; true where only its server knows."""
+        return self.provider.sees
+
     def fits(self, messages: Sequence[Mapping[str, str]]) -> bool:
         return self.provider.fits(messages)
 

@@ -17,6 +17,7 @@ from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.records import REPLY_COUNTS, ChatReply, ChatRequest
 from llmrl.core.secrets import redact_all
 from llmrl.llms.budget import Budget, Reservation, Spent
+from llmrl.llms.images import kept
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class Ledger:
             "prompt_hash": request.prompt_hash,
             "repeat": request.repeat,
             **({"place": request.place} if request.place else {}),
-            "messages": list(request.messages),
+            "messages": kept(request.messages, self.path.parent),
             "schema": request.schema,
         }
         if isinstance(result, ChatReply):

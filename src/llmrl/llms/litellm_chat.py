@@ -12,6 +12,7 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.hosted import HostedProvider, check_address, refuses, reply_of
+from llmrl.llms.images import in_parts
 from llmrl.llms.litellm_fit import fitted, output_config, provider_of
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
 from llmrl.llms.sampling import Effort, Sampling
@@ -84,6 +85,11 @@ class LiteLLMChat(HostedProvider):
     def identity(self) -> dict[str, Any]:
         return {**super().identity, "api_base": self.api_base}
 
+    @property
+    def sees(self) -> bool:
+        """Whether the model takes pictures, by litellm's table."""
+        return bool(_import_litellm().supports_vision(self.model))
+
     def check(self) -> None:
         """Raises LLMError if litellm is not installed or the key is not set, ConfigError if the model does not take a
         setting. Costs nothing: no request is made."""
@@ -137,7 +143,7 @@ class LiteLLMChat(HostedProvider):
             # Retries are ours: litellm's own would multiply with them and ignore Retry-After.
             answer = litellm.completion(
                 model=self.model,
-                messages=marked(request.messages) if self._marks else [dict(each) for each in request.messages],
+                messages=[in_parts(each) for each in (marked(request.messages) if self._marks else request.messages)],
                 timeout=self.timeout,
                 num_retries=0,
                 max_retries=0,
@@ -166,7 +172,7 @@ class LiteLLMChat(HostedProvider):
         return LLMError(message, refused=_nothing_generated(error, status))
 
 
-def marked(messages: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+def marked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """`messages` with `cache_control` on what the next prompt is likely to begin with: the system's message, all but
     the last, and of a long last one what stands before its end.
 

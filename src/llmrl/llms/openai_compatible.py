@@ -14,6 +14,7 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.hosted import HostedProvider, check_address, refuses, reply_of
+from llmrl.llms.images import in_parts
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
 from llmrl.llms.sampling import Effort, Sampling
 
@@ -107,6 +108,11 @@ class OpenAICompatibleChat(HostedProvider):
     def identity(self) -> dict[str, Any]:
         return {**super().identity, "base_url": self.base_url}
 
+    @property
+    def sees(self) -> bool:
+        """True: only the server knows, and refuses what its model does not take."""
+        return True
+
     def check(self) -> None:
         """Raises LLMError if a key is needed and not set, or if the server does not answer or refuses us."""
         super().check()
@@ -154,7 +160,7 @@ class OpenAICompatibleChat(HostedProvider):
         }
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": list(request.messages),
+            "messages": [in_parts(each) for each in request.messages],
             "stream": False,
             **{name: value for name, value in optional.items() if value is not None},
             **(sampling.extra_body or {}),

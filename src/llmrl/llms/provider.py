@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.llms.images import tokens_of
 
 MESSAGE_TOKENS = 4
 """Tokens that a chat format adds around each message, about."""
@@ -38,6 +39,11 @@ class Provider(ABC):
     parallel = True
     remote = True
     feed_thoughts = False
+
+    @property
+    def sees(self) -> bool:
+        """Whether messages may hold pictures."""
+        return False
 
     @property
     def account(self) -> str | None:
@@ -87,7 +93,7 @@ class Provider(ABC):
 
     def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
         """Prompt tokens of `messages`: an estimate here, exact where the tokenizer is at hand."""
-        return sum(estimate_tokens(message["content"]) + MESSAGE_TOKENS for message in messages)
+        return sum(estimate_tokens(each["content"]) + MESSAGE_TOKENS + tokens_of(each) for each in messages)
 
     def fits(self, messages: Sequence[Mapping[str, str]]) -> bool:
         """Whether `messages` and the longest reply fit into the context window; true where it is unknown."""

@@ -64,6 +64,11 @@ class ReplayChat(Provider):
         """That of the model that was recorded: the same questions have the same addresses."""
         return dict(self._identity)
 
+    @property
+    def sees(self) -> bool:
+        """True: what a model answered of pictures is there if it took them."""
+        return True
+
     def check(self) -> None:
         """Raises LLMError if the calls were recorded with another seed: the questions would differ."""
         if self._stream is not None and self._stream != self._seed:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.records import ChatRequest, State
+from llmrl.llms.images import named
 
 
 def request_key(identity: Mapping[str, Any], request: ChatRequest, stream: int | None = None) -> str:
@@ -27,7 +28,7 @@ def request_key(identity: Mapping[str, Any], request: ChatRequest, stream: int |
     """
     content = {
         "model": dict(identity),
-        "messages": list(request.messages),
+        "messages": named(request.messages),
         "schema": request.schema,
         "repeat": request.repeat,
         "stream": stream,

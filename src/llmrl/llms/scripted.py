@@ -126,6 +126,11 @@ class ScriptedChat(Provider):
         longest = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
         return {"model": "scripted", **{name: share for name, share in self._shares.items() if share}, **longest}
 
+    @property
+    def sees(self) -> bool:
+        """True: its rules are sent pictures as others are, and do not look at them."""
+        return True
+
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Raises LLMError for a question without a schema that no rule understands."""
         self._warn("llm=scripted replies by fixed rules: it is not a language model, and neither are its results")

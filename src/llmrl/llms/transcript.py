@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.records import REPLY_COUNTS
+from llmrl.llms.images import IMAGES
 from llmrl.llms.ledger import FILE_NAME, JUDGED, address_of, as_record, with_verdict
 
 CALLS = "llm/calls"
@@ -123,6 +124,8 @@ def markdown(call: Mapping[str, Any], of: int = 1) -> str:
             parts += ["**Thought before:**", _block(str(call["thoughts"]))]
     for message in messages[-MESSAGES:]:
         parts += [f"**To it, as** {_name(message.get('role'))}:", _block(str(message.get("content")))]
+        if message.get(IMAGES):
+            parts.append(f"with the pictures {', '.join(_name(each) for each in message[IMAGES])}")
     return "\n\n".join(parts)
 
 

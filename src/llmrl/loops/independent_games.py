@@ -14,13 +14,13 @@ import numpy as np
 
 from llmrl.core.errors import LLMError
 from llmrl.core.observers import Observer, Transition
-from llmrl.core.protocols import VecEnv
+from llmrl.core.protocols import LooksAtFrames, VecEnv
 from llmrl.core.records import Act, ChatReply, ChatRequest, Observation, State
 from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import generators
 from llmrl.llms.client import ChatClient, Fetched
 from llmrl.llms.mailbox import Mailbox
-from llmrl.rollout.collector import Collector
+from llmrl.rollout.collector import Collector, camera
 
 
 @runtime_checkable
@@ -165,6 +165,8 @@ class IndependentGames(Generic[O]):
         for i in range(self.n):
             saved = None if state is None else state["lanes"][i]
             own, player = env.one_game(), policy.one_game()
+            if isinstance(player, LooksAtFrames):
+                player.camera = camera(own)
             observer = None if watched is None else watched(own, None if saved is None else saved["observer"])
             decided = _Decided(player)
             watching = [*others] if observer is None else [observer, *others]

@@ -12,7 +12,7 @@ import torch
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.observers import Observer, StepObserver, Transition
-from llmrl.core.protocols import ChannelsOnRequest, Policy, VecEnv, unchanged
+from llmrl.core.protocols import Camera, ChannelsOnRequest, LooksAtFrames, Policy, VecEnv, unchanged
 from llmrl.core.records import Act, Array, Observation, State
 from llmrl.core.rollouts import Rollout
 from llmrl.rollout.episode_accumulator import EpisodeAccumulator
@@ -58,6 +58,8 @@ class Collector:
         self._before_reset = before_reset or (lambda games: None)
         self.env, self.policy, self.device = env, policy, torch.device(device)
         self.spec = env.spec
+        if isinstance(policy, LooksAtFrames):
+            policy.camera = camera(env)
         self._env_device = None if self.spec.device is None else torch.device(self.spec.device)
         self._request((*policy.channels, *keep, *(name for each in observers for name in each.channels)))
         self._observers = list(observers)
@@ -254,6 +256,14 @@ class Collector:
         if observation is None or self._env_device is None:
             return observation
         return {name: x if self._texts[name] else moved(x, self._env_device) for name, x in observation.items()}
+
+
+def camera(env: VecEnv) -> Camera:
+    """What agents are shown of their game: each its own view, where the environment can draw it, else all the world."""
+    views = getattr(env, "render_players", None)
+    if callable(views):
+        return lambda game: list(views(game))
+    return lambda game: [np.asarray(env.render(game))] * env.spec.n_agents
 
 
 def _plain_texts(observation: Observation | None) -> dict[str, Any] | None:

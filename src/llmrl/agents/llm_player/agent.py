@@ -18,6 +18,7 @@ from llmrl.core.records import CallEstimate, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
+from llmrl.llms.images import image_tokens
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class LLMPlayer(OnlyPlays):
         spec: of the environment.
         llm: who is asked.
         prompt_folder, history, action_every, reflection, require_reflection, lessons, answer_with, legal_only,
-            decimals, repair_turns, sliding_history, plan: as in `PlayerSettings`.
+            decimals, repair_turns, sliding_history, plan, show_frames, frame_size, show_text: as in `PlayerSettings`.
         show: the same; None: `SHOWN`.
         examples: episodes of others that are shown.
         examples_from: whose: `heuristic`, the rule for the environment, which plays them now, or the folder of a run of
@@ -56,7 +57,7 @@ class LLMPlayer(OnlyPlays):
 
     Raises:
         ConfigError: the environment has not been put into words, a prompt is wrong, an episode might never end and
-            there is no budget, or there are no such examples.
+            there is no budget, there are no such examples, or the model takes no pictures.
     """
 
     def __init__(
@@ -76,6 +77,9 @@ class LLMPlayer(OnlyPlays):
         repair_turns: NonNegativeInt = 1,
         sliding_history: bool = False,
         plan: bool = False,
+        show_frames: NonNegativeInt = 0,
+        frame_size: PositiveInt = 336,
+        show_text: bool = True,
         examples: NonNegativeInt = 0,
         examples_from: str | None = None,
         example_steps: PositiveInt = 50,
@@ -90,6 +94,12 @@ class LLMPlayer(OnlyPlays):
                 "ever: set env.horizon (steps an episode), or a budget (llm.budget.usd, llm.budget.calls or "
                 "llm.budget.tokens)"
             )
+        if show_frames and not getattr(llm, "sees", False):
+            raise ConfigError(
+                f"agent.show_frames={show_frames}: {llm.label} takes no pictures; choose another llm, or 0"
+            )
+        if not show_text and not show_frames:
+            raise ConfigError("agent.show_text=false: the player would see nothing; set agent.show_frames to 1 or more")
         recorded: list[Recorded] = []
         if examples and examples_from is None:
             raise ConfigError(
@@ -115,6 +125,9 @@ class LLMPlayer(OnlyPlays):
             prompt_folder=prompt_folder,
             sliding_history=sliding_history,
             plan=plan,
+            show_frames=show_frames,
+            frame_size=frame_size,
+            show_text=show_text,
             examples=tuple(recorded),
             example_steps=example_steps,
             examples_by="a simple rule" if examples_from == RULE else "another player",
@@ -138,10 +151,11 @@ class LLMPlayer(OnlyPlays):
         planned = PLAN_TOKENS if settings.plan else 0
         turn = self._turn_tokens(steps, repeated) + planned
         reply = MESSAGE_TOKENS + (REPLY_TOKENS if settings.reflection else 10) + planned
+        seen = settings.show_frames * image_tokens(settings.frame_size, settings.frame_size)
         system = estimate_tokens(policy.system[0].text) + MESSAGE_TOKENS
         told = settings.lessons * LESSON_TOKENS
         shown = sum(self._shown(k) for k in range(decisions))
-        episode = decisions * (system + told + turn) + shown * (turn + reply)
+        episode = decisions * (system + told + turn + seen) + shown * (turn + reply)
         lessons = (n - min(n, spec.n_envs)) * (settings.lessons > 0)
         lesson = 2 * system + told + min(decisions, LESSON_TURNS) * (turn + reply)
         players = spec.n_agents
@@ -164,7 +178,9 @@ class LLMPlayer(OnlyPlays):
         seat = Conversation(steps=steps, total=-float(steps) - 0.1, reward=-float(steps) - 0.1)
         legal = [name for name, _ in policy.answers.told] if "action_mask" in policy.channels else None
         for _ in range(frames):
-            seat.see(policy.text.example or EXAMPLE, legal, policy.settings.show)
+            seat.see(
+                (policy.text.example or EXAMPLE) if policy.settings.show_text else None, legal, policy.settings.show
+            )
         return estimate_tokens(seat.question()) + MESSAGE_TOKENS
 
     def describe(self) -> dict[str, Any]:
@@ -175,6 +191,7 @@ class LLMPlayer(OnlyPlays):
             if settings.sliding_history
             else f"{settings.history} to {max(2 * settings.history - 1, 0)} turns",
             "action every": f"{settings.action_every} steps",
+            "pictures": f"the newest {settings.show_frames}" if settings.show_frames else "none",
             "lessons": settings.lessons or "none",
             "examples": f"{len(settings.examples)} episodes of {settings.examples_by}" if settings.examples else "none",
             "from episode to episode": ", ".join(self.carried) or "nothing",

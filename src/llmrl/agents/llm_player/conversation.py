@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 from llmrl.agents.llm_player.answers import Action
 from llmrl.core.records import State, embedded
+from llmrl.llms.images import IMAGES
 
 Show = Literal["step", "reward", "return", "legal_actions", "last_episode"]
 """What an observation is accompanied by."""
 SHOWN: tuple[Show, ...] = ("step", "reward", "return", "legal_actions")
 """Of these, what is about the present episode alone: the default."""
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Conversation:
     Attributes:
         turns: (what was told, what was answered) of the newest questions, oldest first.
         frames: what was seen since the last answer, oldest first; the last one is the present.
+        pictures: the newest frames of the episode as data URLs, oldest first; the last one shows the present.
         action: the last one; None before the first of an episode.
         steps, total: steps of the episode, and the sum of their rewards; NaN as soon as one of them is not known.
         reward: of the last step; None before the first.
@@ -46,6 +48,7 @@ class Conversation:
 
     turns: list[tuple[str, str]] = field(default_factory=list)
     frames: list[dict[str, Any]] = field(default_factory=list)
+    pictures: list[str] = field(default_factory=list)
     action: Action | None = None
     steps: int = 0
     total: float = 0.0
@@ -66,12 +69,13 @@ class Conversation:
         if not self.unlearnt:
             self.turns = []
         self.frames, self.action, self.steps, self.total, self.reward = [], None, 0, 0.0, None
+        self.pictures = []
         self.since, self.decided, self.shown_from, self.replaced = 0, 0, 0, ""
         self.plan, self.plan_turn = "", 0
 
-    def see(self, observation: str, legal: Sequence[str] | None, show: Sequence[Show]) -> None:
-        """Take in what is observed now, and what of the rest is to be shown."""
-        frame: dict[str, Any] = {"observation": embedded(observation)}
+    def see(self, observation: str | None, legal: Sequence[str] | None, show: Sequence[Show]) -> None:
+        """Take in what is observed now, in words where it is told in words, and what of the rest is to be shown."""
+        frame: dict[str, Any] = {} if observation is None else {"observation": embedded(observation)}
         if self.steps == 0:
             frame["start"] = True
             if "last_episode" in show and self.last_episode:
@@ -85,6 +89,10 @@ class Conversation:
         if "legal_actions" in show and legal is not None:
             frame["legal_actions"] = list(legal)
         self.frames.append(frame)
+
+    def look(self, picture: str, keep: int) -> None:
+        """Take in a frame of what is to be seen now; the newest `keep` are kept."""
+        self.pictures = [*self.pictures, picture][-keep:]
 
     def question(self, shown: int = 0) -> str:
         """The present turn of the user, before which `shown` earlier turns are shown."""
@@ -109,7 +117,8 @@ class Conversation:
         """The system's, `shown` earlier turns, and the question."""
         earlier = self.turns[len(self.turns) - shown :]
         told = [m for u, a in earlier for m in (message("user", u), message("assistant", a))]
-        return (message("system", system), *told, message("user", self.question(shown)))
+        seen = {IMAGES: list(self.pictures)} if self.pictures else {}
+        return (message("system", system), *told, message("user", self.question(shown)) | seen)
 
     def answer(self, reply: str, action: Action, keep: int, replaced: str = "", plan: str = "") -> None:
         """A decision was made, without the player where it was `replaced`; the newest `keep` turns are kept, and the
@@ -144,6 +153,7 @@ class Conversation:
         return {
             "turns": [list(turn) for turn in self.turns],
             "frames": [said(frame) for frame in self.frames],
+            "pictures": list(self.pictures),
             "action": list(self.action) if isinstance(self.action, list) else self.action,
             "steps": self.steps,
             "total": self.total,
@@ -167,6 +177,7 @@ class Conversation:
                 **state,
                 "turns": [(told, answered) for told, answered in state["turns"]],
                 "frames": [json.loads(frame) for frame in state["frames"]],
+                "pictures": list(state["pictures"]),
                 "last_episode": dict(state["last_episode"]),
                 "lessons": list(state["lessons"]),
             }

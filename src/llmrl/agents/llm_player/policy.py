@@ -27,10 +27,11 @@ from llmrl.agents.llm_player.examples import Recorded
 from llmrl.agents.llm_player.examples import examples as told_episodes
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.observers import Transition
-from llmrl.core.protocols import ChatModel
+from llmrl.core.protocols import Camera, ChatModel
 from llmrl.core.records import Act, ChatReply, Observation, State, on_host
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.asking import Asked, Asker, Conversing, Question, conversed, most_that_fit
+from llmrl.llms.images import picture
 from llmrl.llms.prompts import Prompt, Prompts
 from llmrl.llms.structured import json_schema
 
@@ -55,6 +56,9 @@ class PlayerSettings:
         reflection: whether replies begin with a reflection.
         require_reflection: whether a reply without the reflection that was asked for is invalid.
         plan: whether a reply may hold a plan for later turns, which the player is shown as long as it has no other.
+        show_frames: the newest frames of the game that are shown with a question; 0: none. Their longer side has
+            `frame_size` pixels at most.
+        show_text: whether observations are told in words.
         examples: episodes of others that are shown, `example_steps` of each, played by `examples_by`, in words.
         show: what an observation is accompanied by.
         lessons: lessons of earlier episodes that are kept; 0: none is drawn.
@@ -78,6 +82,9 @@ class PlayerSettings:
     prompt_folder: Path | None
     sliding_history: bool = False
     plan: bool = False
+    show_frames: int = 0
+    frame_size: int = 336
+    show_text: bool = True
     examples: Sequence[Recorded] = ()
     example_steps: int = 50
     examples_by: str = "another player"
@@ -101,6 +108,9 @@ class LLMPolicy:
 
     Raises:
         ConfigError: the environment has not been put into words, or a prompt is wrong.
+
+    Attributes:
+        camera: what players are shown of their game; None until somebody plays.
     """
 
     def __init__(self, spec: EnvSpec, llm: ChatModel, settings: PlayerSettings) -> None:
@@ -110,6 +120,7 @@ class LLMPolicy:
                 "text, a file, own, auto), or env.observe=[text] where the environment has that option"
             )
         self.spec, self.text, self.llm = spec, spec.text, llm
+        self.camera: Camera | None = None
         self.channels: tuple[str, ...] = (
             "text",
             *(name for name in ("action_mask",) if settings.legal_only and name in spec.observation),
@@ -185,13 +196,17 @@ class LLMPolicy:
         asked: list[tuple[int, int]] = []
         legal: list[list[bool] | None] = []
         for game in np.flatnonzero(self.playing).tolist():
+            views = self._views(game)
             for agent, seat in enumerate(self.seats[game]):
                 text, mask = str(observation["text"][game, agent]), self._mask(observation, game, agent)
                 if not text:
                     # Asked as soon as there is something to decide again.
                     seat.action, seat.since = self.answers.instead(None, mask), self.settings.action_every
                     continue
-                seat.see(text, None if mask is None else self._names(mask), self.settings.show)
+                told = text if self.settings.show_text else None
+                seat.see(told, None if mask is None else self._names(mask), self.settings.show)
+                if views:
+                    seat.look(views[agent], self.settings.show_frames)
                 if self._asks(seat, mask):
                     asked.append((game, agent))
                     legal.append(mask)
@@ -271,6 +286,13 @@ class LLMPolicy:
         if seat.action is None or seat.since >= self.settings.action_every or seat.decided == 0:
             return True
         return isinstance(seat.action, int) and mask is not None and not mask[seat.action]
+
+    def _views(self, game: int) -> list[str]:
+        """What each player of a game is shown of it now; [] where they are shown nothing."""
+        if not self.settings.show_frames:
+            return []
+        assert self.camera is not None
+        return [picture(frame, self.settings.frame_size) for frame in self.camera(game)]
 
     def _question(self, game: int, agent: int) -> Question:
         seat = self.seats[game][agent]
@@ -379,6 +401,8 @@ class LLMPolicy:
             reflect=self.settings.reflection,
             plan=self.settings.plan,
             numbered=self.answers.numbered,
+            frames=self.settings.show_frames,
+            text=self.settings.show_text,
             show=[name for name in self.settings.show if name != "legal_actions" or "action_mask" in self.channels],
             action_every=self.settings.action_every,
             decimals=self.decimals,

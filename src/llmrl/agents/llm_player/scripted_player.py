@@ -59,14 +59,14 @@ def _last_told(messages: Sequence[Mapping[str, str]]) -> Mapping[str, Any]:
     for message in reversed(messages):
         if message["role"] == "user" and message["content"].startswith("{"):
             told = json.loads(message["content"])
-            if isinstance(told, dict) and "observation" in told:
+            if isinstance(told, dict):
                 return told
     raise UnreadPromptError("the observation (a message that is a JSON object)")
 
 
 def _choice(names: Sequence[str], system: str, now: Mapping[str, Any], note: Callable[[str], None]) -> tuple[str, Any]:
     legal = [str(name) for name in now.get("legal_actions", names)]
-    seen = now["observation"]
+    seen = now.get("observation")  # none where players are only shown frames
     known = False
     for rule in _RULES:
         wanted = rule(seen) if isinstance(seen, Mapping) else None
