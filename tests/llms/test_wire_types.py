@@ -10,12 +10,14 @@ import json
 import types
 import typing
 
+import numpy as np
 import pytest
 import typing_extensions
 
 from llmrl.core.option_files import options
 from llmrl.core.records import ChatRequest
 from llmrl.llms.by_name import chat_model
+from llmrl.llms.images import picture
 from llmrl.llms.litellm_chat import _import_litellm
 
 needed = ("litellm", "openai", "anthropic", "google.genai")
@@ -53,12 +55,17 @@ QUESTIONS = {
         [("user", "generation 1: payoff 2\n" * 300 + "What now?"), ("assistant", "{"), ("user", "No JSON. Again.")],
         schema(reasoning=TEXT, tax={"type": "number", "title": "Tax", "description": "a rate"}),
     ),
+    "seeing player": (
+        [("user", "now\n" * 600)],
+        schema(action={"type": "string", "enum": ["left", "right"]}),
+    ),
     "search": (
         [("user", "[1, 2] -> 3\n" * 600)],
         schema(reasoning=TEXT, params={"type": "array", "items": {"type": "number"}}),
     ),
 }
 """Of each family a question as it is asked, and the schema of its reply."""
+FRAME = np.random.default_rng(0).integers(0, 256, (96, 64, 3), dtype=np.uint8)
 
 
 def sent(option, question, monkeypatch):
@@ -69,7 +76,10 @@ def sent(option, question, monkeypatch):
 
     monkeypatch.setenv(options("llm")[option]["api_key_env"], "sk-nothing")
     turns, form = QUESTIONS[question]
-    request = ChatRequest(tuple({"role": role, "content": content} for role, content in turns), form)
+    messages = [{"role": role, "content": content} for role, content in turns]
+    if question == "seeing player":
+        messages[-1]["images"] = [picture(FRAME, 96)] * 2
+    request = ChatRequest(tuple(messages), form)
     client, asked = chat_model(option), {}
     with monkeypatch.context() as patched:
         patched.setattr("litellm.completion", lambda **arguments: asked.update(arguments) or 1 / 0)
@@ -141,6 +151,23 @@ def test_every_field_is_one_that_the_provider_knows(option, question, monkeypatc
         if not body.get("extra_body", True):
             del body["extra_body"]  # its client's argument, which is no field
         assert fault(CompletionCreateParamsNonStreaming, body) is None
+
+
+def _texts(value):
+    """All texts in a request."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inside in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inside)
+
+
+@pytest.mark.parametrize("option", HOSTED)
+def test_the_pictures_arrive_whole_and_models_take_them(option, monkeypatch):
+    file = picture(FRAME, 96).partition(",")[2]
+    body = sent(option, "seeing player", monkeypatch)
+    assert sum(text.endswith(file) for text in _texts(body)) == 2
+    assert chat_model(option).sees
 
 
 def test_what_is_unknown_or_of_another_kind_is_found():

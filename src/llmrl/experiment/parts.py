@@ -96,7 +96,7 @@ def build_parts(
     env_node = dict(config["env"])
     if render is None and config.get("play", {}).get("videos"):
         render = True
-    if config["agent"].get("show_frames"):
+    if (config.get("agent") or {}).get("show_frames"):
         render = True
     if render is not None and "render" in env_node:
         env_node["render"] = render

@@ -11,7 +11,9 @@ import functools
 import hashlib
 import io
 import math
+import os
 import struct
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,9 +119,10 @@ def kept(messages: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[str, 
             continue
         try:
             path.parent.mkdir(exist_ok=True)
-            partial = path.with_suffix(".partial")
+            # Threads may write the same picture at the same time.
+            partial = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
             partial.write_bytes(_bytes(url))
-            partial.rename(path)
+            partial.replace(path)
         except OSError as error:
             raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
     return [

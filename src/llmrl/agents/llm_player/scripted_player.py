@@ -16,6 +16,7 @@ from llmrl.llms.scripted import UnreadPromptError, first_question, needed
 _ACTIONS = re.compile(r"^# What you can do\n(.+?)^# ", re.MULTILINE | re.DOTALL)
 _ACTION = re.compile(r"^- ([^:\n]+): (.+)$", re.MULTILINE)
 _BOUNDS = re.compile(r"\((?:a whole number )?from (\S+) to (\S+)\)$")
+_PICTURES = "What there is to see is in the pictures."
 _NUMBERS = "An action consists of these numbers"
 _NO_RULE = "there is no rule for this game, and the player takes any legal action"
 _CHANGE = 3
@@ -56,10 +57,11 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
 
 def _last_told(messages: Sequence[Mapping[str, str]]) -> Mapping[str, Any]:
     """The newest observation; what follows a reply that could not be used is no observation."""
+    pictures = _PICTURES in messages[0]["content"]
     for message in reversed(messages):
         if message["role"] == "user" and message["content"].startswith("{"):
             told = json.loads(message["content"])
-            if isinstance(told, dict):
+            if isinstance(told, dict) and ("observation" in told or pictures):
                 return told
     raise UnreadPromptError("the observation (a message that is a JSON object)")
 

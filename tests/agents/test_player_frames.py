@@ -1,0 +1,72 @@
+"""Players that are shown frames: the right one arrives, so that a model that only looks plays well."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments import only_run_folder, run
+from fake_openai_server import FakeOpenAIServer
+from llmrl.core.errors import ConfigError
+from llmrl.llms.ledger import read_calls
+
+MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
+WAY = {(0, 0): "down", (1, 0): "down", (2, 0): "right", (2, 1): "down", (3, 1): "right", (3, 2): "right"}
+FACE = (208, 210, 216)
+"""Colour of the walker, and of nothing else in the picture of this map."""
+
+
+def walker(url):
+    """Row and column in which a picture of the lake shows the walker."""
+    seen = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB"))
+    rows, columns = np.nonzero((seen == FACE).all(axis=2))
+    cell = seen.shape[0] // len(MAP)
+    return int(rows.mean() // cell), int(columns.mean() // cell)
+
+
+def by_sight(messages):
+    """The way to the goal, from the last picture alone."""
+    assert all(isinstance(each["content"], str) for each in messages[:-1])
+    told, *images = messages[-1]["content"]
+    assert "observation" not in json.loads(told["text"]) and 1 <= len(images) <= 2
+    return json.dumps({"action": WAY[walker(images[-1]["image_url"]["url"])]})
+
+
+def play(root, *overrides):
+    lake = ("env=frozen_lake", "env.kwargs.is_slippery=false", "agent=llm_player", "agent.reflection=false")
+    run(*lake, "agent.show_frames=2", "play.episodes=3", "env.n_envs=2", f"output_root={root}", *overrides)
+    return only_run_folder(root)
+
+
+@pytest.mark.slow
+def test_a_model_that_only_looks_finds_the_way(tmp_path):
+    with FakeOpenAIServer(reply=by_sight) as server:
+        server_ = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model", "llm.cache=off")
+        folder = play(tmp_path, *server_, "agent.show_text=false", "llm.structured=false")
+    results = json.loads((folder / "results.json").read_text())
+    assert results["per_episode"]["success"] == [1.0] * 3 and results["per_episode"]["length"] == [6.0] * 3
+    calls = list(read_calls(folder / "llm_calls.jsonl"))
+    # One picture at the start, then the two newest; the files are there, each place of the walker once.
+    assert sorted(len(call["messages"][-1]["images"]) for call in calls) == [1] * 3 + [2] * 15
+    assert len(list((folder / "llm_images").iterdir())) == len(WAY)
+    assert not any("images" in message for call in calls for message in call["messages"][:-1])
+
+
+@pytest.mark.slow
+def test_replayed_from_the_log_it_is_the_same(tmp_path):
+    first = play(tmp_path / "first", "llm=scripted")
+    again = play(tmp_path / "again", "llm=replay", f"llm.calls={first}")
+    scores = [json.loads((folder / "results.json").read_text())["per_episode"] for folder in (first, again)]
+    assert scores[0] == scores[1]
+
+
+def test_a_model_that_takes_none_is_refused():
+    from road_game import Model, Table, reply
+
+    with pytest.raises(ConfigError, match="takes no pictures"):
+        Table(Model(lambda messages: reply("stay")), show_frames=1)
+    with pytest.raises(ConfigError, match="would see nothing"):
+        Table(Model(lambda messages: reply("stay")), show_text=False)
