@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 SHOWN = {
     "success": "success",
+    "progress": "progress",
     "return": "return",
     "length": "steps",
     "tokens": "tokens",

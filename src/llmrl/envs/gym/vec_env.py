@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,14 @@ from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.guard import guarded
 from llmrl.envs.gym.faults import MISREAD, check_rewards, first_outside
 from llmrl.envs.gym.games import GameMaker
+from llmrl.envs.gym.progress import Progress
 from llmrl.envs.gym.protocols import Describer, Engine
 from llmrl.envs.gym.replayed import Replayed
 from llmrl.envs.gym.spaces import action_numbers, observation_channels, to_actions
 from llmrl.envs.gym.stock import StockGames
 from llmrl.envs.gym.success import Criterion, Success
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import gymnasium
@@ -56,6 +60,8 @@ class GymnasiumEnv(Replayed):
         success: what makes an episode a success: its `return` is at least `success_at`, a `reward` of a step is, or it
             `terminated` by itself; None: nothing does.
         success_at: see there.
+        progress: puts returns on a scale from a random player's to the best known one's, as the metric `progress` of an
+            episode; None: there is none, and there is none in games other than those it was measured in.
         text: what puts the game into words: the name of a shipped text, a file, or `package.Class`; None: nothing.
         render: be able to draw games. Videos need it.
         trust: which modules `id` and `text` may name.
@@ -76,6 +82,7 @@ class GymnasiumEnv(Replayed):
         engine: Engine = "stock",
         success: Success | None = None,
         success_at: float | None = None,
+        progress: Progress | None = None,
         text: str | None = None,
         render: bool = False,
         trust: Trust = NOBODY,
@@ -91,6 +98,15 @@ class GymnasiumEnv(Replayed):
         # What the environment says beside an observation is only known when it has said it.
         self._seen = self._games.reset(np.zeros(n_envs, dtype=np.int64), np.ones(n_envs, dtype=bool))
         self._masked = "action_mask" in self._games.infos[0]
+        if progress is not None and not progress.fits(self._games.horizon, kwargs or {}):
+            measured = progress.horizon, dict(progress.kwargs)
+            log.info("env.progress was measured with horizon=%s and kwargs=%s: there is no score here", *measured)
+            progress = None
+        self._progress = progress
+        self._judged = [
+            *([] if self._criterion is None else ["success"]),
+            *([] if self._progress is None else ["progress"]),
+        ]
         self._describer = None if text is None else _describer(text, self.maker, self._criterion)
         self._channels = observation_channels(self._games.observation_space)
         self.spec = self._describe(name or id, numbers)
@@ -122,7 +138,7 @@ class GymnasiumEnv(Replayed):
             n_actions=n_actions,
             action_names=own if len(own) == n_actions else tuple(str(i) for i in range(n_actions)),
             horizon=self._games.horizon,
-            metrics={} if self._criterion is None else {"success": "last"},
+            metrics=dict.fromkeys(self._judged, "last"),
             numbers=numbers,
             text=text,
             endless=self._games.horizon is None and not (isinstance(self._games, StockGames) and self._games.ends),
@@ -138,6 +154,8 @@ class GymnasiumEnv(Replayed):
         if self._criterion is not None:
             won = self._criterion.judge(self._returns, self._best, self._terminated)
             info["success"] = (won & (self._begun > 0)).astype(np.float32)
+        if self._progress is not None:
+            info["progress"] = self._progress.score(self._returns).astype(np.float32)
         return Step(self._observe(), shown, shown.copy(), self._terminated.copy(), self._truncated.copy(), info)
 
     def _advance(self, action: np.ndarray, playing: np.ndarray) -> np.ndarray:
