@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmrl.agents.controllers.tabular import QTableController, TabularController
 from llmrl.agents.search_agent import LinearAgent, MLPAgent, ProjectionAgent, TabularAgent
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Controller, SearchableAgent
@@ -17,6 +18,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ActionNumbers, Channel
 from policies import ARM, LAKE, POLE
 
+BINS = [[-1, 1, 3], [0, 2, 2], [0.1, 0.2, 4]]
 AGENTS = {
     "linear": lambda: LinearAgent(POLE),
     "without bias": lambda: LinearAgent(POLE, bias=False),
@@ -25,6 +27,8 @@ AGENTS = {
     "leaky mlp": lambda: MLPAgent(POLE, hidden=(4,), activation="leaky_relu", bias=False),
     "table": lambda: TabularAgent(LAKE),
     "q-table": lambda: TabularAgent(LAKE, entries="values"),
+    "table of bins": lambda: TabularAgent(POLE, bins=BINS),
+    "q-table of bins": lambda: TabularAgent(POLE, entries="values", bins=BINS),
     "projection": lambda: ProjectionAgent(ARM, Seeds(0), rank=2, hidden=(4,)),
 }
 
@@ -33,6 +37,8 @@ def observations(controller, n, seed=0):
     rng = np.random.default_rng(seed)
     if controller.channel == "state":
         return rng.integers(0, 4, n)
+    if isinstance(controller, TabularController | QTableController):
+        return rng.normal(size=(n, 3))
     inner = getattr(controller, "inner", controller)
     return rng.normal(size=(n, inner.layers[0][0]))
 

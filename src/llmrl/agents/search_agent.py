@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
+from llmrl.agents.controllers.bins import Bins
 from llmrl.agents.controllers.linear import Activation, LayeredController, LayerSettings, Output
 from llmrl.agents.controllers.projection import Basis, ProjectedController
 from llmrl.agents.controllers.tabular import QTableController, TabularController
@@ -137,7 +138,8 @@ class MLPAgent(SearchAgent):
 
 
 class TabularAgent(SearchAgent):
-    """`agent=tabular`: a table with a row for every state of a game whose observation is the number of a state.
+    """`agent=tabular`: a table with a row for every state of a game, which its observation is the number of, or `bins`
+    make of it.
 
     Args:
         spec: of the environment.
@@ -145,9 +147,11 @@ class TabularAgent(SearchAgent):
             action, of which the largest decides.
         actions: numbers of the actions that may be entered, without gaps; None: all. Of `actions` only.
         bound, decimals: of `values`, as in `LinearAgent`.
+        bins: of an observation of numbers, for each of them low, high and how many bins of equal width; None: the
+            observation is the number of a state.
 
     Raises:
-        ConfigError: the environment shows no number of a state.
+        ConfigError: the environment shows no number of a state and there are no bins, or they do not fit it.
     """
 
     def __init__(
@@ -157,21 +161,23 @@ class TabularAgent(SearchAgent):
         actions: list[NonNegativeInt] | None = None,
         bound: PositiveFloat | None = None,
         decimals: NonNegativeInt | None = None,
+        bins: list[list[float]] | None = None,
     ) -> None:
+        cut = None if bins is None else Bins(spec, bins)
         if entries == "actions":
             if bound is not None or decimals is not None:
                 raise ConfigError(
                     f"agent.bound={bound}, agent.decimals={decimals}: a table of actions holds whole numbers; leave "
                     "both null, or choose agent.entries=values"
                 )
-            controller: Controller = TabularController(spec, actions)
+            controller: Controller = TabularController(spec, actions, cut)
         else:
             if actions is not None:
                 raise ConfigError(
                     f"agent.actions={actions}: a table of values has one for every action; leave it null, or choose "
                     "agent.entries=actions"
                 )
-            controller = QTableController(spec, VALUE_BOUND if bound is None else bound, decimals)
+            controller = QTableController(spec, VALUE_BOUND if bound is None else bound, decimals, cut)
         super().__init__(spec, controller)
 
 

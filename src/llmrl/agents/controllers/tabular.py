@@ -1,4 +1,4 @@
-"""Policies for games whose state is a number: an action, or the values of all actions, for every state."""
+"""Policies for games whose state is a number, or is made one: for every state an action, or the values of all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from llmrl.agents.controllers.bins import Bins
 from llmrl.agents.controllers.words import action_name, listed, n_states, states_told
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
@@ -17,17 +18,18 @@ class TabularController:
     Args:
         spec: of the environment.
         actions: numbers of the actions that may be chosen, without gaps; None: all.
+        bins: make states of an observation of numbers; None: it is the number of a state.
 
     Raises:
-        ConfigError: the observation is not the number of a state, an action is several numbers, or `actions` are not
-            actions next to each other.
+        ConfigError: there are no `bins` and the observation is not the number of a state, an action is several numbers,
+            or `actions` are not actions next to each other.
     """
 
-    channel = "state"
     name = "table of actions"
 
-    def __init__(self, spec: EnvSpec, actions: Sequence[int] | None) -> None:
-        n = n_states(spec, "agent=tabular")
+    def __init__(self, spec: EnvSpec, actions: Sequence[int] | None, bins: Bins | None = None) -> None:
+        self.channel, self._bins = _seen(bins), bins
+        n = n_states(spec, "agent=tabular") if bins is None else bins.n
         allowed = list(range(spec.need_discrete("agent=tabular")))
         if actions is not None:
             if not actions or list(actions) != list(range(actions[0], actions[-1] + 1)) or not {*actions} <= {*allowed}:
@@ -37,7 +39,7 @@ class TabularController:
                 )
             allowed = list(actions)
         self.names = tuple(action_name(spec, i) for i in allowed)
-        self._states = states_told(spec)
+        self._states = states_told(spec) if bins is None else bins.told
         low, high = float(allowed[0]), float(allowed[-1])
         entries = (
             Parameter(f"params[{s}]", low, high, "action", f"action in state {s}", 0, choice=True) for s in range(n)
@@ -45,8 +47,9 @@ class TabularController:
         self.space = ParameterSpace(self.name, tuple(entries))
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
-        """Actions [n] for states [n] under tables [n, states]."""
-        chosen: np.ndarray = parameters[np.arange(len(observation)), observation].astype(np.int64)
+        """Actions [n] for states [n], or observations [n, k], under tables [n, states]."""
+        states = observation if self._bins is None else self._bins.state(observation)
+        chosen: np.ndarray = parameters[np.arange(len(states)), states].astype(np.int64)
         return chosen
 
     @property
@@ -67,18 +70,21 @@ class QTableController:
         spec: of the environment.
         bound: every value lies between -bound and bound.
         decimals: digits after the point; None: all.
+        bins: as in `TabularController`.
 
     Raises:
-        ConfigError: the observation is not the number of a state, or an action is several numbers.
+        ConfigError: there are no `bins` and the observation is not the number of a state, or an action is several
+            numbers.
     """
 
-    channel = "state"
     name = "table of values"
 
-    def __init__(self, spec: EnvSpec, bound: float, decimals: int | None) -> None:
-        self.n_states, self.n_actions = n_states(spec, "agent=tabular"), spec.need_discrete("agent=tabular")
+    def __init__(self, spec: EnvSpec, bound: float, decimals: int | None, bins: Bins | None = None) -> None:
+        self.channel, self._bins = _seen(bins), bins
+        self.n_states = n_states(spec, "agent=tabular") if bins is None else bins.n
+        self.n_actions = spec.need_discrete("agent=tabular")
         self.names = tuple(action_name(spec, i) for i in range(self.n_actions))
-        self._states = states_told(spec)
+        self._states = states_told(spec) if bins is None else bins.told
         self.space = ParameterSpace(
             self.name,
             tuple(
@@ -91,9 +97,10 @@ class QTableController:
         )
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
-        """Actions [n] for states [n] under tables [n, states * actions]."""
+        """Actions [n] for states [n], or observations [n, k], under tables [n, states * actions]."""
+        states = observation if self._bins is None else self._bins.state(observation)
         tables = parameters.reshape(-1, self.n_states, self.n_actions)
-        chosen: np.ndarray = np.argmax(tables[np.arange(len(observation)), observation], axis=1)
+        chosen: np.ndarray = np.argmax(tables[np.arange(len(states)), states], axis=1)
         return chosen
 
     @property
@@ -112,3 +119,8 @@ class QTableController:
             f"{self._states}"
             f"The actions are: {listed(self.names)}."
         )
+
+
+def _seen(bins: Bins | None) -> str:
+    """The channel that is read."""
+    return "state" if bins is None else "vector"

@@ -34,7 +34,8 @@ def n_states(spec: EnvSpec, who: str) -> int:
     if "state" not in spec.observation:
         raise ConfigError(
             f"{who} has an entry for every state, and the observation of env={spec.name} is not the number of a state "
-            f"(a Discrete space); it shows {', '.join(spec.observation)}: use agent=linear or agent=mlp_policy"
+            f"(a Discrete space); it shows {', '.join(spec.observation)}: cut numbers into bins with agent.bins, or "
+            "use agent=linear or agent=mlp_policy"
         )
     return int(spec.observation["state"].high) + 1
 

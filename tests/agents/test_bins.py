@@ -1,0 +1,67 @@
+"""Observations of several numbers as the number of a state."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import only_run_folder, run
+from llmrl.agents.controllers.bins import Bins
+from llmrl.agents.search_agent import TabularAgent
+from llmrl.core.errors import ConfigError
+from llmrl.run.files import read_lines
+from policies import POLE
+
+RANGES = [[-1.2, 0.6, 10], [-0.07, 0.07, 20], [-5, 5, 3]]
+
+
+@given(st.lists(st.floats(-10, 10), min_size=3, max_size=3))
+def test_a_state_is_a_bin_of_each_number(numbers):
+    bins = Bins(POLE, RANGES)
+    [state] = bins.state(np.array([numbers]))
+    places = np.unravel_index(state, [10, 20, 3])
+    for x, place, (low, high, n) in zip(numbers, places, RANGES, strict=True):
+        edges = np.linspace(low, high, n + 1)
+        expected = np.clip(np.searchsorted(edges, x, side="right") - 1, 0, n - 1)
+        near = np.abs(edges - x).min() < 1e-9
+        assert place == expected or near
+
+
+def test_what_is_outside_or_infinite_is_in_the_first_or_last():
+    bins = Bins(POLE, RANGES)
+    low, high = bins.state(np.array([[-np.inf] * 3, [np.inf] * 3]))
+    assert (low, high) == (0, bins.n - 1) == (0, 599)
+
+
+def test_the_words_say_which_state_is_which():
+    told = Bins(POLE, RANGES).told
+    assert "bin (s // 60) % 10 of 10, each 0.18 wide, from -1.2 to 0.6" in told
+    assert "bin (s // 3) % 20 of 20, each 0.007 wide" in told and "bin s % 3 of 3" in told
+    assert told in TabularAgent(POLE, bins=RANGES).controller.layout
+
+
+@pytest.mark.parametrize(
+    ("ranges", "why"),
+    [
+        (RANGES[:2], "has 2 ranges, and env=.* shows 3 numbers"),
+        ([[1, 1, 3], *RANGES[1:]], "low < high"),
+        ([[0, 1, 2.5], *RANGES[1:]], "bins >= 1"),
+        ([[0, 1], *RANGES[1:]], "must be"),
+        ([[0, float("inf"), 2], *RANGES[1:]], "must be"),
+        ([[0, 1, 100]] * 3, "1,000,000 states"),
+    ],
+)
+def test_what_makes_no_states_is_refused(ranges, why):
+    with pytest.raises(ConfigError, match=why):
+        Bins(POLE, ranges)
+
+
+@pytest.mark.slow
+def test_a_table_of_bins_is_searched(tmp_path):
+    """MountainCar as published, by a search that moves towards its elite."""
+    run(
+        *("env=mountain_car", "agent=tabular", "agent.bins=[[-1.2,0.6,10],[-0.07,0.07,20]]", "principal=cem"),
+        *("search.iterations=3", "search.episodes=2", "search.race=0", f"output_root={tmp_path}"),
+    )
+    proposals = read_lines(only_run_folder(tmp_path) / "proposals.jsonl")
+    assert len(proposals[0]["vector"]) == 200 and set(proposals[0]["vector"]) <= {0, 1, 2}
