@@ -34,7 +34,8 @@ def environment(entry: dict[str, Any]) -> GymnasiumEnv:
     """The environment option of an entry, with its own arguments."""
     chosen = option("env", entry["env"])
     del chosen["_target_"]
-    fields = {**chosen, "n_envs": 1, "text": None, "kwargs": {**chosen["kwargs"], **entry.get("kwargs", {})}}
+    kwargs = {**chosen["kwargs"], **entry.get("kwargs", {})}
+    fields = {**chosen, "n_envs": 1, "text": None, "progress": None, "kwargs": kwargs}
     return GymnasiumEnv(Seeds(0), **fields)
 
 

@@ -111,7 +111,7 @@ def measure(name: str, engine: str, rounds: int, workers: int) -> str:
     entry = next(entry for entry in json.loads((HERE / "known_policies.json").read_text()) if entry["env"] == name)
     chosen = option("env", name)
     fields = {key: value for key, value in chosen.items() if key != "_target_"}
-    env = GymnasiumEnv(Seeds(0), **{**fields, "n_envs": 1, "engine": engine, "text": None})
+    env = GymnasiumEnv(Seeds(0), **{**fields, "n_envs": 1, "engine": engine, "text": None, "progress": None})
     clip = entry.get("clip_actions", True)
     agent: SearchAgent = (
         TabularAgent(env.spec)

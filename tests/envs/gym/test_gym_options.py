@@ -13,6 +13,7 @@ from llmrl.core.option_files import options
 from llmrl.core.seeding import Seeds
 from llmrl.envs.gym.batched import BATCHED
 from llmrl.envs.gym.vec_env import GymnasiumEnv
+from llmrl.experiment.parts import build_env
 
 FOLDER = Path(__file__).parents[3] / "conf" / "env"
 TARGET = "llmrl.envs.gym.vec_env.GymnasiumEnv"
@@ -37,8 +38,7 @@ PUBLISHED = [
 
 
 def build(name: str, **fields) -> GymnasiumEnv:
-    option = {key: value for key, value in OPTIONS[name].items() if key != "_target_"}
-    return GymnasiumEnv(Seeds(0), **{**option, "n_envs": 2, **fields})
+    return build_env({**OPTIONS[name], "n_envs": 2, **fields}, {"seeds": Seeds(0), "device": "cpu"}, ())
 
 
 def test_all_fifteen_published_tasks_are_there():
