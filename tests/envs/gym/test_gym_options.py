@@ -54,7 +54,8 @@ def test_an_option_plays(name):
     shape = (2, 1) if env.spec.numbers is None else (2, 1, env.spec.numbers.dim)
     step = env.step(np.zeros(shape, dtype=np.int64 if env.spec.numbers is None else np.float64))
     assert step.reward.shape == (2, 1)
-    assert env.spec.metrics == {"success": "last"}
+    scored = ["progress"] if OPTIONS[name]["progress"] else []
+    assert env.spec.metrics == dict.fromkeys(["success", *scored], "last")
     env.close()
 
 
