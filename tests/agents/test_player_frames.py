@@ -70,3 +70,17 @@ def test_a_model_that_takes_none_is_refused():
         Table(Model(lambda messages: reply("stay")), show_frames=1)
     with pytest.raises(ConfigError, match="would see nothing"):
         Table(Model(lambda messages: reply("stay")), show_text=False)
+
+
+@pytest.mark.slow
+def test_players_of_a_society_see_their_own_views(tmp_path):
+    """As the environment draws them, which is what they observe in pixels."""
+    society = ("experiment=zero_shot/cleanup", "env=cleanup", "llm=scripted", "env.horizon=2", "play.videos=0")
+    shown = []
+    for name, more in (("drawn", []), ("observed", ["env.observe=[text,pixels]"])):
+        run(*society, *more, "agent.show_frames=1", "agent.action_every=1", f"output_root={tmp_path / name}")
+        folder = only_run_folder(tmp_path / name)
+        calls = list(read_calls(folder / "llm_calls.jsonl"))
+        shown.append({call["place"]: call["messages"][-1]["images"] for call in calls})
+        assert len(calls) == 14 and len({image for [image] in shown[-1].values()}) > 7
+    assert shown[0] == shown[1]

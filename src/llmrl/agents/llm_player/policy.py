@@ -124,6 +124,7 @@ class LLMPolicy:
         self.channels: tuple[str, ...] = (
             "text",
             *(name for name in ("action_mask",) if settings.legal_only and name in spec.observation),
+            *(name for name in ("pixels",) if settings.show_frames and _is_picture(spec, name)),
         )
         self.settings, repair_turns = settings, settings.repair_turns
         self.must_reflect = settings.reflection and settings.require_reflection
@@ -196,7 +197,7 @@ class LLMPolicy:
         asked: list[tuple[int, int]] = []
         legal: list[list[bool] | None] = []
         for game in np.flatnonzero(self.playing).tolist():
-            views = self._views(game)
+            views = self._views(observation, game)
             for agent, seat in enumerate(self.seats[game]):
                 text, mask = str(observation["text"][game, agent]), self._mask(observation, game, agent)
                 if not text:
@@ -287,12 +288,17 @@ class LLMPolicy:
             return True
         return isinstance(seat.action, int) and mask is not None and not mask[seat.action]
 
-    def _views(self, game: int) -> list[str]:
-        """What each player of a game is shown of it now; [] where they are shown nothing."""
+    def _views(self, observation: dict[str, Any], game: int) -> list[str]:
+        """What each player of a game is shown of it now: what it observes in pixels, or what the camera takes where it
+        observes none; [] where players are shown nothing."""
         if not self.settings.show_frames:
             return []
-        assert self.camera is not None
-        return [picture(frame, self.settings.frame_size) for frame in self.camera(game)]
+        if "pixels" in self.channels:
+            frames = [np.asarray(on_host(view)) for view in observation["pixels"][game]]
+        else:
+            assert self.camera is not None
+            frames = list(self.camera(game))
+        return [picture(frame, self.settings.frame_size) for frame in frames]
 
     def _question(self, game: int, agent: int) -> Question:
         seat = self.seats[game][agent]
@@ -439,6 +445,12 @@ class LLMPolicy:
         self.counters["replies"] += took.replies
         self.counters["invalid"] += took.invalid
         self.counters["failed"] += took.failed
+
+
+def _is_picture(spec: EnvSpec, name: str) -> bool:
+    """Whether a channel holds pictures as they can be shown."""
+    channel = spec.observation.get(name)
+    return channel is not None and channel.dtype == "uint8" and len(channel.shape) == 3 and channel.shape[-1] == 3
 
 
 def _took(asked: Asked) -> dict[str, Any]:
