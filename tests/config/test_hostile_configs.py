@@ -96,7 +96,8 @@ def test_a_target(target, marker):
     ],
 )
 @pytest.mark.parametrize("kind", ["gym.vec_env.GymnasiumEnv.id", "babyai.vec_env.BabyAIEnv.level"])
-def test_an_id_that_imports(kind, id, marker):
+def test_an_id_that_imports(kind, id, marker, monkeypatch):
+    monkeypatch.delitem(sys.modules, "webbrowser", raising=False)  # some libraries import it by themselves
     module, _, key = kind.rpartition(".")
     node = {"_target_": f"llmrl.envs.{module}", key: id, "n_envs": 1}
     with pytest.raises(ConfigError, match=r"is outside the trusted modules|knows no environment"):
