@@ -233,8 +233,9 @@ def test_a_seat_that_is_abandoned_hears_why():
     assert heard == ["all end"]
 
 
-def test_a_run_that_is_alone_in_its_phase_is_answered_in_the_end():
-    """Three others that go on playing together until it was answered."""
+@pytest.mark.parametrize(("needed", "most"), [(False, PASSED_OVER + 2), (True, 2)])
+def test_a_run_that_is_alone_in_its_phase_is_answered_in_the_end(needed, most):
+    """Three others go on playing together until it was answered; one that others need, at once."""
     rows, answered, waves = Rows(), threading.Event(), []
     config = compose(*ROOM, "principal=ucb")
 
@@ -244,9 +245,10 @@ def test_a_run_that_is_alone_in_its_phase_is_answered_in_the_end():
             loop = build_loop(config, parts)
             neutral = np.stack([parts.env.spec.mechanism.neutral] * loop.candidates)
             request = loop.adaptation.episode(5, Seeds(0), neutral, 0)
-            while not answered.is_set() and len(waves) < 1000:
-                seat.answer(request)
-                answered.set() if alone else waves.append(1)
+            with seat.apart() if alone and needed else nullcontext():
+                while not answered.is_set() and len(waves) < 1000:
+                    seat.answer(request)
+                    answered.set() if alone else waves.append(1)
         finally:
             seat.leave()
 
@@ -257,4 +259,4 @@ def test_a_run_that_is_alone_in_its_phase_is_answered_in_the_end():
     rows.run()
     for thread in threads:
         thread.join()
-    assert answered.is_set() and len(waves) < 3 * (PASSED_OVER + 2)
+    assert answered.is_set() and len(waves) < 3 * most

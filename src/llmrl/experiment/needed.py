@@ -114,7 +114,7 @@ def ensure(
         Stopped: a signal asked to stop meanwhile.
         NeededRunFailed: one of them ended without a result, with its reason.
     """
-    from llmrl.run.owner import wait_for_release
+    from llmrl.run.owner import in_use, wait_for_release
     from llmrl.run.signals import Stopped
 
     since, launch = _taken_on(run)
@@ -133,7 +133,9 @@ def ensure(
                     since = min(since, time.time())
                 waiting = True
                 with away():
-                    wait_for_release(_POLL_S)
+                    # Away until it can go on, for others wait while a row that was away is back to look.
+                    while run.stop.signal is None and in_use(each.folder):
+                        wait_for_release(_POLL_S)
             except NotAsked:
                 raise
             except LlmrlError as error:

@@ -100,11 +100,12 @@ class Rows:
         return chosen
 
     @staticmethod
-    def _urgency(seats: Sequence[Seat]) -> tuple[bool, bool, int]:
-        """What was played is learned from before somebody plays over it; who is alone in its phase waits for others to
-        come into it, but not for ever."""
+    def _urgency(seats: Sequence[Seat]) -> tuple[bool, bool, bool, int]:
+        """A run that others need comes first, so that these begin together; what was played is learned from before
+        somebody plays over it; who is alone in its phase waits for others to come into it, but not for ever."""
         learns = isinstance(seats[0].request, Update)
-        return learns, max(seat.passed_over for seat in seats) >= PASSED_OVER, len(seats)
+        late = max(seat.passed_over for seat in seats) >= PASSED_OVER
+        return any(seat.needed for seat in seats), learns, late, len(seats)
 
     def _soon_back(self) -> float:
         """For how many seconds runs that have gone away are waited for."""
@@ -192,6 +193,7 @@ class Seat:
         state, since: what its run does, and since when it is away or not, by the clock.
         request: what its run asks for.
         passed_over: how often others were answered since it asks.
+        needed: it computes a run that its own one needs, and perhaps others do.
         wave, place, rollout: where its games were played last, as which member, and what came of it.
     """
 
@@ -202,6 +204,7 @@ class Seat:
         self.state: State = "works"
         self.since = 0.0
         self.passed_over = 0
+        self.needed = False
         self.request: Request | None = None
         self.answered: tuple[Any, BaseException | None] | None = None
         self.wave: Wave | None = None
@@ -240,12 +243,13 @@ class Seat:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """A span in which its run computes another one, which is not like those beside it."""
+        """A span in which its run computes another one that it needs, which is not like those beside it."""
         key, self._key = self._key, None
+        before, self.needed = self.needed, True
         try:
             yield
         finally:
-            self._key = key
+            self._key, self.needed = key, before
 
     def leave(self) -> None:
         """Ask no more."""

@@ -190,6 +190,16 @@ def wait_for_release(at_most_s: float) -> None:
         _released.wait(at_most_s)
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a live process holds `folder`.
+
+    Raises:
+        RunFolderError: as `read_owner`.
+    """
+    owner = read_owner(folder)
+    return owner is not None and is_alive(owner, folder / FILE_NAME)
+
+
 def read_owner(folder: Path) -> Owner | None:
     """The process that holds `folder`, dead or alive; None if there is none (or it is just writing its name).
 
