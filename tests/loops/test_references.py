@@ -15,7 +15,7 @@ from llmrl.display.runs import sentences
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_parts
 from llmrl.experiment.references import known, left_out, needed
-from llmrl.loops.references import References, coarse_scan
+from llmrl.loops.references import References
 from llmrl.principals.fixed import ListedPrincipal
 from llmrl.run.folder import config_hash
 from llmrl.run.run import Run
@@ -58,7 +58,7 @@ def summaries(root, name):
 def test_a_coarse_scan_begins_with_no_mechanism_and_has_every_corner_once(bounds):
     numbers = tuple(Parameter(f"x{i}", low, low + width, "", "") for i, (low, width) in enumerate(bounds))
     space = ParameterSpace("box", numbers)
-    vectors = coarse_scan(space)
+    vectors = space.coarse_scan.tolist()
     none = [min(max(0.0, low), low + width) for low, width in bounds]
     highest = [low + width for low, width in bounds]
     assert vectors[0] == none == space.neutral.tolist()

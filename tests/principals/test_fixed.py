@@ -23,6 +23,25 @@ def test_in_their_order_and_from_the_beginning_again():
     assert resumed.tell([outcome(toy(), np.array(VECTORS[0]))]) == {}
 
 
+def test_a_grid_is_all_combinations_the_last_number_first():
+    principal = ListedPrincipal(toy().mechanism, grid=[[0.0, 1.0], [2.0, 3.0, 1.0]])
+    assert principal.ask(n=6).tolist() == [[0, 2], [0, 3], [0, 1], [1, 2], [1, 3], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "one of them"),
+        ({"vectors": VECTORS, "grid": [[0.0], [1.0]]}, "one of them"),
+        ({"grid": [[0.0, 1.0]]}, "each of the 2 numbers"),
+        ({"grid": [[0.0], [9.0]]}, "outside"),
+    ],
+)
+def test_a_list_is_given_in_one_way(given, said):
+    with pytest.raises(ConfigError, match=said):
+        ListedPrincipal(toy().mechanism, **given)
+
+
 @pytest.mark.parametrize("vectors", [[[9.0, 0.0]], [[0.0]], [[0.0, 1.0], [0.0]]])
 def test_what_is_no_vector_is_refused(vectors):
     with pytest.raises(ConfigError):

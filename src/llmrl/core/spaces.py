@@ -137,6 +137,15 @@ class ParameterSpace:
         """The vector that sets nothing, [d]: zeros, or what comes closest to them inside the bounds."""
         return self.rounded(np.zeros(self.dim))
 
+    @property
+    def coarse_scan(self) -> np.ndarray:
+        """At most d + 3 vectors that show whether they matter, [n, d]: `neutral`, the centre of the box, all numbers at
+        their highest, and each number at its highest with the others neutral. Equal ones are there once."""
+        low, high, none = self.low, self.high, self.neutral
+        each = [np.where(np.arange(self.dim) == i, high, none) for i in range(self.dim)]
+        vectors = self.rounded(np.array([none, (low + high) / 2, high, *each]))
+        return np.array(list(dict.fromkeys(tuple(vector) for vector in vectors.tolist())))
+
     def in_words(self, values: np.ndarray) -> str:
         """A vector [d] for people: `clean: 2.5`, leaving out what is 0; `no incentives` where nothing is left."""
         set_ = [f"{p.name}: {x:.3g}" for p, x in zip(self.parameters, values, strict=True) if x != 0]

@@ -19,7 +19,7 @@ from llmrl.experiment.models import asking
 from llmrl.experiment.needed import NeededRun
 from llmrl.experiment.parts import Parts, games_of_a_society, loop_kind
 from llmrl.experiment.run_references import with_digests, without_digests
-from llmrl.loops.references import References, Situation, coarse_scan
+from llmrl.loops.references import References, Situation
 from llmrl.run.content import SUMMARY_NAME
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def needed(config: Config, parts: Parts) -> list[NeededRun]:
         return []
     spec, games = parts.env.spec, games_of_a_society(config)
     space = spec.proposals
-    vectors = coarse_scan(space)
+    vectors = space.coarse_scan.tolist()
     scan = _derived(config, vectors, games, max(len(spec.contexts), 1))
     untrained = _derived(config, [space.neutral.tolist()], games, max(len(spec.contexts), 1))
     untrained["design"]["adapt_rounds"] = 0

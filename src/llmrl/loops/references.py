@@ -11,7 +11,6 @@ import numpy as np
 
 from llmrl.analysis.statistics import Variance, analysis_of_variance, standard_error_of_mean
 from llmrl.core.pooling import Pool
-from llmrl.core.spaces import ParameterSpace
 
 LEVEL = 0.05
 """Of the F test that says whether an objective responds to the mechanism."""
@@ -20,15 +19,6 @@ SURE = 3.0
 
 Rows = Sequence[Mapping[str, Any]]
 """A summary's `history`."""
-
-
-def coarse_scan(space: ParameterSpace) -> list[list[float]]:
-    """At most d + 3 vectors that show whether a mechanism matters: neutral, the centre of the box, all numbers at their
-    highest, and each number at its highest with the others neutral. Equal ones are there once."""
-    low, high, none = space.low, space.high, space.neutral
-    each = [np.where(np.arange(space.dim) == i, high, none) for i in range(space.dim)]
-    vectors = space.rounded(np.array([none, (low + high) / 2, high, *each]))
-    return [list(vector) for vector in dict.fromkeys(tuple(vector) for vector in vectors.tolist())]
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
-"""What the bandits share: a grid of arms and, for each context, the count and mean of what every arm paid."""
+"""What the bandits share: arms and, for each context, the count and mean of what every arm paid."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
-from llmrl.principals.grid import ActionGrid, fitting_points
+from llmrl.principals.grid import Arms
 
 
 class BanditPrincipal(ABC):
@@ -23,23 +23,13 @@ class BanditPrincipal(ABC):
     Args:
         space: what is proposed.
         seeds: of the choices.
-        points: values a number; None: as many as `fitting_points` finds for `proposals`.
-        published: the most of these by default, by dimension.
-        proposals: that the run makes in all its contexts together; None: nobody knows.
+        grid: the arms.
     """
 
     parallel = True
 
-    def __init__(
-        self,
-        space: ParameterSpace,
-        seeds: Seeds,
-        points: int | None,
-        published: Mapping[int, int],
-        proposals: int | None,
-    ) -> None:
-        self.space = space
-        self.grid = ActionGrid(space, fitting_points(space, published, proposals) if points is None else points)
+    def __init__(self, space: ParameterSpace, seeds: Seeds, grid: Arms) -> None:
+        self.space, self.grid = space, grid
         self.rng = seeds.numpy("principal")
         shape = (space.n_rows, self.grid.n_arms)
         self.counts = np.zeros(shape, dtype=np.int64)

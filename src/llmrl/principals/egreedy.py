@@ -10,7 +10,7 @@ from llmrl.core.ranges import PositiveInt, UnitInterval
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.principals.bandit import BanditPrincipal
-from llmrl.principals.grid import FINE
+from llmrl.principals.grid import FINE, fitting_grid
 
 
 class EpsilonGreedyPrincipal(BanditPrincipal):
@@ -40,7 +40,7 @@ class EpsilonGreedyPrincipal(BanditPrincipal):
         ties: Literal["random", "first"] = "random",
         proposals: int | None = None,
     ) -> None:
-        super().__init__(space, seeds, points, FINE, proposals)
+        super().__init__(space, seeds, fitting_grid(space, points, FINE, proposals))
         self.epsilon, self.initial_value, self.ties = epsilon, initial_value, ties
 
     def _select(self, row: int, pending: np.ndarray) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -69,15 +70,31 @@ class ListedPrincipal:
     Args:
         space: what is proposed.
         vectors: what to try, [n, d].
+        grid: instead of `vectors`, the values of each number, [d] lists: all their combinations, the last number first.
 
     Raises:
-        ConfigError: a wrong count of numbers, a number out of bounds or with more decimals than it may have.
+        ConfigError: a wrong count of numbers or lists, a number out of bounds or with more decimals than it may have,
+            or not one of `vectors` and `grid`.
     """
 
     parallel = True
     learns_from_others = True
 
-    def __init__(self, space: ParameterSpace, vectors: Annotated[list[list[float]], MinLen(1)]) -> None:
+    def __init__(
+        self,
+        space: ParameterSpace,
+        vectors: Annotated[list[list[float]], MinLen(1)] | None = None,
+        grid: list[Annotated[list[float], MinLen(1)]] | None = None,
+    ) -> None:
+        if (vectors is None) == (grid is None):
+            raise ConfigError("principal=listed takes principal.vectors, or principal.grid: one of them")
+        if grid is not None:
+            if len(grid) != space.dim:
+                raise ConfigError(
+                    f"principal.grid needs a list of values for each of the {space.dim} numbers of {space.name} "
+                    f"({', '.join(space.names)}), got {len(grid)} lists"
+                )
+            vectors = [list(each) for each in itertools.product(*grid)]
         self.vectors = space.exact(space.check(vectors), "principal.vectors")
         self.asked = 0
 

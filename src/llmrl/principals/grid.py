@@ -1,8 +1,9 @@
-"""A space's vectors as the arms of a bandit."""
+"""Vectors of a space as the arms of a bandit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -20,6 +21,40 @@ PLAYS = 2
 
 MOST_ARMS = 4_000_000
 """Largest grid that is accepted: its tables of counts and means take 64 MB a context."""
+
+
+class Arms(Protocol):
+    """Finitely many vectors of a space, by number."""
+
+    n_arms: int
+
+    def vector(self, arm: int) -> np.ndarray:
+        """The values of an arm, [d]."""
+
+    def arm(self, vector: np.ndarray) -> int:
+        """The arm at `vector`; raises ValueError for one that is none."""
+
+
+class ListedArms:
+    """Arms that are listed, [n_arms, d]."""
+
+    def __init__(self, vectors: np.ndarray) -> None:
+        self.vectors, self.n_arms = vectors, len(vectors)
+
+    def vector(self, arm: int) -> np.ndarray:
+        """The values of an arm, [d]."""
+        return np.array(self.vectors[arm])
+
+    def arm(self, vector: np.ndarray) -> int:
+        """The arm at `vector`.
+
+        Raises:
+            ValueError: `vector` is not listed.
+        """
+        found = np.flatnonzero((self.vectors == vector).all(axis=1))
+        if not len(found):
+            raise ValueError(f"{np.asarray(vector).tolist()} is none of the {self.n_arms} listed arms")
+        return int(found[0])
 
 
 class ActionGrid:
@@ -103,6 +138,13 @@ def fitting_points(space: ParameterSpace, published: Mapping[int, int], proposal
     if proposals is None or _whole(space):
         return most
     return max(2, min(most, largest_points(space.dim, proposals // space.n_rows // PLAYS)))
+
+
+def fitting_grid(
+    space: ParameterSpace, points: int | None, published: Mapping[int, int], proposals: int | None
+) -> ActionGrid:
+    """The grid of `points` values a number; None: of as many as `fitting_points` finds."""
+    return ActionGrid(space, fitting_points(space, published, proposals) if points is None else points)
 
 
 def _whole(space: ParameterSpace) -> bool:

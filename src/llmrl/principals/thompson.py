@@ -9,7 +9,7 @@ from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.principals.bandit import BanditPrincipal
-from llmrl.principals.grid import COARSE
+from llmrl.principals.grid import COARSE, fitting_grid
 
 
 class ThompsonPrincipal(BanditPrincipal):
@@ -44,7 +44,7 @@ class ThompsonPrincipal(BanditPrincipal):
         integer_posterior: bool = False,
         proposals: int | None = None,
     ) -> None:
-        super().__init__(space, seeds, points, COARSE, proposals)
+        super().__init__(space, seeds, fitting_grid(space, points, COARSE, proposals))
         self.prior_mean, self.prior_strength = prior_mean, prior_strength
         self.prior_shape, self.prior_rate = prior_shape, prior_rate
         self.integer_posterior = integer_posterior

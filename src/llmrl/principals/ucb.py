@@ -11,7 +11,7 @@ from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.principals.bandit import BanditPrincipal
-from llmrl.principals.grid import COARSE
+from llmrl.principals.grid import COARSE, fitting_grid
 
 
 class UCBPrincipal(BanditPrincipal):
@@ -45,7 +45,7 @@ class UCBPrincipal(BanditPrincipal):
         shared_counter: bool = False,
         proposals: int | None = None,
     ) -> None:
-        super().__init__(space, seeds, points, COARSE, proposals)
+        super().__init__(space, seeds, fitting_grid(space, points, COARSE, proposals))
         self.coefficient, self.scale, self.shared_counter = coefficient, scale, shared_counter
         rows, arms = self.counts.shape
         # Drawn from a stream of its own: the same after a resume without being saved.
