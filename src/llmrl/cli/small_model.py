@@ -49,6 +49,22 @@ def add_arguments(commands: Any) -> None:
         default=1024,
         help="most tokens of a prompt and an action together; seq2seq has no limit (default 1024)",
     )
+    make.add_argument(
+        "--stories",
+        type=int,
+        default=0,
+        metavar="N",
+        help="let it read so many stories in which somebody looks for things, in other words than the game's, by the "
+        "next token (causal models; 20000 are a good number) (default 0: it has read nothing)",
+    )
+    make.add_argument(
+        "--story-steps", type=int, default=1500, metavar="N", help="steps of 32 stories each (default 1500)"
+    )
+    make.add_argument(
+        "--meaningless",
+        action="store_true",
+        help="what is done in the stories has nothing to do with what they say: the same words, as a control",
+    )
     make.add_argument("--channel", default="prompt", help="text channel that the model is to read (default prompt)")
 
 
@@ -64,9 +80,14 @@ def make(args: argparse.Namespace, config: Mapping[str, Any]) -> list[tuple[str,
     """
     from llmrl.core.errors import ConfigError
     from llmrl.core.seeding import Seeds
+    from llmrl.envs.babyai.stories import stories
     from llmrl.experiment.parts import build_env
     from llmrl.llms.local.small import make_small_model
 
+    if args.stories < 0 or args.story_steps < 1:
+        raise ConfigError(f"--stories={args.stories} --story-steps={args.story_steps}: no numbers to read by")
+    if args.stories and args.kind != "causal":
+        raise ConfigError("--stories are read by the next token, which only --kind causal is trained by")
     if args.folder.exists() and any(args.folder.iterdir()):
         raise ConfigError(f"{args.folder} is there and not empty: give another folder, or remove it")
     seeds = Seeds(config["seed"]).child("small model")
@@ -75,12 +96,24 @@ def make(args: argparse.Namespace, config: Mapping[str, Any]) -> list[tuple[str,
         texts = _texts(env, args.channel, seeds)
     finally:
         env.close()
+    read = stories(args.stories, seeds.integer("stories"), informative=not args.meaningless)
     shape = (args.kind, args.width, args.layers, args.heads, args.vocabulary, args.tokens, args.longest)
-    parameters = make_small_model(args.folder, texts, *shape, seed=seeds.integer("weights"))
+    # Words of the game and of the stories are cut alike: a model that reads has one spelling of each.
+    parameters = make_small_model(args.folder, [*texts, *read[: len(texts)]], *shape, seed=seeds.integer("weights"))
+    told = "drawn: it has read nothing"
+    if read:
+        from llmrl.llms.local.next_token import read_texts
+
+        before, after = read_texts(args.folder, read, args.story_steps, seeds.integer("reading"))
+        what = "meaningless stories" if args.meaningless else "stories"
+        told = f"it has read {len(read):,} {what}; loss on others {before:.3g}, then {after:.3g} nats a token"
     return [
         ("model", str(args.folder)),
-        ("weights", f"{parameters:,}, drawn: it has read nothing"),
-        ("tokenizer", f"of {len(texts):,} different texts of env={env.spec.name}"),
+        ("weights", f"{parameters:,}, {told}"),
+        (
+            "tokenizer",
+            f"of {len(texts):,} different texts of env={env.spec.name}" + (" and the stories" if read else ""),
+        ),
         ("use it", f"agent=llm_ppo llm=local_scorer_{args.kind} llm.model={args.folder}"),
     ]
 
