@@ -28,10 +28,14 @@ def write_run(
     shared: dict[str, list[str]] | None = None,
     inside: Sequence[Sequence[float]] | None = None,
     references: dict[str, Any] | None = None,
+    report: dict[str, Any] | None = None,
+    history: Sequence[dict[str, Any]] | None = None,
 ) -> Path:
     """A run that logs `values` as principal/objective every `steps` environment steps; its result is the last one, or
-    the mean of what is `inside` it, society by society; `references` are those of its summary."""
-    run = Run.open(root, name, {"of": [name, *overrides]}, [*overrides, f"seed={seed}"], seed)
+    the mean of what is `inside` it, society by society; `references` are those of its summary, and so are the proposals
+    of its `history`. `report` is that section of its config."""
+    config = {"of": [name, *overrides], **({} if report is None else {"report": report})}
+    run = Run.open(root, name, config, [*overrides, f"seed={seed}"], seed)
     with contextlib.suppress(type(error) if error is not None else ()), run:
         run.status.llm = llm
         run.status.shared = shared or {}
@@ -46,6 +50,8 @@ def write_run(
             run.summary = {RESULT_EPISODES: [list(society) for society in inside]}
         if references is not None:
             run.summary = {**run.summary, "references": references}
+        if history is not None:
+            run.summary = {**run.summary, "history": list(history)}
     return run.folder
 
 

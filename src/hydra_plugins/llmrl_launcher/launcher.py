@@ -83,9 +83,19 @@ class LlmrlLauncher(Launcher):
                 return [_ended(list(overrides), None, 0) for overrides in job_overrides]
             sweep_folder = Path(self.config.hydra.sweep.dir).expanduser().absolute()
             outcomes, code = compute_sweep(found, sweep_folder, self.wait, self.swept)
-        print_sweep(outcomes)
+            print_sweep(outcomes)
+            self._show(found, outcomes)
         own = outcomes[-len(found) :] if found else []
         return [_ended(list(o), outcome, code) for o, outcome in zip(job_overrides, own, strict=True)]
+
+    def _show(self, found: Sequence[Planned], outcomes: Sequence[Outcome]) -> None:
+        """Show what a study comes to, where this sweep was one and all of it is finished."""
+        from llmrl.display.reports import show_study
+
+        asked = [run.experiment for run in found if (run.experiment.config.get("report") or {}).get("question")]
+        if asked and all(outcome.state == "finished" for outcome in outcomes):
+            for folder, report in {each.folder.parent.parent: each.config["report"] for each in asked}.items():
+                show_study(folder, report)
 
     def _plan(self, found: Sequence[Planned]) -> None:
         """Print what the runs would do: of one all of it, as without --multirun, and of several a table.

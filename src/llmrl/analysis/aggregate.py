@@ -29,6 +29,7 @@ from llmrl.analysis.statistics import (
     over_tasks,
     standard_error_over_tasks,
 )
+from llmrl.analysis.study_results import study_of
 from llmrl.analysis.training import EFFICIENCY, Frames, about_training, common_frames, is_told
 from llmrl.core.errors import ConfigError, RunFolderError
 
@@ -103,8 +104,10 @@ def summarize(
         efficiency = () if common is None else _efficiency(task, common, settings)
         about += () if common is None else (about_training(common),)
         references, warned = references_of(finished)
+        width = None if common is None else common.width
+        study = study_of(task, finished, references, settings.resamples, settings.seed, width, settings.study)
         section = replace(section, common=task.common, curves=curves, notes=about, efficiency=efficiency)
-        sections.append(replace(section, references=references, warnings=warned))
+        sections.append(replace(section, references=references, warnings=warned, study=study))
     together, notes = _over_tasks(scored, settings)
     return Report(
         folder,

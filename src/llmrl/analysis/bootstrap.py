@@ -92,8 +92,8 @@ def bootstrap_bands(
         sample = scores[..., drawn] if pools is None else pools[drawn, rng.integers(_POOL, size=drawn.shape)]
         for name, statistic in statistics.items():
             resampled[name].append(statistic(sample))
-    tails = _tails(level)
-    bounds = {name: _quantiles(np.concatenate(parts, axis=-1), tails) for name, parts in resampled.items()}
+    at = tails(level)
+    bounds = {name: quantiles(np.concatenate(parts, axis=-1), at) for name, parts in resampled.items()}
     return {name: Band(estimates[name], low, high) for name, (low, high) in bounds.items()}
 
 
@@ -138,7 +138,7 @@ def probability_of_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray])
     Args:
         x, y: each task's scores, [n_runs] each; the number of runs may differ.
     """
-    return float(np.mean([_wins(a, b).mean() for a, b in zip(x, y, strict=True)]))
+    return float(np.mean([wins(a, b).mean() for a, b in zip(x, y, strict=True)]))
 
 
 def improvement_matrix(
@@ -159,7 +159,7 @@ def improvement_matrix(
         [n_groups, n_groups], row over column; 1/2 on the diagonal. Bounds are NaN there, and where a group has a
         single run of every task.
     """
-    tails, n = _tails(level), len(groups)
+    at, n = tails(level), len(groups)
     estimate, low, high = np.full((n, n), 0.5), np.full((n, n), np.nan), np.full((n, n), np.nan)
     tasks = [[checked(group[k]) for group in groups] for k in range(len(groups[0]) if n else 0)]
     # A resample is the share it gives each run; a probability is then two products with the matrix of who beats whom.
@@ -172,14 +172,14 @@ def improvement_matrix(
         for task, share in zip(tasks, shares, strict=True):
             most = share.shape[1]
             later = np.concatenate([np.pad(scores, (0, most - len(scores))) for scores in task[i + 1 :]])
-            wins = np.ascontiguousarray(_wins(task[i], later).T)
+            beaten = np.ascontiguousarray(wins(task[i], later).T)
             for start in range(0, resamples + 1, _IN_CACHE):
                 part = slice(start, start + _IN_CACHE)
-                won = (wins @ share[i, : len(task[i]), part]).reshape(n - 1 - i, most, -1)
+                won = (beaten @ share[i, : len(task[i]), part]).reshape(n - 1 - i, most, -1)
                 won *= share[i + 1 :, :, part]
                 sampled[:, part] += won.sum(1) / len(tasks)
         estimate[i, i + 1 :] = sampled[:, 0]
-        low[i, i + 1 :], high[i, i + 1 :] = _quantiles(sampled[:, 1:], tails)
+        low[i, i + 1 :], high[i, i + 1 :] = quantiles(sampled[:, 1:], at)
     below = np.tril_indices(n, -1)
     estimate[below], low[below], high[below] = 1 - estimate.T[below], 1 - high.T[below], 1 - low.T[below]
     told = [any(len(scores) > 1 for scores in group) for group in groups]
@@ -326,7 +326,7 @@ def _shares(
     return shares
 
 
-def _quantiles(samples: np.ndarray, at: Sequence[float]) -> list[np.ndarray]:
+def quantiles(samples: np.ndarray, at: Sequence[float]) -> list[np.ndarray]:
     """Quantiles over the last axis, [...] each, interpolated linearly as by `np.quantile`, which is slower."""
     ordered, last = np.sort(samples, axis=-1), samples.shape[-1] - 1
     quantiles = []
@@ -338,13 +338,18 @@ def _quantiles(samples: np.ndarray, at: Sequence[float]) -> list[np.ndarray]:
     return quantiles
 
 
-def _wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """1 where a score of x [n] is above one of y [m], 1/2 where they are equal, else 0: [n, m]."""
     x, y = checked(x)[:, None], checked(y)[None, :]
     return np.asarray((x > y) + 0.5 * (x == y))
 
 
-def _tails(level: float) -> list[float]:
+def tails(level: float) -> list[float]:
+    """The quantiles that bound an interval of a confidence level in (0, 1).
+
+    Raises:
+        ValueError: the level is outside.
+    """
     if not 0 < level < 1:
         raise ValueError(f"level must be in (0, 1), not {level}")
     return [(1 - level) / 2, (1 + level) / 2]

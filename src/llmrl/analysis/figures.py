@@ -28,8 +28,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 
 _BESIDE, _LEGEND = 40, 80  # characters of a line of a label beside the axes, and in the legend
 _LINE = 0.23  # its height, inches
-_DASHES = ("solid", "dashed")
-_REFERENCES: dict[str, dict[str, Any]] = {
+DASHES = ("solid", "dashed")
+REFERENCES: dict[str, dict[str, Any]] = {
     "untrained": {"color": "#888888", "linestyle": "dotted", "linewidth": 2},
     "no_mechanism": {"color": "#333333", "linestyle": "solid", "linewidth": 1},
     "scan_best": {"color": "#333333", "linestyle": "dashdot", "linewidth": 1.5},
@@ -133,10 +133,10 @@ def _figures(section: Section, unit: str) -> Iterator[tuple[str, str, Figure]]:
 def _styles(section: Section) -> dict[str, dict[str, Any]]:
     """A colour and a dash by label, the same in all figures of a section."""
     labels = [numbers.group.label for numbers in section.numbers]
-    if len(labels) > len(COLOURS) * len(_DASHES):
+    if len(labels) > len(COLOURS) * len(DASHES):
         labels = [section.compared[i].group.label for i in section.shown]
     return {
-        label: {"color": COLOURS[k % len(COLOURS)], "linestyle": _DASHES[k // len(COLOURS)], "linewidth": 2}
+        label: {"color": COLOURS[k % len(COLOURS)], "linestyle": DASHES[k // len(COLOURS)], "linewidth": 2}
         for k, label in enumerate(labels)
     }
 
@@ -150,7 +150,7 @@ def _scores(section: Section, unit: str) -> Figure:
     notes = [f"{len(empty) - MOST_SHOWN} more groups have no finished run."] if len(empty) > MOST_SHOWN else []
     labels = [_wrapped(n.group.shown, _BESIDE) for n in rows]
     height = max(0.5, *(0.2 + _LINE * (1 + label.count("\n")) for label in labels))
-    figure = _new_figure(12, 1.6 + height * len(rows))
+    figure = new_figure(12, 1.6 + height * len(rows))
     panels = figure.subplots(1, len(ESTIMATES), sharey=True)
     for panel, (key, title) in zip(panels, ESTIMATES.items(), strict=True):
         for y, n in enumerate(rows):
@@ -187,7 +187,7 @@ def _improvement(section: Section, drawn: Sequence[int]) -> Figure:
     band, groups = section.improvement, [section.compared[i].group for i in drawn]
     labels = [f"{_wrapped(group.shown, _BESIDE)}  ({k + 1})" for k, group in enumerate(groups)]
     height = max(0.7, *(_LINE * (1 + label.count("\n")) for label in labels))
-    figure = _new_figure(5 + 0.95 * len(drawn), 1.7 + height * len(drawn))
+    figure = new_figure(5 + 0.95 * len(drawn), 1.7 + height * len(drawn))
     panel = figure.subplots()
     shown = band.estimate[np.ix_(drawn, drawn)].copy()
     np.fill_diagonal(shown, np.nan)
@@ -213,7 +213,7 @@ def _improvement(section: Section, drawn: Sequence[int]) -> Figure:
 
 
 def _profile(section: Section, drawn: Sequence[int], unit: str) -> Figure:
-    figure = _new_figure(8, 4 + _LINE * _lines((section.compared[i].group.shown for i in drawn), _LEGEND))
+    figure = new_figure(8, 4 + _LINE * _lines((section.compared[i].group.shown for i in drawn), _LEGEND))
     panel = figure.subplots()
     handles, styles = [], _styles(section)
     for i in drawn:
@@ -233,7 +233,7 @@ def _profile(section: Section, drawn: Sequence[int], unit: str) -> Figure:
 def _curve(curve: Curve, drawn: Sequence[int], section: Section) -> Figure:
     from matplotlib.ticker import EngFormatter
 
-    figure = _new_figure(8, 4 + _LINE * _lines((section.compared[i].group.shown for i in drawn), _LEGEND))
+    figure = new_figure(8, 4 + _LINE * _lines((section.compared[i].group.shown for i in drawn), _LEGEND))
     panel = figure.subplots()
     handles, groups, styles = [], [], _styles(section)
     lines = {line.label: line for line in curve.lines}
@@ -245,7 +245,7 @@ def _curve(curve: Curve, drawn: Sequence[int], section: Section) -> Figure:
     lines_of = section.references if curve.metric == OBJECTIVE else ()
     if len(lines_of) == len(LINES):  # else there are several sets, and the table has them
         for line in lines_of:
-            handles.append(panel.axhline(line.value, label=line.label, **_REFERENCES[line.line]))
+            handles.append(panel.axhline(line.value, label=line.label, **REFERENCES[line.line]))
     panel.set_xlabel(AXES[curve.over][1])
     panel.set_ylabel(curve.metric)
     panel.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -262,7 +262,8 @@ def _draw_line(panel: Axes, line: Line, label: str, style: dict[str, Any]) -> An
     return handle
 
 
-def _new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure, inches wide and high."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")

@@ -70,8 +70,9 @@ def tasks_of(records: Iterable[RunRecord], root: Path) -> list[Task]:
     """Sort runs into tasks and groups.
 
     Runs in one folder of seeds are a group, and so are those that differ beside their seed only in which seed of one
-    pre-training experiment they begin with (`agent.init_from=.../s<n>`). Groups of one `name` are a task; where a
-    name holds several environments, each is a task of its own, because scores of different games cannot be compared.
+    pre-training experiment they begin with (`agent.init_from=.../s<n>`, `agent.init_from_seed=<n>`). Groups of one
+    `name` are a task; where a name holds several environments, each is a task of its own, because scores of different
+    games cannot be compared.
 
     Args:
         records: of runs in and under `root`.
@@ -178,6 +179,7 @@ def _overrides(runs: Sequence[RunRecord]) -> dict[str, str]:
     """
     spellings = Counter(tuple(run.overrides.items()) for run in runs if run.overrides)
     typed = dict(spellings.most_common(1)[0][0]) if spellings else {}
+    typed.pop("agent.init_from_seed", None)
     if "agent.init_from" in typed:
         typed["agent.init_from"] = _SEED_FOLDER.sub("", typed["agent.init_from"])
     return typed

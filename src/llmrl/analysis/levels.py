@@ -81,9 +81,14 @@ def structure(runs: Sequence[RunRecord], scores: Sequence[float], judged: bool) 
     replies = [name for run in runs for name in run.shared.get(REPLIES, ())]
     overlapping = any(one & other for i, one in enumerate(societies) for other in societies[:i])
     within = [_inside(run, score) if judged else None for run, score in zip(runs, scores, strict=True)]
-    pretrainings = {tuple(run.shared[PRETRAINING]) for run in runs if PRETRAINING in run.shared}
+    pretrainings = pretrainings_of(runs)
     levels = Levels(clusters_of(runs), within)
-    return Structure(levels, len(pretrainings) or None, len(runs), overlapping, len(replies) > len(set(replies)))
+    return Structure(levels, pretrainings or None, len(runs), overlapping, len(replies) > len(set(replies)))
+
+
+def pretrainings_of(runs: Sequence[RunRecord]) -> int:
+    """Return how many different pre-training runs are behind some runs."""
+    return len({tuple(run.shared[PRETRAINING]) for run in runs if PRETRAINING in run.shared})
 
 
 def clusters_of(runs: Sequence[RunRecord]) -> list[object]:

@@ -8,12 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from llmrl.analysis.groups import Group
 from llmrl.analysis.runs import RunRecord
+from llmrl.analysis.statistics import standard_error
 from llmrl.run.content import SUMMARY_NAME
 
 log = logging.getLogger(__name__)
 
+Levels = tuple[tuple[float, float], ...]
+"""Value and standard error of each of `LINES`."""
 OBJECTIVE = "principal/objective"
 """The metric that reference lines are about, as the result of a run with a principal is."""
 
@@ -50,9 +55,10 @@ def references_of(
     Args:
         groups: each group with its finished runs.
     """
-    levels: dict[tuple[tuple[float, float], ...], list[str]] = {}
+    levels: dict[Levels, list[str]] = {}
     warned: dict[str, list[str]] = {}
     for group, runs in groups:
+        own: dict[Levels, None] = {}
         for run in runs:
             found = run.summary().get("references")
             if found is None:
@@ -63,9 +69,11 @@ def references_of(
             except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
                 log.warning("%s: its reference lines cannot be read (%r)", run.folder / SUMMARY_NAME, error)
                 continue
-            _into(levels, level, group.shown)
+            own[level] = None
             if warning:
                 _into(warned, warning, group.shown)
+        if own:
+            _into(levels, _over_pretrainings(list(own)), group.shown)
     lines = [
         ReferenceLine(line, f"{name} ({'; '.join(labels)})" if len(levels) > 1 else name, *level)
         for told, labels in levels.items()
@@ -76,6 +84,17 @@ def references_of(
         whose = "" if len(labels) == len(groups) else f" ({'; '.join(labels)})"
         said.append(f"Warning{whose}: {text}.")
     return tuple(lines), tuple(said)
+
+
+def _over_pretrainings(levels: Sequence[Levels]) -> Levels:
+    """The lines of a group: where its runs begin with several pre-training runs, which have lines of their own, their
+    means and the standard errors of these."""
+    if len(levels) == 1:
+        return levels[0]
+    values = np.array(sorted(levels))[:, :, 0]
+    return tuple(
+        (float(mean), float(error)) for mean, error in zip(values.mean(axis=0), standard_error(values.T), strict=True)
+    )
 
 
 def _into(found: dict[Any, list[str]], key: Any, label: str) -> None:

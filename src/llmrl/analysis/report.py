@@ -17,6 +17,7 @@ from llmrl.analysis.played import Played
 from llmrl.analysis.references import ReferenceLine
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.scores import ScoreRule
+from llmrl.analysis.study import StudyResult, StudySettings
 
 ESTIMATES = {"iqm": "IQM", "mean": "mean", "median": "median", "gap": "optimality gap"}
 """Point estimates with an interval, and what they are called."""
@@ -37,6 +38,7 @@ class Settings:
         resamples, seed: of the bootstrap.
         width: frames of a bin of a curve of training episodes; None: see `training.common_frames`.
         budget: frames from the beginning of training that sample efficiency is the mean over; None: the same.
+        study: how a study is shown; None: as its newest run says.
     """
 
     rule: ScoreRule = field(default_factory=ScoreRule)
@@ -47,6 +49,7 @@ class Settings:
     seed: int = 0
     width: int | None = None
     budget: int | None = None
+    study: StudySettings | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Section:
         efficiency: sample efficiency of each group that trained, where episodes can succeed.
         references: levels of the objective that a principal has to beat.
         warnings: what makes the scores worth little.
+        study: what the runs show where they are a study, which stands first.
     """
 
     title: str
@@ -110,6 +114,7 @@ class Section:
     efficiency: tuple[GroupNumbers, ...] = ()
     references: tuple[ReferenceLine, ...] = ()
     warnings: tuple[str, ...] = ()
+    study: StudyResult | None = None
 
     @property
     def compared(self) -> list[GroupNumbers]:

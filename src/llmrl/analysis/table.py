@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,6 +135,12 @@ class NumberFormat:
             return NOTHING
         text = f"{value:.4g}" if self._short else f"{value:.{self._decimals}f}"
         return text.lstrip("-") if not text.strip("-0.") else text
+
+
+def with_interval(estimate: float, low: float, high: float, form: Callable[[float], str]) -> str:
+    """An estimate and its interval, `12.3 [11.8, 12.8]`; `12.3 [-]` where there is none."""
+    bounds = f"{form(low)}, {form(high)}" if math.isfinite(low) else NOTHING
+    return f"{form(estimate)} [{bounds}]"
 
 
 def _plain(cell: object) -> object:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from llmrl.analysis.llm_calls import CallTotals
 from llmrl.analysis.played import players_table
 from llmrl.analysis.references import OBJECTIVE, ReferenceLine
 from llmrl.analysis.report import ESTIMATES, GroupNumbers, Report, Section
-from llmrl.analysis.table import NOTHING, NumberFormat, Table, seed_list
+from llmrl.analysis.table import NOTHING, NumberFormat, Table, seed_list, with_interval
 
 
 def tables_of(report: Report) -> list[Table]:
@@ -22,6 +22,8 @@ def tables_of(report: Report) -> list[Table]:
     tables = [not_counted(report)] if report.left else []
     tables += [players_table(report.players)] if report.players else []
     for section, name in zip(report.sections, slugs(report), strict=True):
+        if section.study is not None:
+            tables += [replace(table, name=f"{name}_{table.name}") for table in section.study.tables]
         tables += [
             scores(section, name, beside(section, report)),
             improvement(section, name),
@@ -205,21 +207,11 @@ def llm_calls(report: Report) -> Table:
 
 def _with_interval(numbers: GroupNumbers, key: str, form: NumberFormat) -> str:
     band = numbers.estimates.get(key)
-    return (
-        NOTHING
-        if band is None
-        else f"{form(float(band.estimate))} {_interval(float(band.low), float(band.high), form)}"
-    )
-
-
-def _interval(low: float, high: float, form: NumberFormat) -> str:
-    return f"[{form(low)}, {form(high)}]" if math.isfinite(low) else f"[{NOTHING}]"
+    return NOTHING if band is None else with_interval(float(band.estimate), float(band.low), float(band.high), form)
 
 
 def _probability(band: Band, i: int, j: int) -> str:
-    low, high = float(band.low[i, j]), float(band.high[i, j])
-    interval = f"[{low:.2f}, {high:.2f}]" if math.isfinite(low) else f"[{NOTHING}]"
-    return f"{band.estimate[i, j]:.2f} {interval}"
+    return with_interval(float(band.estimate[i, j]), float(band.low[i, j]), float(band.high[i, j]), "{:.2f}".format)
 
 
 _TOOK = ("tokens in", "tokens out", "paid, $")

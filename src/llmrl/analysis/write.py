@@ -14,6 +14,7 @@ from llmrl.analysis.aggregate import BAND_RESAMPLES
 from llmrl.analysis.figures import Drawing, drawings_of
 from llmrl.analysis.levels import FEW
 from llmrl.analysis.report import Report, Section
+from llmrl.analysis.study_figures import drawing_of
 from llmrl.analysis.table import Table
 from llmrl.analysis.tables import slugs, tables_of
 from llmrl.core.disk import why
@@ -21,7 +22,7 @@ from llmrl.core.errors import RunFolderError
 from llmrl.run.files import write_atomic, write_bytes
 
 PAGE = "report.html"
-_SHOWN = ("scores", "efficiency", "improvement")
+_SHOWN = ("study_landscape", "study_scores", "study_comparisons", "scores", "efficiency", "improvement")
 """Tables of a section that are in the texts."""
 
 
@@ -61,7 +62,7 @@ def write_report(
             section,
             _target(section),
             [table for table in tables if table.columns and table.name in [f"{name}_{what}" for what in _SHOWN]],
-            _drawn(section, report, said) if figures else [],
+            _drawn(section, name, report, said) if figures else [],
         )
         for section, name in zip(report.sections, slugs(report), strict=True)
     ]
@@ -84,10 +85,11 @@ def write_report(
     return out / PAGE
 
 
-def _drawn(section: Section, report: Report, said: Callable[[str], None]) -> list[Drawing]:
+def _drawn(section: Section, name: str, report: Report, said: Callable[[str], None]) -> list[Drawing]:
     place = f"{report.sections.index(section) + 1} of {len(report.sections)}"
     said(f"figures of section {place}; --no-figures leaves them out")
-    return drawings_of(section, report)
+    study = [] if section.study is None else [drawing_of(section.study, f"{name}_study")]
+    return [*study, *drawings_of(section, report)]
 
 
 def counted(report: Report) -> str:

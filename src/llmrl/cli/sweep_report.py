@@ -83,16 +83,10 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
         LlmrlError: no such folder, no runs, an unknown metric, senseless settings, matplotlib missing, no place to
             write.
     """
-    from llmrl.analysis.aggregate import summarize
-    from llmrl.analysis.figures import check_installed
-    from llmrl.analysis.probes import draw_probes
     from llmrl.analysis.report import Settings
     from llmrl.analysis.scores import ScoreRule
-    from llmrl.analysis.write import write_report
-    from llmrl.sweeps.records import records
+    from llmrl.display.reports import reported
 
-    if not args.no_figures:
-        check_installed()
     rule = ScoreRule(args.metric, args.last_fraction, args.budget)
     settings = Settings(
         rule,
@@ -104,12 +98,7 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
         args.bin,
         args.budget,
     )
-    said = _Said()
-    runs = records(args.folder)
-    numbers = summarize(args.folder, settings, runs, said)
-    for run in runs if not args.no_figures else ():
-        draw_probes(run.folder)
-    return numbers, write_report(numbers, args.out or args.folder / "report", not args.no_figures, said)
+    return reported(args.folder, settings, args.out, not args.no_figures, _Said())
 
 
 class _Said:
@@ -132,6 +121,7 @@ def print_numbers(numbers: Report, page: Path) -> None:
     from llmrl.analysis.tables import beside, efficiency, not_counted, scores
     from llmrl.analysis.write import counted
     from llmrl.display.console import print_line, print_table
+    from llmrl.display.reports import print_study
 
     if numbers.players:
         table = players_table(numbers.players)
@@ -139,6 +129,7 @@ def print_numbers(numbers: Report, page: Path) -> None:
         for note in table.notes:
             print_line(note)
     for section in numbers.sections:
+        print_study(section)
         for warning in section.warnings:
             print_line(warning)
         for table in (

@@ -35,6 +35,7 @@ PACKAGES = (
 """Packages and modules of this one that hold parts. A config may name their classes, and else nothing but `NAMED`."""
 NAMED = frozenset(
     {
+        "llmrl.analysis.study.StudySettings",
         "llmrl.envs.substrates.substrate_env",
         "llmrl.llms.client.connect",
         "llmrl.principals.llm.llm_principal",

@@ -338,6 +338,8 @@ def check_values(config: Config, means: Means | None = None) -> None:
         builder.check(config[group], group)
     for i, node in enumerate(config.get("observers") or ()):
         builder.check(node, f"observers[{i}]")
+    if config.get("report"):  # configs of runs from elsewhere may have none
+        builder.check(config["report"], "report")
     check_games(config["env"].get("n_envs"))
     spending_cost(config)
     check_together(config, means or Means(config))

@@ -33,6 +33,7 @@ EXCLUDED: tuple[str, ...] = (
     "dry_run",
     "hydra",  # the launcher's own settings
     "observers",  # who watches, and changes nothing
+    "report",  # how its results are shown
     "prompts",  # where they are; what they say is in `prompts_digest`
     # What is kept of episodes to be looked at.
     "play.videos",

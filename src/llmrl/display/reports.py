@@ -1,0 +1,95 @@
+"""Reports of folders of runs: written, and what a study shows printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmrl.analysis.report import Report, Section, Settings
+
+
+def reported(
+    folder: Path,
+    settings: Settings | None = None,
+    out: Path | None = None,
+    figures: bool = True,
+    said: Callable[[str], None] = lambda text: None,
+) -> tuple[Report, Path]:
+    """Read the runs in and under a folder and write their report.
+
+    Args:
+        folder: of the runs.
+        settings: what is asked of the report; None: as it comes.
+        out: where it goes; None: `<folder>/report`.
+        figures: False leaves them out; they need matplotlib.
+        said: is told how far a long report is.
+
+    Returns:
+        The report and its page.
+
+    Raises:
+        LlmrlError: no such folder, no runs, an unknown metric, senseless settings, matplotlib missing, no place to
+            write.
+    """
+    from llmrl.analysis.aggregate import summarize
+    from llmrl.analysis.figures import check_installed
+    from llmrl.analysis.probes import draw_probes
+    from llmrl.analysis.report import Settings
+    from llmrl.analysis.write import write_report
+    from llmrl.sweeps.records import records
+
+    if figures:
+        check_installed()
+    runs = records(folder)
+    numbers = summarize(folder, settings or Settings(), runs, said)
+    for run in runs if figures else ():
+        draw_probes(run.folder)
+    return numbers, write_report(numbers, out or folder / "report", figures, said)
+
+
+def show_study(folder: Path, asked: Mapping[str, Any]) -> None:
+    """Write the report of the folder of a study whose sweep has ended, and print what it says: its figure and page.
+
+    Without matplotlib there are no figures, and a line says so.
+
+    Args:
+        folder: of its runs.
+        asked: the section `report` of the study as it is now, which may have changed since runs began.
+
+    Raises:
+        LlmrlError: a run cannot be read, or the report cannot be written.
+    """
+    from importlib.util import find_spec
+
+    from llmrl.analysis.report import Settings
+    from llmrl.analysis.study import settings_from
+    from llmrl.analysis.tables import slugs
+    from llmrl.display.console import near, print_line
+
+    drawn = find_spec("matplotlib") is not None
+    numbers, page = reported(folder, Settings(study=settings_from(asked, "the study")), figures=drawn)
+    for section in numbers.sections:
+        print_study(section)
+    if not drawn:
+        print_line("There are no figures: they need matplotlib, pip install 'llmrl[plots]', and then llmrl-report.")
+    for name, section in zip(slugs(numbers), numbers.sections, strict=True):
+        if drawn and section.study is not None:
+            print_line(f"Figure: {near(page.parent / 'figures' / f'{name}_study.png')}")
+    print_line(f"Report: {near(page)}")
+
+
+def print_study(section: Section) -> None:
+    """Print what the study of a section asks and finds; nothing where it is none."""
+    from llmrl.display.console import print_line, print_table
+
+    if section.study is None:
+        return
+    print_line(section.study.settings.question or "")
+    for table in section.study.tables:
+        print_table(table.caption, table.columns, table.rows, table.sides)
+        for note in table.notes:
+            print_line(note)
+    for sentence in section.study.sentences:
+        print_line(sentence)
