@@ -27,6 +27,18 @@ SMALL |= {
 SMALL |= {env: ["env.n_envs=2", "learn.rollout_steps=4", "env.horizon=8"] for env in ("goto_local", "goto_red_ball")}
 TAUGHT = {"rooms": "simple_doorkey", "teams": "simple_spread"}
 """The studies of teachers, and the environment of each."""
+LITTLE = ["learn.rollout_steps=4", "learn.env_steps=8", "learn.evaluate_episodes=2", "play.episodes=2", "env.n_envs=2"]
+WHOLE = {
+    "studies/harvest_figure": [
+        *(*SMALL["harvest"], "agent.init_from=null", "agent.init_from_seed=own", "design.steps=2"),
+        *("principal=random,scan", "design.adapt_rounds=1", "design.references=0"),
+    ],
+    "first/teacher": LITTLE,
+    "first/grounding": [*LITTLE, "env.horizon=8"],
+    "first/zero_shot": ["env.n_envs=1", "env.horizon=6", "play.episodes=1"],
+    "first/search": ["search.iterations=2", "search.episodes=1", "search.evaluate_episodes=2", "search.race=0"],
+}
+"""Studies that are one command, cut to seconds; of each key what is typed last counts."""
 BUDGET = ["design.steps=2", "design.candidates=1", "design.adapt_rounds=1"]
 BUDGET += ["learn.env_steps=6", "learn.evaluate_episodes=1", "play.episodes=1", "design.references=0", "design.race=0"]
 
@@ -86,6 +98,13 @@ def test_commands(tmp_path):
                 assert (tmp_path / words[2]).is_dir()  # what it reads; tests/run looks at the events themselves
                 ran.append(line)
                 continue
+            if (
+                study := next((w[11:] for w in words if w.startswith("experiment=") and w[11:] in WHOLE), None)
+            ) is not None:
+                done = run([*words, *WHOLE[study], "seed=0"], tmp_path)
+                assert done.returncode == 0 and "Figure: " in done.stdout, f"{line}\n{done.stdout}\n{done.stderr}"
+                ran.append(line)
+                continue
             env = next(filter(None, map(environment, words)), None)
             if not any(word.startswith(("env=", "experiment=")) for word in words):
                 env = "cleanup"
@@ -106,7 +125,10 @@ def test_commands(tmp_path):
                 assert done.returncode != 0 and "OPENAI_API_KEY" in done.stderr, line
             elif words[:2] == ["llmrl-sweep", "status"]:
                 # Of the runs above, the one that had no key was refused before it had a folder.
-                assert done.returncode == 0 and "9 finished" in done.stdout, f"{line}\n{done.stdout}\n{done.stderr}"
+                finished = re.search(r"(\d+) finished", done.stdout)
+                assert done.returncode == 0 and finished and int(finished[1]) >= 9, (
+                    f"{line}\n{done.stdout}\n{done.stderr}"
+                )
             else:
                 assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
             ran.append(line)

@@ -1,0 +1,114 @@
+"""Studies that are one command: what they sweep, what they compare, and how their sweep ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import llmrl.conf
+import pytest
+import yaml
+
+from llmrl.config.treatments import studies
+from llmrl.experiment.composition import plain
+from llmrl.experiment.experiment import Experiment
+from llmrl.experiment.parts import check_values
+from sweeping import sweep, table
+
+CONF = Path(llmrl.conf.__file__).parent
+WHOLE = [study for study in studies() if study.startswith(("studies/", "first/"))]
+
+
+def swept(study: str) -> dict[str, list[str]]:
+    """What a study sweeps by itself: key -> values."""
+    params: dict[str, str] = {}
+    for path in _files(CONF / "experiment" / f"{study}.yaml"):
+        params |= (yaml.safe_load(path.read_text()).get("hydra") or {}).get("sweeper", {}).get("params", {})
+    return {key: str(values).split(",") for key, values in params.items()}
+
+
+def _files(path: Path) -> list[Path]:
+    """An option's file behind those that it is based on, as far as these are studies."""
+    found: list[Path] = []
+    for entry in yaml.safe_load(path.read_text()).get("defaults") or []:
+        if isinstance(entry, str) and entry.startswith("/experiment/"):
+            found += _files(CONF / f"{entry.lstrip('/')}.yaml")
+    return [*found, path]
+
+
+@pytest.mark.parametrize("study", WHOLE)
+def test_it_asks_something_and_compares_what_it_sweeps(study):
+    report, values = plain("train", f"experiment={study}")["report"], swept(study)
+    assert report["question"].endswith("?") and report["unit"]
+    assert len(values["seed"]) > 1
+    every = {value for each in values.values() for value in each}
+    assert {*report["against"], *report["lines"], *report["published"]} <= every
+    assert not report["published"] or report["source"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("study", WHOLE)
+def test_every_value_that_it_sweeps_composes(study):
+    """With the first values of the other keys; the last of every key together, too."""
+    values = swept(study)
+    first = {key: each[0] for key, each in values.items()}
+    runs = [{**first, key: value} for key, each in values.items() if key != "seed" for value in each]
+    for typed in [*runs, {key: each[-1] for key, each in values.items()}]:
+        words = [f"{key}={value}" for key, value in typed.items() if not key.startswith("agent.init_from")]
+        check_values(Experiment.compose(f"experiment={study}", *words).config)
+
+
+@pytest.mark.parametrize("study", [study for study in WHOLE if "landscape" in study])
+def test_a_landscape_is_one_step_of_all_its_settings(study):
+    config = plain("train", f"experiment={study}")
+    settings = 1
+    for values in config["principal"]["grid"]:
+        settings *= len(values)
+    assert (config["design"]["candidates"], config["design"]["steps"]) == (settings, 1)
+    assert config["env"]["n_envs"] % settings == 0
+
+
+@pytest.mark.parametrize("study", [study for study in WHOLE if study.endswith("_figure")])
+def test_societies_are_crossed_with_seeds(study):
+    values = swept(study)
+    assert {"random", "scan", "fixed", "llm", "metagrad"} <= set(values["principal"])
+    pretrained = values["agent.init_from_seed"]
+    assert len(values["seed"]) >= 10 if pretrained == ["own"] else len(pretrained) >= 5 and len(values["seed"]) >= 2
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_with_what_its_study_shows(tmp_path):
+    small = ("env.n_envs=4", "design.steps=3", "design.adapt_rounds=1", "design.validate_episodes=4")
+    small = (*small, "principal=random,scan", "seed=0,1", "design.references=0", "hardware/backend=here")
+    done = sweep("experiment=studies/escape_room_figure", *small, "output_root=out", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "answer stands in the context?" in done.stdout and "random (returns less a fifth" in done.stdout
+    assert "out/escape_room_figure/report/figures/escape_room_figure_study.png" in done.stdout
+    assert {row["state"] for row in table(tmp_path, "out")} == {"finished"}
+    page = (tmp_path / "out" / "escape_room_figure" / "report" / "report.html").read_text()
+    assert "The comparisons that were planned" in page
+
+
+@pytest.mark.slow
+def test_a_landscape_ends_with_its_map(tmp_path):
+    small = ("env.n_envs=12", "design.adapt_rounds=1", "design.validate_episodes=2", "design.candidates=6", "seed=0,1")
+    grid = "principal.grid=[[0,3,6],[0],[0],[0],[0],[0],[0,3],[0]]"
+    done = sweep(
+        "experiment=studies/landscape_escape_room",
+        *small,
+        grid,
+        "hardware/backend=here",
+        "output_root=out",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The best of 6 settings" in done.stdout and "landscape_escape_room_study.png" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_study_that_is_not_whole_is_not_shown(tmp_path):
+    small = ("env.n_envs=4", "design.steps=2", "design.adapt_rounds=1", "principal=random,llm", "seed=0")
+    ends_early = ("design.references=0", "hardware/backend=here", "llm.budget.calls=1")
+    done = sweep("experiment=studies/escape_room_figure", *small, *ends_early, "output_root=out", cwd=tmp_path)
+    assert done.returncode == 3
+    assert {row["state"] for row in table(tmp_path, "out")} == {"finished", "budget_exhausted"}
+    assert "Figure:" not in done.stdout
