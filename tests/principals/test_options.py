@@ -9,20 +9,22 @@ from llmrl.core.option_files import options
 from llmrl.core.protocols import Proposer, Scorer
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.models import POLICIES
+from llmrl.experiment.small_models import SmallModels
 from llmrl.llms.client import ChatClient
 from llmrl.llms.ledger import FILE_NAME, Ledger
 from llmrl.llms.provider import Provider
 from models import Echo, ask, scripted
 from societies import CLEANUP, ESCAPE_ROOM, outcome
 
-INJECTED = {"self", "spec", "space", "controller", "seeds", "llm", "device", "prompt_folder", "proposals"}
+INJECTED = {"self", "spec", "space", "controller", "seeds", "llm", "device", "prompt_folder", "proposals", "workshop"}
 
 
 PRINCIPALS, LLMS = options("principal"), options("llm")
 
 
 def builder(spec):
-    return Builder({"spec": spec, "space": spec.proposals, "seeds": Seeds(0), "llm": scripted(), "device": "cpu"})
+    given = {"spec": spec, "space": spec.proposals, "seeds": Seeds(0), "llm": scripted(), "device": "cpu"}
+    return Builder({**given, "workshop": SmallModels({"output_root": "outputs", "env": {}, "seed": 0})})
 
 
 @pytest.mark.parametrize("spec", [CLEANUP, ESCAPE_ROOM], ids=lambda spec: spec.name)
@@ -43,7 +45,7 @@ def test_llms(name, tmp_path):
     given = {"calls": str(tmp_path)} if name == "replay" else {}
     node = {key: value for key, value in {**LLMS[name], **given}.items() if key not in POLICIES}
     model = builder(CLEANUP).build(node, "llm")
-    assert isinstance(model, Scorer if name.startswith("local_scorer") else Provider)
+    assert isinstance(model, Scorer if name.endswith("scorer") or "_scorer_" in name else Provider)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ PUBLISHED = {
     "zero_shot": ("pretrained", "scores", "nothing"),
 }
 SMALL = ("goto_red_ball", "goto_local")
+SMALL_MODELS = {"small_llm", "small_llm_words", "small_llm_meaningless", "small_llm_read"}
 TINY = (
     "env.n_envs=2",
     "env.history=1",
@@ -34,17 +35,15 @@ TINY = (
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     texts = ["Goal of the agent: go to the red ball", "turn left, turn right, go forward, pick up, drop, toggle"]
-    made = {}
-    for kind in ("seq2seq", "causal"):
-        made[kind] = tmp_path_factory.mktemp("models") / kind
-        make_small_model(made[kind], texts, kind, width=16, layers=1, heads=2, vocabulary=300, longest=4096)
-    return made
+    folder = tmp_path_factory.mktemp("models") / "seq2seq"
+    make_small_model(folder, texts, "seq2seq", width=16, layers=1, heads=2, vocabulary=300, longest=4096)
+    return folder
 
 
 @pytest.mark.slow
 def test_every_treatment_is_one_of_these_or_of_the_baselines():
     typed = ("agent.data=there", "llm.model=there")
-    for study, expected in (("mixed", {*PUBLISHED}), ("goto_local", {"small_llm"})):
+    for study, expected in (("mixed", {*PUBLISHED}), ("goto_local", SMALL_MODELS)):
         fits = [name for name, made_for in treatments().items() if f"grounding/{study}" in made_for]
         agents = {}
         for name in fits:
@@ -72,10 +71,18 @@ def test_a_published_variant_is_what_it_says(treatment):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "treatment"),
-    one_in(2, [*(("mixed", name) for name in PUBLISHED), *((world, "small_llm") for world in SMALL)]),
+    one_in(
+        2,
+        [
+            *(("mixed", name) for name in PUBLISHED),
+            *((world, name) for world in SMALL for name in sorted(SMALL_MODELS)),
+        ],
+    ),
 )
 def test_it_runs(study, treatment, tmp_path, models):
-    kind = "causal" if study in SMALL else "seq2seq"
-    overrides = (f"experiment=grounding/{study}", f"treatment={treatment}", *TINY, f"llm.model={models[kind]}")
+    model = f"llm.model={models}"
+    if treatment in SMALL_MODELS:
+        model = "llm.make={width: 16, layers: 1, heads: 2, vocabulary: 300, longest: 4096, stories: 50, story_steps: 2}"
+    overrides = (f"experiment=grounding/{study}", f"treatment={treatment}", *TINY, model)
     silent_run(*overrides, f"output_root={tmp_path}")
     assert read_status(only_run_folder(tmp_path)).state == "finished"

@@ -18,7 +18,7 @@ from llmrl.core.trust import Trust
 INJECTED = (
     *("seeds", "spec", "maker", "device", "llm", "scorer", "governed", "prompt_folder", "folder", "cores"),
     *("env", "env_options", "agents", "teacher", "principal", "meter", "space", "controller", "proposals", "processes"),
-    *("known", "observers", "trust", "one_game"),
+    *("known", "observers", "trust", "one_game", "workshop"),
 )
 """Names of what is injected, and not set, unless the option's file has such a field."""
 

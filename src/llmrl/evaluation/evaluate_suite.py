@@ -26,8 +26,9 @@ from llmrl.evaluation.players import announced, askers, refused
 from llmrl.evaluation.saved_runs import SavedRun, alone, open_saved, with_budget, without_teacher
 from llmrl.evaluation.settings import EvaluationSettings, Teller
 from llmrl.evaluation.suite import Suite, SuiteTest, load_suite, suite_of
+from llmrl.experiment.environments import build_env
 from llmrl.experiment.models import build_llm
-from llmrl.experiment.parts import Config, Parts, build_env, build_parts
+from llmrl.experiment.parts import Config, Parts, build_parts
 from llmrl.run.files import inside
 
 PLAYERS = (STUDENT, "random", "bot")

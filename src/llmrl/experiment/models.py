@@ -88,6 +88,10 @@ def build_model(means: Means, llm: Config | None = None) -> Model:
     injected: dict[str, Any] = {"seeds": Seeds(config["seed"]).child("llm")}
     if Builder(trusted=trusted).needs(node, "device", "llm"):
         injected["device"] = means.device
+    if node.get("make") is not None:
+        from llmrl.experiment.small_models import SmallModels
+
+        injected["workshop"] = SmallModels(config)
     model: Provider | Model = Builder(injected, trusted).build(node, "llm")
     if isinstance(model, Provider):
         # A model that is trained has no `max_invalid`: what it cannot do yet is what it is to learn.

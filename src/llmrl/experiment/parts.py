@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from llmrl.config.builder import Builder
 from llmrl.config.loop_sections import LOOPS, SETTINGS, WATCHED, LoopKind, agent_loop, section
-from llmrl.core.errors import ConfigError, LlmrlError
+from llmrl.core.errors import ConfigError
 from llmrl.core.objectives import Objective
 from llmrl.core.observers import Observer
 from llmrl.core.option_files import options
@@ -18,8 +18,8 @@ from llmrl.core.ram import check_games
 from llmrl.core.ranges import NonNegativeFloat
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.envs.guard import guarded, raised
 from llmrl.experiment.distributed_checks import check_together, processes_here
+from llmrl.experiment.environments import build_env
 from llmrl.experiment.loggers import check_loggers
 from llmrl.experiment.means import Means
 from llmrl.experiment.models import POLICIES, asking
@@ -175,23 +175,6 @@ def located(config: Config, play_only: bool = False) -> Config:
     if not there and (whole or not play_only) and (preset or play_only):
         return {**config, "agent": {**config["agent"], "init_from": None}}
     return config
-
-
-def build_env(node: Mapping[str, Any], injected: Mapping[str, Any], trusted: Sequence[str]) -> VecEnv:
-    """The environment that a config's `env` describes; what it raises from then on names it.
-
-    Raises:
-        ConfigError: an option that cannot be, or more games than fit into memory.
-        EngineError: it cannot be made for another reason.
-    """
-    check_games(node.get("n_envs"))
-    try:
-        env: VecEnv = Builder(injected, trusted).build(node, "env")
-    except LlmrlError:
-        raise
-    except Exception as error:
-        raise raised(str(node.get("_target_")), "its constructor", error) from error
-    return guarded(env)
 
 
 def loop_kind(config: Config) -> LoopKind:

@@ -13,7 +13,7 @@ from llmrl.core.option_files import options
 from llmrl.core.seeding import Seeds
 from llmrl.envs.gym.batched import BATCHED
 from llmrl.envs.gym.vec_env import GymnasiumEnv
-from llmrl.experiment.parts import build_env
+from llmrl.experiment.environments import build_env
 
 FOLDER = Path(__file__).parents[3] / "conf" / "env"
 TARGET = "llmrl.envs.gym.vec_env.GymnasiumEnv"

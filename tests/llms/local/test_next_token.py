@@ -71,8 +71,10 @@ def test_the_command(tmp_path):
     words = ["make", str(tmp_path / "read"), "env=goto_red_ball", "env.actions=restricted", "env.history=1"]
     where = {"cwd": tmp_path, "environment": os.environ}
     small = ["--tokens", "words", "--width", "32", "--layers", "1", "--heads", "2"]
-    done = call(main, "llmrl-llm", *words, *small, "--stories", "100", "--story-steps", "3", **where)
-    assert done.returncode == 0 and "it has read 100 stories" in done.stdout, done.stdout + done.stderr
+    done = call(
+        main, "llmrl-llm", *words, *small, "--reads", "stories", "--stories", "100", "--story-steps", "3", **where
+    )
+    assert done.returncode == 0 and "it has read stories" in done.stdout, done.stdout + done.stderr
     words[1] = str(tmp_path / "refused")
-    done = call(main, "llmrl-llm", *words, "--kind", "seq2seq", "--stories", "10", **where)
-    assert done.returncode != 0 and "only --kind causal" in done.stderr and not (tmp_path / "refused").exists()
+    done = call(main, "llmrl-llm", *words, "--kind", "seq2seq", "--reads", "stories", **where)
+    assert done.returncode != 0 and "only causal models" in done.stderr and not (tmp_path / "refused").exists()

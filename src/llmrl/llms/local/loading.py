@@ -26,6 +26,14 @@ _REMEDIES = (
 )
 
 
+def check_installed(model: str) -> None:
+    """Raises LLMError if transformers, which `model` needs, is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        raise LLMError(
+            f"{model}: local language models need the optional package transformers: pip install 'llmrl[local-llm]'"
+        )
+
+
 def check_model(model: str) -> None:
     """Cheap test that `model` could be loaded: nothing is read but the folder's listing.
 
@@ -33,10 +41,7 @@ def check_model(model: str) -> None:
         LLMError: transformers is not installed, the folder does not exist or holds no model, or the name is no
             hub name.
     """
-    if importlib.util.find_spec("transformers") is None:
-        raise LLMError(
-            f"{model}: local language models need the optional package transformers: pip install 'llmrl[local-llm]'"
-        )
+    check_installed(model)
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():

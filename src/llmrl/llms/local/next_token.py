@@ -36,6 +36,21 @@ def read_texts(
         The mean loss on the held-out texts before and after, nats a token.
     """
     import torch
+
+    quiet()
+    threads = torch.get_num_threads()
+    # The order in which several threads add up is their number's, and the model is to be that of its seed alone.
+    torch.set_num_threads(1)
+    try:
+        return _read(folder, texts, steps, seed, batch, learning_rate)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _read(
+    folder: Path, texts: Sequence[str], steps: int, seed: int, batch: int, learning_rate: float
+) -> tuple[float, float]:
+    import torch
     from transformers import (
         AutoModelForCausalLM,
         AutoTokenizer,
@@ -45,7 +60,6 @@ def read_texts(
     )
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-    quiet()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     rows = [{"input_ids": tokenizer(text)["input_ids"]} for text in texts]

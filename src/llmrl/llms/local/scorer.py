@@ -14,8 +14,9 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.processes import Processes
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.seeding import Seeds
-from llmrl.llms.local.loading import Dtype, Kind, Weights, check_model, load_model, load_tokenizer
+from llmrl.llms.local.loading import Dtype, Kind, Weights, check_installed, check_model, load_model, load_tokenizer
 from llmrl.llms.local.queries import Query, candidate_lists, length_batches
+from llmrl.llms.local.small import SmallModel, Workshop
 from llmrl.llms.local.tree import TokenIds, TreeBatch, token_tree
 
 _KEPT = 50_000
@@ -61,7 +62,7 @@ class LocalScorer(ABC):
     are loaded at the first use, or by `load`. Dropout is never active: a score is a function of its arguments.
 
     Args:
-        model: folder or name on the Hugging Face hub.
+        model: folder or name on the Hugging Face hub; None: `make` says what is made.
         revision: branch, tag or commit on the hub; None is its default branch.
         dtype: type of the weights; the softmax over the vocabulary is computed in float32 whatever it is.
         length_normalization: `none` sums a candidate's token log-probabilities, `tokens` takes their mean, `words`
@@ -78,15 +79,20 @@ class LocalScorer(ABC):
         batch_tokens: budget of one pass of the model, in positions. A prompt that is larger alone still runs, alone.
         weights: which weights are loaded, and which are drawn; see `load_model`.
         four_bit: keep loaded weights in four bits, frozen, and compute their products in half precision.
+        make: a small model that is made instead of loaded; None: `model` is loaded.
         seeds: weights are drawn from its stream `weights`; None: from seed 0.
         device: torch device, e.g. `cpu` or `cuda`.
+        workshop: where models are made; needed for `make`.
+
+    Raises:
+        ConfigError: options that exclude each other.
     """
 
     kind: Kind
 
     def __init__(
         self,
-        model: str,
+        model: str | None,
         revision: str | None = None,
         dtype: Dtype = "float32",
         length_normalization: Literal["none", "tokens", "words"] = "none",
@@ -98,12 +104,24 @@ class LocalScorer(ABC):
         four_bit: bool = False,
         parity: bool = False,
         prompt_special_tokens: bool | None = None,
+        make: SmallModel | None = None,
         *,
         device: str = "cpu",
         seeds: Seeds | None = None,
+        workshop: Workshop | None = None,
     ) -> None:
+        if (model is None) == (make is None):
+            raise ConfigError(
+                "llm.model names a model that is loaded and llm.make says what is made: set one of the two"
+            )
         if parity and length_normalization != "none":
             raise ConfigError("llm.parity=true sums logits as they are: llm.length_normalization must be none")
+        self._make, self._workshop = make, workshop
+        if make is not None:
+            if workshop is None:
+                raise ConfigError("llm.make: a model can be made for an environment alone")
+            model = str(workshop.folder(self.kind, make))
+        assert model is not None
         self.model, self.revision, self.dtype, self.device = model, revision, dtype, device
         self.length_normalization, self.add_eos = length_normalization, add_eos
         self.max_prompt_tokens, self.truncate, self.batch_tokens = max_prompt_tokens, truncate, batch_tokens
@@ -111,7 +129,8 @@ class LocalScorer(ABC):
         self.prompt_special_tokens = not parity if prompt_special_tokens is None else prompt_special_tokens
         self._seed = 0 if seeds is None else seeds.integer("weights")
         drawn = {"pretrained": "", "embeddings": ", drawn weights but for its words", "random": ", drawn weights"}
-        self.label = f"{model} (local scorer{drawn[weights]})"
+        named = model if make is None else f"a small model that {make.told}"
+        self.label = f"{named} (local scorer{drawn[weights]})"
         self._module: Any = None
         self._tokenizer: Any = None
         self._recompute = False
@@ -130,7 +149,10 @@ class LocalScorer(ABC):
 
     def check(self) -> None:
         """Raises LLMError if transformers is missing or `model` can be neither a folder nor a hub name."""
-        check_model(self.model)
+        if self._make is None:
+            check_model(self.model)
+        else:
+            check_installed(self.model)
 
     def load(self) -> None:
         """Load tokenizer and weights, and hold the fast computation to plain passes of the model once.
@@ -140,6 +162,8 @@ class LocalScorer(ABC):
         """
         if self._module is not None:
             return
+        if self._make is not None and self._workshop is not None:
+            self._workshop.make(self.kind, self._make)
         self._tokenizer = load_tokenizer(self.model, self.revision)
         if self.add_eos and self._tokenizer.eos_token_id is None:
             raise LLMError(f"{self.label}: its tokenizer has no end-of-sequence token; set add_eos=false")

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.ranges import PositiveInt
+from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.llms.local.loading import Kind, quiet
 
 PAD, END, START = "<pad>", "</s>", "<s>"
@@ -21,6 +22,51 @@ _PIECES: dict[Tokens, str] = {
 }
 """What a token may be at most. `phrases`: a distance with its direction, or words up to the next number or sign;
 `words`: a distance, a turn of phrase that says little, or a word."""
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """A small model that is made when it is first needed.
+
+    Attributes:
+        tokens, width, layers, heads, vocabulary, longest: as in `make_small_model`.
+        reads: what it has read before it is used: `nothing`; `stories` in other words than the environment's; or
+            `meaningless` ones, in which the same words say nothing.
+        stories: how many there are.
+        story_steps: steps of training on 32 stories each, by the next token.
+        channel: text channel of the environment that it is to read.
+        seed: of its weights, of the stories and of their order; None: the run's.
+    """
+
+    tokens: Tokens
+    width: PositiveInt
+    layers: PositiveInt
+    heads: PositiveInt
+    vocabulary: PositiveInt
+    longest: PositiveInt
+    reads: Literal["nothing", "stories", "meaningless"]
+    stories: PositiveInt
+    story_steps: PositiveInt
+    channel: str
+    seed: NonNegativeInt | None
+
+    @property
+    def told(self) -> str:
+        """What it has read, in words."""
+        what = {"nothing": "nothing", "stories": "stories", "meaningless": "meaningless stories"}[self.reads]
+        return f"has read {what}"
+
+
+class Workshop(Protocol):
+    """Where small models are made for the environment of a run, and kept."""
+
+    def folder(self, kind: Kind, model: SmallModel) -> Path:
+        """Where the model is, or would be."""
+        ...
+
+    def make(self, kind: Kind, model: SmallModel) -> None:
+        """Make the model, if it is not there."""
+        ...
 
 
 def make_small_model(
