@@ -41,6 +41,8 @@ def main() -> None:
                 section.study.caption,
             ]
             for table in section.study.tables:
+                if not table.rows:
+                    continue
                 (RESULTS / "data" / f"{name}_{table.name.removeprefix('study_')}.csv").write_text(table.csv())
                 if table.columns:
                     said += [table.caption, table.markdown()]

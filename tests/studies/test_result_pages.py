@@ -1,0 +1,49 @@
+"""Pages of results: their commands compose, and the figures and data that they name are there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from llmrl.config.treatments import studies
+from llmrl.experiment.experiment import Experiment
+from llmrl.experiment.parts import check_values
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
+COMMANDS = [
+    line.strip()
+    for page in PAGES
+    for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+@pytest.mark.parametrize("line", sorted({line for line in COMMANDS if line.startswith("llmrl-train ")}))
+def test_a_command_composes(line):
+    words = [word.partition("=") for word in shlex.split(line, comments=True)[1:] if not word.startswith("--")]
+    typed = [f"{key}={value.split(',')[0]}" for key, _, value in words if not value.startswith("latest:")]
+    check_values(Experiment.compose(*(word for word in typed if word != "llm=replay")).config)
+
+
+def test_every_page_names_what_is_there():
+    for page in PAGES:
+        for place in re.findall(r"\]\(((?:figures|data)/[^)]+)\)", page.read_text()):
+            assert (page.parent / place).is_file(), f"{page.name}: {place}"
+
+
+def test_every_picture_and_table_is_shown():
+    told = " ".join(page.read_text() for page in PAGES)
+    for part in ("figures", "data"):
+        for path in (ROOT / "docs" / "results" / part).iterdir():
+            assert f"{part}/{path.name}" in told, path.name
+
+
+def test_every_study_that_is_one_command_is_on_a_page():
+    told = " ".join(page.read_text() for page in PAGES)
+    for study in studies():
+        if study.startswith(("studies/", "first/")):
+            assert f"experiment={study}" in told or study.partition("/")[2] in told, study
