@@ -41,7 +41,7 @@ def main() -> None:
                 section.study.caption,
             ]
             for table in section.study.tables:
-                if not table.rows:
+                if len(table.data) < 2:  # its header alone
                     continue
                 (RESULTS / "data" / f"{name}_{table.name.removeprefix('study_')}.csv").write_text(table.csv())
                 if table.columns:
