@@ -16,6 +16,7 @@ from pathlib import Path
 from llmrl.analysis.report import Settings
 from llmrl.analysis.runs import read_runs
 from llmrl.analysis.study import StudySettings, settings_from
+from llmrl.analysis.study_tasks import NAME, tasks_compared
 from llmrl.analysis.tables import slugs
 from llmrl.display.reports import reported
 from llmrl.experiment.composition import plain
@@ -29,11 +30,18 @@ def main() -> None:
         numbers, page = reported(folder, Settings(study=_asked(folder)))
         for part in ("figures", "data"):
             (RESULTS / part).mkdir(parents=True, exist_ok=True)
+        over = tasks_compared(numbers)
+        if over is not None:
+            shutil.copy(page.parent / "figures" / f"{NAME}.png", RESULTS / "figures" / f"{folder.name}.png")
+            (RESULTS / "data" / f"{folder.name}_scores.csv").write_text(over.table.csv())
+            texts = [f"![](figures/{folder.name}.png)", over.caption, over.table.markdown(), *over.sentences]
+            sys.stdout.write("\n\n".join(texts) + "\n\n")
         for slug, section in zip(slugs(numbers), numbers.sections, strict=True):
             if section.study is None:
                 continue
             name = folder.name if len(numbers.sections) == 1 else f"{folder.name}_{section.title.rpartition('=')[2]}"
-            shutil.copy(page.parent / "figures" / f"{slug}_study.png", RESULTS / "figures" / f"{name}.png")
+            if over is None:
+                shutil.copy(page.parent / "figures" / f"{slug}_study.png", RESULTS / "figures" / f"{name}.png")
             said = [
                 f"## {name}",
                 section.study.settings.question or "",
@@ -41,8 +49,8 @@ def main() -> None:
                 section.study.caption,
             ]
             for table in section.study.tables:
-                if len(table.data) < 2:  # its header alone
-                    continue
+                if len(table.data) < 2 or (over is not None and table.name == "study_scores"):
+                    continue  # its header alone, or in the table of all tasks
                 (RESULTS / "data" / f"{name}_{table.name.removeprefix('study_')}.csv").write_text(table.csv())
                 if table.columns:
                     said += [table.caption, table.markdown()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from llmrl.analysis.figures import (
 )
 from llmrl.analysis.landscape import Landscape
 from llmrl.analysis.scores import AXES
-from llmrl.analysis.study import StudyResult
+from llmrl.analysis.study import StudyResult, StudySettings
 from llmrl.analysis.study_groups import GroupsCompared, Trace
+from llmrl.analysis.study_tasks import TasksCompared
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _WIDEST = 13.0
 """Inches of maps beside each other."""
 _GREY = "#888888"
+_PANELS = 4
+"""Tasks beside each other."""
 _A_ROW = 5
 """Entries of a legend beside each other."""
 
@@ -100,7 +104,7 @@ def _groups(study: GroupsCompared) -> Figure:
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=[7, width])
     else:
         left, right = None, figure.subplots()
-    styles = _styles(study)
+    styles = _styles([trace.name for trace in study.traces], study.settings)
     handles: list[Any] = []
     if left is not None:
         for trace in sorted(curves, key=lambda trace: -float(trace.score.estimate)):
@@ -139,10 +143,49 @@ def _groups(study: GroupsCompared) -> Figure:
     return figure
 
 
-def _styles(study: GroupsCompared) -> dict[str, dict[str, Any]]:
+def tasks_drawing(tasks: TasksCompared, name: str) -> Drawing:
+    """Draw the groups of a study in each of its tasks, a panel a task.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    return styled(name, tasks.caption, lambda: _tasks(tasks))
+
+
+def _tasks(tasks: TasksCompared) -> Figure:
+    across = min(len(tasks.titles), _PANELS)
+    rows = -(-len(tasks.titles) // across)
+    figure = new_figure(3.4 * across, 0.7 + 2.7 * rows)
+    panels = figure.subplots(rows, across, squeeze=False)
+    styles = _styles(tasks.names, tasks.settings)
+    handles: dict[str, Any] = {}
+    for panel, title, study in zip(panels.flat, tasks.titles, tasks.studies, strict=False):
+        for trace in study.traces:
+            level = float(trace.score.estimate)
+            if trace.band is None:
+                handles[trace.name] = panel.axhline(level, label=trace.shown, **styles[trace.name])
+                continue
+            handles[trace.name] = _curve(panel, trace, styles[trace.name])
+            panel.plot([float(trace.places[-1])], [level], marker="_", markersize=14, color=styles[trace.name]["color"])
+        panel.set_title(title, fontsize=11)
+        panel.tick_params(labelsize=8)
+        _engineering(panel)
+    for k, panel in enumerate(panels.flat):
+        if k >= len(tasks.titles):
+            panel.set_visible(False)
+        elif k + across >= len(tasks.titles):
+            panel.set_xlabel(AXES[tasks.settings.over][1], fontsize=9)
+    for row in panels:
+        row[0].set_ylabel(textwrap.fill(tasks.settings.unit or tasks.settings.metric or "result", 30), fontsize=9)
+    shown = [handles[name] for name in tasks.names if name in handles]
+    figure.legend(handles=shown, loc="outside lower center", ncols=_A_ROW, fontsize=10)
+    return figure
+
+
+def _styles(names: Sequence[str], settings: StudySettings) -> dict[str, dict[str, Any]]:
     """A colour and a dash by name, which do not depend on who is ahead."""
-    names = sorted(trace.name for trace in study.traces)
-    greys = [name for name in names if name in study.settings.against]
+    names = sorted(names)
+    greys = [name for name in names if name in settings.against]
     coloured = [name for name in names if name not in greys]
     styles = {
         name: {"color": COLOURS[k % len(COLOURS)], "linestyle": DASHES[k // len(COLOURS) % len(DASHES)], "linewidth": 2}

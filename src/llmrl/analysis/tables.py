@@ -14,6 +14,7 @@ from llmrl.analysis.llm_calls import CallTotals
 from llmrl.analysis.played import players_table
 from llmrl.analysis.references import OBJECTIVE, ReferenceLine
 from llmrl.analysis.report import ESTIMATES, GroupNumbers, Report, Section
+from llmrl.analysis.study_tasks import tasks_compared
 from llmrl.analysis.table import NOTHING, NumberFormat, Table, seed_list, with_interval
 
 
@@ -21,6 +22,8 @@ def tables_of(report: Report) -> list[Table]:
     """All tables, in the order in which a reader wants them; those of a section begin with its `slugs`."""
     tables = [not_counted(report)] if report.left else []
     tables += [players_table(report.players)] if report.players else []
+    over = tasks_compared(report)
+    tables += [over.table] if over is not None else []
     for section, name in zip(report.sections, slugs(report), strict=True):
         if section.study is not None:
             tables += [replace(table, name=f"{name}_{table.name}") for table in section.study.tables]

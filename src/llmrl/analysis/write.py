@@ -14,7 +14,9 @@ from llmrl.analysis.aggregate import BAND_RESAMPLES
 from llmrl.analysis.figures import Drawing, drawings_of
 from llmrl.analysis.levels import FEW
 from llmrl.analysis.report import Report, Section
-from llmrl.analysis.study_figures import drawing_of
+from llmrl.analysis.study_figures import drawing_of, tasks_drawing
+from llmrl.analysis.study_tasks import NAME as OVERVIEW
+from llmrl.analysis.study_tasks import TasksCompared, tasks_compared
 from llmrl.analysis.table import Table
 from llmrl.analysis.tables import slugs, tables_of
 from llmrl.core.disk import why
@@ -66,6 +68,8 @@ def write_report(
         )
         for section, name in zip(report.sections, slugs(report), strict=True)
     ]
+    over = tasks_compared(report)
+    overview = [tasks_drawing(over, OVERVIEW)] if over is not None and figures else []
     try:
         for folder in (out / "tables", out / "figures") if figures else (out / "tables",):
             folder.mkdir(parents=True, exist_ok=True)
@@ -76,12 +80,11 @@ def write_report(
         write_atomic(out / "tables" / f"{table.name}.csv", table.csv())
         if table.columns:
             write_atomic(out / "tables" / f"{table.name}.tex", table.latex())
-    for part in parts:
-        for drawing in part.drawings:
-            write_bytes(out / "figures" / f"{drawing.name}.png", drawing.png)
-            write_bytes(out / "figures" / f"{drawing.name}.svg", drawing.svg)
+    for drawing in (*overview, *(drawing for part in parts for drawing in part.drawings)):
+        write_bytes(out / "figures" / f"{drawing.name}.png", drawing.png)
+        write_bytes(out / "figures" / f"{drawing.name}.svg", drawing.svg)
     for template, path in (("summary.md.j2", out / "summary.md"), ("report.html.j2", out / PAGE)):
-        write_atomic(path, _render(template, report, parts, tables))
+        write_atomic(path, _render(template, report, parts, tables, over, overview))
     return out / PAGE
 
 
@@ -144,7 +147,14 @@ def _target(section: Section) -> str:
     return f"The optimality gap is the mean shortfall below {section.target:.4g} ({section.target_source})."
 
 
-def _render(template: str, report: Report, parts: Sequence[Part], tables: Sequence[Table]) -> str:
+def _render(
+    template: str,
+    report: Report,
+    parts: Sequence[Part],
+    tables: Sequence[Table],
+    over: TasksCompared | None,
+    overview: Sequence[Drawing],
+) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -160,6 +170,8 @@ def _render(template: str, report: Report, parts: Sequence[Part], tables: Sequen
         left=named.get("not_in_the_numbers"),
         calls=named.get("llm_calls"),
         players=named.get("players"),
+        over=over,
+        overview=overview,
         count=counted(report),
         method=method(report),
         version=llmrl.__version__,

@@ -118,16 +118,19 @@ class _Said:
 def print_numbers(numbers: Report, page: Path) -> None:
     """The tables of scores, what is not in them, and where the rest is."""
     from llmrl.analysis.played import players_table
+    from llmrl.analysis.study_tasks import tasks_compared
     from llmrl.analysis.tables import beside, efficiency, not_counted, scores
     from llmrl.analysis.write import counted
     from llmrl.display.console import print_line, print_table
-    from llmrl.display.reports import print_study
+    from llmrl.display.reports import print_study, print_tasks
 
     if numbers.players:
         table = players_table(numbers.players)
         print_table(table.caption, table.columns, table.rows, table.sides)
         for note in table.notes:
             print_line(note)
+    if (over := tasks_compared(numbers)) is not None:
+        print_tasks(over)
     for section in numbers.sections:
         print_study(section)
         for warning in section.warnings:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmrl.analysis.report import Report, Section, Settings
+    from llmrl.analysis.study_tasks import TasksCompared
 
 
 def reported(
@@ -65,18 +66,22 @@ def show_study(folder: Path, asked: Mapping[str, Any]) -> None:
 
     from llmrl.analysis.report import Settings
     from llmrl.analysis.study import settings_from
+    from llmrl.analysis.study_tasks import NAME, tasks_compared
     from llmrl.analysis.tables import slugs
     from llmrl.display.console import near, print_line
 
     drawn = find_spec("matplotlib") is not None
     numbers, page = reported(folder, Settings(study=settings_from(asked, "the study")), figures=drawn)
-    for section in numbers.sections:
+    over = tasks_compared(numbers)
+    for section in numbers.sections if over is None else ():
         print_study(section)
+    if over is not None:
+        print_tasks(over)
     if not drawn:
         print_line("There are no figures: they need matplotlib, pip install 'llmrl[plots]', and then llmrl-report.")
-    for name, section in zip(slugs(numbers), numbers.sections, strict=True):
-        if drawn and section.study is not None:
-            print_line(f"Figure: {near(page.parent / 'figures' / f'{name}_study.png')}")
+    drawings = [f"{name}_study" for name, each in zip(slugs(numbers), numbers.sections, strict=True) if each.study]
+    for name in [] if not drawn else drawings if over is None else [NAME]:
+        print_line(f"Figure: {near(page.parent / 'figures' / f'{name}.png')}")
     print_line(f"Report: {near(page)}")
 
 
@@ -92,4 +97,14 @@ def print_study(section: Section) -> None:
         for note in table.notes:
             print_line(note)
     for sentence in section.study.sentences:
+        print_line(sentence)
+
+
+def print_tasks(over: TasksCompared) -> None:
+    """Print what a study of several tasks asks and finds; the report has each task by itself."""
+    from llmrl.display.console import print_line, print_table
+
+    print_line(over.settings.question or "")
+    print_table(over.table.caption, over.table.columns, over.table.rows, over.table.sides)
+    for sentence in over.sentences:
         print_line(sentence)

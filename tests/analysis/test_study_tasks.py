@@ -1,0 +1,73 @@
+"""A study of several tasks: one table and one figure of its groups in each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.report import Settings
+from llmrl.analysis.study_tasks import NAME, TasksCompared, tasks_compared
+from llmrl.analysis.write import write_report
+from run_folders import write_run
+
+REPORT = {
+    "question": "Which search is best?",
+    "metric": "principal/objective",
+    "unit": "points",
+    "last_fraction": None,
+    "against": ["random"],
+}
+LEVELS = {"pole": {"random": 1.0, "cem": 5.0, "cmaes": 6.0}, "lake": {"random": 5.0, "cem": 1.0, "cmaes": 5.0}}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tasks")
+    for env, levels in LEVELS.items():
+        for principal, level in levels.items():
+            if (env, principal) == ("lake", "cmaes"):
+                continue  # a search that was not run there
+            for seed in range(3):
+                typed = ["experiment=studies/toy", f"env={env}", f"principal={principal}"]
+                write_run(root, "toy", typed, seed, [0.0, level + 0.1 * seed], report=REPORT)
+    return root / "toy"
+
+
+@pytest.fixture(scope="module")
+def over(study: Path) -> TasksCompared:
+    found = tasks_compared(summarize(study, Settings(resamples=500)))
+    assert found is not None
+    return found
+
+
+def test_a_line_a_task_and_a_column_a_group(over: TasksCompared) -> None:
+    assert over.titles == ("lake", "pole")
+    assert list(over.table.columns) == ["task", "cem", "cmaes", "random"]  # who is compared with comes last
+    lake, pole = over.table.rows
+    assert lake[0] == "lake" and lake[1].startswith("1.10 [") and lake[2] == "-"
+    assert pole[2].startswith("6.10 [")
+    assert len(over.table.data) == 1 + 5
+
+
+def test_verdicts_are_counted_over_tasks(over: TasksCompared) -> None:
+    [said] = over.sentences
+    assert said.startswith("Against random, of 2 tasks: ")
+    assert "cem above in 1, below in 1, not told apart in 0" in said
+    assert "cmaes above in 1, below in 0" in said
+
+
+def test_it_stands_first_in_the_report(study: Path, tmp_path: Path) -> None:
+    report = summarize(study, Settings(resamples=500))
+    page = write_report(report, tmp_path).read_text()
+    assert page.index('id="tasks"') < page.index(f'id="{"toy"}')
+    assert (tmp_path / "figures" / f"{NAME}.png").stat().st_size > 10_000
+    assert (tmp_path / "tables" / f"{NAME}.csv").read_text().startswith("task,group,runs,score")
+    assert f"figures/{NAME}.png" in (tmp_path / "summary.md").read_text()
+
+
+def test_a_study_of_one_task_has_none(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path, "toy", ["experiment=studies/toy", "principal=cem"], seed, [1.0], report=REPORT)
+    assert tasks_compared(summarize(tmp_path / "toy", Settings(resamples=100))) is None
