@@ -30,10 +30,11 @@ def write_run(
     references: dict[str, Any] | None = None,
     report: dict[str, Any] | None = None,
     history: Sequence[dict[str, Any]] | None = None,
+    cost: float | None = None,
 ) -> Path:
     """A run that logs `values` as principal/objective every `steps` environment steps; its result is the last one, or
     the mean of what is `inside` it, society by society; `references` are those of its summary, and so are the proposals
-    of its `history`. `report` is that section of its config."""
+    of its `history`. `report` is that section of its config, and `cost` what language models cost it."""
     config = {"of": [name, *overrides], **({} if report is None else {"report": report})}
     run = Run.open(root, name, config, [*overrides, f"seed={seed}"], seed)
     with contextlib.suppress(type(error) if error is not None else ()), run:
@@ -41,6 +42,7 @@ def write_run(
         run.status.shared = shared or {}
         for i, value in enumerate(values, start=1):
             found = {"principal/objective": value, "other": 2 * value}
+            found |= {} if cost is None else {"spent/llm_cost": cost}
             run.metrics.log("proposal", "proposals", found, proposals=4 * i, principal_steps=i, env_steps=i * steps)
         if error is not None:
             raise error

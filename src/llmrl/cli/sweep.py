@@ -121,6 +121,8 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     own = {key: value for key, value in record.overrides.items() if key not in common}
     from llmrl.llms.validity import misgiving
     from llmrl.run.names import title
+    from llmrl.run.progress import clock
+    from llmrl.sweeps.watch import newest_value
 
     name = title(own) or record.group.rpartition("-")[2]
     p, active = record.progress, record.state == "running"
@@ -134,22 +136,12 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
         str(record.attempt),
         "100%" if record.state == "finished" else f"{p.done / p.total:.0%}" if p.total else "-",
         f"{p.steps_per_second:,.3g}" if active and p.steps_per_second else "-",
-        _clock(p.eta_s) if active and p.eta_s is not None else "-",
-        _last(record, metrics),
+        clock(p.eta_s) if active and p.eta_s is not None else "-",
+        "-" if (value := newest_value(record, metrics)) is None else f"{value:.4g}",
         "-" if "spent/llm_calls" not in metrics else ("unknown" if spent is None else f"{spent:.2f}") + maybe,
         f"job {record.job_id}" if record.job_id else record.host,
         record.error or misgiving(metrics.get("llm/judged_replies"), metrics.get("llm/invalid_share")),
     ]
-
-
-def _last(record: RunRecord, metrics: dict[str, Any]) -> str:
-    """The result, or the last value of what the run is about."""
-    if record.result is not None:
-        return f"{record.result:.4g}"
-    for name in ("principal/objective", "evaluation/return", "ended/return"):
-        if isinstance(metrics.get(name), int | float):
-            return f"{metrics[name]:.4g}"
-    return "-"
 
 
 def as_json(record: RunRecord) -> dict[str, Any]:
@@ -256,12 +248,6 @@ def clean(args: argparse.Namespace) -> int:
     if found and not args.yes:
         print_line("--yes removes them")
     return 0
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -122,6 +122,18 @@ class Progress:
             if self._line is not None:
                 sys.stdout.write(f"{printable(text)}\n")
 
+    @property
+    def drawn(self) -> bool:
+        """Whether there is a bar."""
+        return self._bar is not None
+
+    def note(self, text: str) -> None:
+        """What is going on: beside the bar on a terminal until the next note, a log line otherwise."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=printable(f"{self._description} ({text})"))
+        else:
+            log.info("%s; %s", self, text)
+
     def _log(self) -> None:
         if self._row is None:
             log.info("%s", self)

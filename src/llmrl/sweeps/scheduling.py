@@ -15,6 +15,7 @@ from llmrl.run.progress import Progress
 from llmrl.run.queued import Queued, read_queued
 from llmrl.sweeps.backends.protocol import Backend, Outcome, Scheduler, SchedulerError, name_of
 from llmrl.sweeps.jobs import describe
+from llmrl.sweeps.watch import SweepWatch
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ def wait_for(submitted: Sequence[Outcome]) -> Iterator[Outcome]:
     assert made is not None
     scheduler = made()
     with Progress(len(pending), "runs", "sweep") as progress:
+        watch = SweepWatch(progress)
         while pending:
             try:
                 queues = scheduler.ask(list(pending.values()))
@@ -117,6 +119,7 @@ def wait_for(submitted: Sequence[Outcome]) -> Iterator[Outcome]:
                     progress.say(describe(outcome))
                     progress.update(len(submitted) - len(pending))
                     yield outcome
+            watch.look(list(pending))
             if pending:
                 time.sleep(delay)
                 delay = min(delay * 1.3, _POLL_S[1])

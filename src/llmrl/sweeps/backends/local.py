@@ -20,6 +20,7 @@ from llmrl.sweeps.jobs import cancelled, describe, take_on, taken_up_again, writ
 from llmrl.sweeps.machine import Machine
 from llmrl.sweeps.packing import packed_over, put_back
 from llmrl.sweeps.process import RunProcess, preload, thread_limits
+from llmrl.sweeps.watch import SweepWatch
 from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
@@ -106,12 +107,13 @@ class Pool:
     def _compute(self, stop: StopFlag) -> None:
         """Start and end processes until none is left, or those that are left are not to be started."""
         with Progress(len(self.jobs), "runs", "sweep", done=len(self.outcomes)) as progress:
-            told = False
+            told, watch = False, SweepWatch(progress)
             while self.running or (self.waiting and not stop.requested):
                 try:
                     if not stop.requested:
                         self._start_what_fits()
                     self._wait()
+                    watch.look([job.folder for process in self.running for job in process.pack.jobs])
                     if stop.signal is not None and not told:
                         told = True
                         waiting = f"{sum(len(each.pack.jobs) for each in self.waiting)} that wait are cancelled"

@@ -1,0 +1,84 @@
+"""What the runs of a sweep are doing while it waits for them, in one line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmrl.analysis.runs import RunRecord, read_run
+from llmrl.run.names import title
+from llmrl.run.progress import Progress, clock
+
+EVERY_S = 60.0
+"""Seconds between two lines where there is no terminal."""
+_DRAWN_EVERY_S = 5.0
+_NAMED = 2
+_RESULTS = ("principal/objective", "search/best_return", "evaluation/return", "ended/return")
+
+
+class SweepWatch:
+    """Looks now and then at the runs that are under way, and says what they do beside the sweep's progress.
+
+    Args:
+        progress: of the sweep.
+        every_s: seconds between two looks; None: a minute, and less where a bar is drawn.
+    """
+
+    def __init__(self, progress: Progress, every_s: float | None = None) -> None:
+        self._progress = progress
+        self._every_s = every_s or (_DRAWN_EVERY_S if progress.drawn else EVERY_S)
+        self._looked = time.monotonic()
+
+    def look(self, folders: Sequence[Path]) -> None:
+        """Say what the runs in `folders` do, where it is time; those that have no folder yet are left out."""
+        if (now := time.monotonic()) - self._looked < self._every_s or not folders:
+            return
+        self._looked = now
+        if text := summary([read_run(folder) for folder in folders if folder.is_dir()]):
+            self._progress.note(text)
+
+
+def summary(records: Sequence[RunRecord]) -> str:
+    """Return what running runs do: how many, how far, those that will take longest by name with their newest value,
+    and what they have spent; empty where none runs.
+
+    >>> summary([])
+    ''
+    """
+    running = [record for record in records if record.state == "running"]
+    if not running:
+        return ""
+    shares = [share for record in running if (share := _share(record)) is not None]
+    told = f"{len(running)} running" + (f", {sum(shares) / len(shares):.0%} done" if shares else "")
+    common = set.intersection(*(set(record.overrides.items()) for record in running)) if len(running) > 1 else set()
+    last = sorted(running, key=lambda record: -(record.progress.eta_s or 0.0))
+    metrics = {record.folder: record.last_metrics() for record in running}
+    each = [_told(record, dict(set(record.overrides.items()) - common), metrics[record.folder]) for record in last]
+    more = f" and {len(each) - _NAMED} more" if len(each) > _NAMED else ""
+    costs = [float(x) for found in metrics.values() if isinstance(x := found.get("spent/llm_cost"), int | float)]
+    money = f"; ${sum(costs):,.2f} spent" if costs else ""
+    return f"{told}: {'; '.join(each[:_NAMED])}{more}{money}"
+
+
+def newest_value(record: RunRecord, metrics: Mapping[str, Any]) -> float | None:
+    """Return a run's result, or the last value of what it is about; None where it has none yet."""
+    if record.result is not None:
+        return record.result
+    return next((float(metrics[name]) for name in _RESULTS if isinstance(metrics.get(name), int | float)), None)
+
+
+def _told(record: RunRecord, own: Mapping[str, str], metrics: Mapping[str, Any]) -> str:
+    words = [title(own)] if own else []
+    words.append(f"seed {record.seed}")
+    share, value = _share(record), newest_value(record, metrics)
+    words += [f"{share:.0%}"] if share is not None else []
+    words += [f"at {value:.4g}"] if value is not None else []
+    left = record.progress.eta_s
+    return " ".join(words) + (f", {clock(left)} left" if left is not None else "")
+
+
+def _share(record: RunRecord) -> float | None:
+    progress = record.progress
+    return min(progress.done / progress.total, 1.0) if progress.total else None
