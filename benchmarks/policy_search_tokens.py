@@ -28,6 +28,7 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.scripted import ScriptedChat
 from llmrl.principals.llm import llm_principal
+from llmrl.principals.llm_principal import shown_text
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "published": {"prompt": "numeric", "rows": "named", "reply": "lines", "history": "all"},
@@ -35,6 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "best 20 and last 10": {"prompt": "numeric", "history": "best_and_last", "window": 20, "newest": 10},
     "best 20 and last 10, described": {"history": "best_and_last", "window": 20, "newest": 10},
     "chain": {"prompt": "numeric", "history": "chain"},
+    "chain, conversations of 20": {"prompt": "numeric", "history": "chain", "turns": 20},
 }
 
 
@@ -56,7 +58,7 @@ def questions(settings: dict[str, Any], iterations: int, warmup: int, episodes: 
             first = seeds.numpy("warmup").normal(0.0, 3.0, (warmup, agent.controller.space.dim)).round(1)
             principal.tell(told(first, 0))
         for i in range(iterations):
-            tokens.append(estimate_tokens(principal.question(None).text))
+            tokens.append(estimate_tokens(shown_text(principal.question(None))))
             principal.tell(told(principal.ask(), i + 1))
     env.close()
     return tokens

@@ -69,6 +69,11 @@ class Questions:
             raise ConfigError(
                 "principal.together=true asks for several vectors in a reply; fine-tuning is of one a reply"
             )
+        if proposer.form.turns > 1:
+            raise ConfigError(
+                f"principal.turns={proposer.form.turns} asks in conversations, and fine-tuning is of questions that "
+                "are each by itself: leave it null"
+            )
         if proposer.settings.observations:
             raise ConfigError(
                 "principal.observations=true shows more of each trial than its return, and that is all that is "
@@ -95,6 +100,7 @@ class Questions:
         fitted = _Fitted(self.proposer.asker)
         proposer.asker = fitted  # type: ignore[assignment]  # fits prompts, and tells how much of the history is left
         prompt = proposer.question(None)
+        assert isinstance(prompt, Prompt)  # of no conversation
         selected = proposer.select(None)
         records = proposer.history.trim(selected, proposer.settings.history, fitted.records)
         shown = tuple(_trial([example.history[int(i)] for i in record["measured"]]) for record in records)

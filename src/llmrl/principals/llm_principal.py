@@ -17,7 +17,7 @@ from llmrl.core.pooling import key_of
 from llmrl.core.protocols import ChatModel
 from llmrl.core.records import CallEstimate, ChatReply, Outcome, State
 from llmrl.core.spaces import EnvSpec, ParameterSpace
-from llmrl.llms.asking import Asker
+from llmrl.llms.asking import Asker, Question
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.reading.deciding import understand
@@ -137,10 +137,9 @@ class LLMPrincipal(ABC):
         self.asker.schema = self.schema(self.in_reply)
         places = range(1, n // self.in_reply + 1)
         asked = [self.asked(self.in_reply, name, k if len(places) > 1 else None) for k in places]
-        readings = self.asker.ask(
-            [self.question(name, k, n) for k in places],
-            [self._parser(each) for each in asked],
-        )
+        questions = [self.question(name, k, n) for k in places]
+        readings = self.asker.ask(questions, [self._parser(each) for each in asked])
+        self.answered(questions)
         answers = [self._valid(reading, name, k) for k, reading in enumerate(readings, 1)]
         vectors = np.concatenate([answer.vectors for answer in answers])
         self.reasons = [answer.reasoning for answer in answers for _ in answer.vectors]
@@ -154,6 +153,9 @@ class LLMPrincipal(ABC):
             seen.add(key_of(vector))
         self.iteration += 1
         return vectors
+
+    def answered(self, questions: Sequence[Prompt | Question]) -> None:  # noqa: B027 (most need none)
+        """Take note of the questions that the last `ask` asked; what became of them is in `asker.asked`."""
 
     def _valid(self, reading: Reading | None, context: str | None, question: int) -> Reading:
         """`reading`, or what is proposed where no reply was valid."""
@@ -203,7 +205,7 @@ class LLMPrincipal(ABC):
             while future.iteration < moment:
                 future.history.add([future.history.typical(self.space, future.iteration)] * n)
                 future.iteration += 1
-            tokens.append(estimate_tokens(future.question(context, n, n).text))
+            tokens.append(estimate_tokens(shown_text(future.question(context, n, n))))
         calls = steps if self.together else steps * n
         prompt_tokens = calls // steps * int(np.interp(np.arange(steps), moments, tokens).sum())
         reply = REPLY_TOKENS + NUMBER_TOKENS * (max(0, self.space.dim - 10) + (steps * n // calls - 1) * self.space.dim)
@@ -225,7 +227,7 @@ class LLMPrincipal(ABC):
         self.notes = list(state["notes"])
         self.tried = {key_of(record["vector"]) for record in self.history.records}
 
-    def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt:
+    def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt | Question:
         """The question for one of the next step's proposals, number `proposal` from 1."""
         selected = self.select(context)
         return self.asker.fit(lambda n: self._render(context, selected, n, proposal, proposals), len(selected))
@@ -321,6 +323,13 @@ class LLMPrincipal(ABC):
 
     def _parser(self, asked: Vectors | None) -> Callable[[ChatReply], Reading]:
         return lambda reply: self.read(reply.text, reply.cut, asked)
+
+
+def shown_text(question: Prompt | Question) -> str:
+    """Return all that a question shows, in one text."""
+    if isinstance(question, Prompt):
+        return question.text
+    return "\n".join(str(message["content"]) for message in question.messages)
 
 
 def first_faults(faults: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +13,17 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import ChatModel, Controller
+from llmrl.core.ranges import PositiveInt
+from llmrl.core.records import CallEstimate, State
 from llmrl.core.spaces import EnvSpec
+from llmrl.llms.asking import Asked, Question
 from llmrl.llms.prompts import Prompt, Prompts
+from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.reading.vectors import Vectors
 from llmrl.llms.structured import json_schema
-from llmrl.principals.history import FEWEST_UNITS, Record
-from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings
+from llmrl.principals.conversation import Conversation
+from llmrl.principals.history import FEWEST_UNITS, History, Record
+from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings, shown_text
 from llmrl.principals.reading import OneProposal, SeveralProposals
 
 logger = logging.getLogger(__name__)
@@ -43,6 +49,8 @@ class SearchFormat:
         told_iterations: iterations there are to be; None tells those of the loop.
         advice: tell of chance (standard errors, that numbers may be measured again, the best so far) and of changes
             to the numbers that the policy does not notice. False as published.
+        turns: questions of one conversation; each but the first tells what came of the reply before it, and after so
+            many a new one begins with the table. 1: each question is by itself.
     """
 
     together: bool = False
@@ -51,6 +59,7 @@ class SearchFormat:
     count_from: int = 1
     told_iterations: int | None = None
     advice: bool = True
+    turns: PositiveInt = 1
 
 
 class LLMSearch(LLMPrincipal):
@@ -97,6 +106,8 @@ class LLMSearch(LLMPrincipal):
                 "env.text (auto, a shipped text or a file), or principal.prompt=numeric",
                 spec.name,
             )
+        self.conversation = Conversation(form.turns)
+        self.parallel = form.turns == 1 or form.together
         self.iterations: int | None = None  # of the loop, and
         self.episodes: int | None = None  # its episodes a proposal, once it has told them, and
         self.common = False  # whether all proposals meet the same seeds
@@ -121,6 +132,57 @@ class LLMSearch(LLMPrincipal):
         self.fallbacks = [bool(bad) or before for before, bad in zip(self.fallbacks, failed, strict=True)]
         self.notes = [UNPLAYABLE if bad else note for note, bad in zip(self.notes, failed, strict=True)]
         return np.where(failed[:, None], vector, vectors)
+
+    def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt | Question:
+        if self.conversation.goes_on:
+            question = self.conversation.question(self._turn())
+            if self.llm.fits(list(question.messages)):
+                return question
+        return super().question(context, proposal, proposals)
+
+    def answered(self, questions: Sequence[Prompt | Question]) -> None:
+        if self.form.turns > 1:
+            [question], [asked] = questions, self.asker.asked
+            self.conversation.answered(question, asked)
+
+    def _turn(self) -> Prompt:
+        """What came of the last proposals."""
+        newest = [record for record in self.history.records if record["generation"] == self.history.generations]
+        return self.prompts.render(
+            "_turn",
+            rows=[self._row(record | {"measured": [record["index"]]}) for record in newest],
+            best=self._best() if self.form.advice else None,
+            made=len(self.history.records),
+            iteration=self.iteration + self.form.count_from,
+            iterations=self.form.told_iterations or self.iterations,
+            **self._fixed(self.in_reply),
+        )
+
+    def state_dict(self) -> State:
+        return super().state_dict() | {"conversation": self.conversation.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.conversation.load_state_dict(state["conversation"])
+
+    def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
+        if self.form.turns == 1:
+            return super().estimate(steps, n, known)
+        one = super().estimate(1, n, known)
+        written = "x" * (4 * one.completion_tokens)
+        future = copy.copy(self)
+        future.conversation, future.history = Conversation(self.form.turns), History(self.spec, pooled=False)
+        future.tried, future.iteration, future.asker = set(), 0, self._new_asker()
+        if known:
+            future.history.add([future.history.typical(self.space, 0)] * known)
+        tokens = 0
+        for _ in range(steps):
+            question = future.question(None, n, n)
+            tokens += estimate_tokens(shown_text(question))
+            future.conversation.answered(question, Asked(replies=1, text=written))
+            future.history.add([future.history.typical(self.space, future.iteration)] * n)
+            future.iteration += 1
+        return CallEstimate(steps, steps * (1 + self.settings.repair_turns), tokens, steps * one.completion_tokens)
 
     def schema(self, n: int) -> dict[str, Any] | None:
         if self.form.reply == "lines":

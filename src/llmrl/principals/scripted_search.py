@@ -60,7 +60,8 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     anew. Changes grow while nothing better is found.
 
     Args:
-        messages: the conversation. Its first question counts, and all of it decides the random draws.
+        messages: the conversation. Its first question counts, with what later ones add to its table, and all of it
+            decides the random draws.
         seed: changes nothing.
         note: told nothing, as these rules always apply.
 
@@ -68,9 +69,10 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         UnreadPromptError: a part of the prompt is not in the form of `principals/search_prompts`.
     """
     prompt = first_question(messages)
+    later = "\n".join(message["content"] for message in messages[1:] if message["role"] == "user")
     count = needed(_COUNT.search(prompt), "how many numbers there are (`3 numbers, called params[0] to params[2].`)")
-    made = int(needed(_MADE.findall(prompt), "how many lists of numbers were tried so far")[-1])
-    task = _task(prompt, int(count.group(1)))
+    made = int(needed(_MADE.findall(f"{prompt}\n{later}"), "how many lists of numbers were tried so far")[-1])
+    task = _task(prompt, int(count.group(1)), later)
     if made and not len(task.values) and _NONE_SHOWN not in prompt:
         raise UnreadPromptError("the rows of the table of what was tried")
     together = _TOGETHER.search(prompt)
@@ -91,7 +93,8 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     return _written(prompt, proposals[-n:], f"By rule, not by thought: a change after {made} lists of numbers.")
 
 
-def _task(prompt: str, d: int) -> _Task:
+def _task(prompt: str, d: int, later: str) -> _Task:
+    """What the first question asks for, and its table with the rows that `later` ones have added to it."""
     instructions, heading, table = prompt.partition("## What was tried, oldest first")
     needed(heading, "the heading of the table (`## What was tried, oldest first`)")
     same = _SAME.search(instructions)
@@ -102,6 +105,8 @@ def _task(prompt: str, d: int) -> _Task:
     table, _, several = table.partition("## Measured several times")
     rows = [(_compact(numbers), value) for numbers, value in _COMPACT.findall(table)]
     rows += [(_named(numbers), value) for numbers, value in _NAMED.findall(table)]
+    rows += [(_compact(numbers), value) for numbers, value in _COMPACT.findall(later)]
+    rows += [(_named(numbers), value) for numbers, value in _NAMED.findall(later)]
     # Of what was measured several times the mean counts, once, in the place of the newest measurement.
     listed = _SEVERAL.findall(several)
     means = {_compact(numbers[1:-1]) if numbers[0] == "[" else _named(numbers): mean for numbers, _, mean in listed}
