@@ -158,8 +158,9 @@ def test_proposers_that_cannot_be_tuned_are_refused():
         questions(together=True)
     with pytest.raises(ConfigError, match=r"principal\.observations=true"):
         questions(observations=True)
-    with pytest.raises(ConfigError, match=r"principal\.turns=5"):
-        questions(turns=5)
+    for name in ("turns", "episode_steps"):
+        with pytest.raises(ConfigError, match=rf"principal\.{name}=5"):
+            questions(**{name: 5})
 
 
 class Plays:

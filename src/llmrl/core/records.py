@@ -91,6 +91,21 @@ class Act:
     notes: list[list[dict[str, Any]]] | None = None
 
 
+@dataclass(frozen=True)
+class Trace:
+    """The first steps of one episode of a controller.
+
+    Attributes:
+        observations: what it read, [t, k] float64, or the number of a state, [t] int64.
+        actions: what it did, one of several, [t] int64, or numbers, [t, a] float64.
+        rewards: that it got, [t].
+    """
+
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+
+
 @dataclass
 class Outcome:
     """What a principal learns about one proposal.
@@ -111,6 +126,7 @@ class Outcome:
             of that round; None where there was no training.
         draw: name of the random numbers it was measured with; two measurements of a vector under one name are the same
             (`llmrl.core.pooling`). None: its own.
+        steps: the beginning of its first episode; None where nobody wants to see it.
         gradient: estimated derivative of `value` by `vector` through the agents' learning, [d]; only for proposers
             that ask for it (`GradientProposer`).
     """
@@ -128,6 +144,7 @@ class Outcome:
     units: int | None = None
     draw: str | None = None
     training: tuple[float, float] | None = None
+    steps: Trace | None = None
 
 
 @dataclass(frozen=True)

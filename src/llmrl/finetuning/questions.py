@@ -74,6 +74,11 @@ class Questions:
                 f"principal.turns={proposer.form.turns} asks in conversations, and fine-tuning is of questions that "
                 "are each by itself: leave it null"
             )
+        if proposer.form.episode_steps:
+            raise ConfigError(
+                f"principal.episode_steps={proposer.form.episode_steps} shows episodes, and none are kept here: leave "
+                "it null"
+            )
         if proposer.settings.observations:
             raise ConfigError(
                 "principal.observations=true shows more of each trial than its return, and that is all that is "

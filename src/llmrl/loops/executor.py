@@ -180,4 +180,4 @@ class Executor:
             self._evaluators[key] = request.env.evaluator(*key)
         # Numbers that are too large for the game are told of by what it returns.
         with np.errstate(all="ignore"):
-            return self._evaluators[key].evaluate(request.controller, request.vectors, request.seeds)
+            return self._evaluators[key].evaluate(request.controller, request.vectors, request.seeds, request.traced)

@@ -204,6 +204,7 @@ class EvaluateController:
         vectors: its parameters, [q, d].
         seeds: of the episodes, [k]; each vector plays one under each.
         workers: processes that play; None: as many as there are cores.
+        traced: steps that are wanted of the beginning of each vector's first episode.
     """
 
     env: VecEnv
@@ -211,6 +212,7 @@ class EvaluateController:
     vectors: np.ndarray
     seeds: np.ndarray
     workers: int | None
+    traced: int = 0
 
 
 @dataclass(frozen=True)

@@ -226,18 +226,24 @@ class SearchLoop:
         Raises:
             ConfigError: a return is no number.
         """
-        found = yield self._play(vectors, seeds)
+        traced = getattr(self.principal, "episode_steps", 0)
+        found = yield self._play(vectors, seeds, traced)
         failed = ~np.isfinite(found.returns).all(1)
         if failed.any() and isinstance(self.principal, Fallible):
             vectors = self.space.rounded(self.principal.instead(vectors, failed), clip=False)
-            found = yield self._play(vectors, seeds)
+            found = yield self._play(vectors, seeds, traced)
         self._check(vectors, found)
         self._count(found)
         return vectors, found
 
-    def _play(self, vectors: np.ndarray, seeds: np.ndarray) -> EvaluateController:
+    def _play(self, vectors: np.ndarray, seeds: np.ndarray, traced: int = 0) -> EvaluateController:
         return EvaluateController(
-            env=self.env, controller=self.agent.controller, vectors=vectors, seeds=seeds, workers=self.cores
+            env=self.env,
+            controller=self.agent.controller,
+            vectors=vectors,
+            seeds=seeds,
+            workers=self.cores,
+            traced=traced,
         )
 
     def _check(self, vectors: np.ndarray, found: EvaluationBatch) -> None:

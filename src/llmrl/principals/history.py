@@ -10,7 +10,7 @@ import numpy as np
 
 from llmrl.core.objectives import MEASURES
 from llmrl.core.pooling import Key, Pool, key_of
-from llmrl.core.records import Outcome, State
+from llmrl.core.records import Outcome, State, Trace
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 
 Policy = Literal["all", "last", "best", "chain", "best_and_last"]
@@ -48,11 +48,16 @@ class History:
             measurement keeps its row, so that a prompt only grows, and `repeated` has the means.
         sliding: exactly the newest rows are shown of a window; else they grow to less than twice as many and are cut
             back, so that most prompts begin as the one before did.
+
+    Attributes:
+        records: what was told.
+        typical_steps: the beginning of an episode as long as those that will be told, for estimates; None: none is.
     """
 
     def __init__(self, spec: EnvSpec, pooled: bool = True, sliding: bool = False) -> None:
         self.spec, self.pooled, self.sliding = spec, pooled, sliding
         self.records: list[Record] = []
+        self.typical_steps: Trace | None = None
         # Of a payoff that adds up over agents and steps they decide nothing.
         told = {} if spec.objective.step is not None else WELFARE
         self.welfare = told | (SPENDING if spec.spending_cost else {})
@@ -176,6 +181,7 @@ class History:
             summaries=dict.fromkeys(self.spec.told, PAYOFF_SHOWN),
             welfare=dict.fromkeys(self.welfare, PAYOFF_SHOWN),
             training=(PAYOFF_SHOWN, PAYOFF_SHOWN),
+            steps=self.typical_steps,
         )
 
     def state_dict(self) -> State:
@@ -227,7 +233,21 @@ class History:
             "curves": curves,
             "summaries": summaries | welfare,
             "returns": [float(value) for value in outcome.returns],
+            **({} if outcome.steps is None else {"steps": _shortened(outcome.steps)}),
         }
+
+
+def _shortened(trace: Trace) -> dict[str, Any]:
+    """An episode's beginning as plain numbers, of as many digits as are told."""
+    arrays = {"observations": trace.observations, "actions": trace.actions, "rewards": trace.rewards}
+    return {
+        name: array.tolist() if array.dtype.kind in "iu" else [_digits(row) for row in array.tolist()]
+        for name, array in arrays.items()
+    }
+
+
+def _digits(value: Any) -> Any:
+    return [_digits(each) for each in value] if isinstance(value, list) else float(f"{value:.3g}")
 
 
 def _pool(records: Sequence[Record], fewest: int = 1) -> Pool:

@@ -41,6 +41,7 @@ def llm_principal(
     sliding_history: bool = False,
     advice: bool | None = None,
     turns: PositiveInt | None = None,
+    episode_steps: NonNegativeInt | None = None,
 ) -> LLMPrincipal:
     """Return an `LLMSearch` where there is a policy to search, else an `LLMMechanismPrincipal`.
 
@@ -68,8 +69,8 @@ def llm_principal(
             as it is (`accept`; of a policy only, and published). Of choices, as an action is one, there are none out of
             bounds: there `accept` is `reask`.
         duplicates: a proposal made before makes a reply invalid (`reask`) or is tried once more (`accept`).
-        together, rows, reply, count_from, told_iterations, advice, turns: see `SearchFormat`; None is its default. Of a
-            policy only.
+        together, rows, reply, count_from, told_iterations, advice, turns, episode_steps: see `SearchFormat`; None is
+            its default. Of a policy only.
         step_size: hint by how much to change numbers when exploring; None: no hint.
         optimum: hint what the highest payoff is about; None: no hint.
         sliding_history: exactly `window` or `newest` of the last proposals are shown (published); else they grow to
@@ -108,6 +109,7 @@ def llm_principal(
         "told_iterations": told_iterations,
         "advice": advice,
         "turns": turns,
+        "episode_steps": episode_steps,
     }
     chosen = {name: value for name, value in form.items() if value is not None}
     if controller is not None:

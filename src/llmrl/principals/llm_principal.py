@@ -192,8 +192,7 @@ class LLMPrincipal(ABC):
         """What `steps` steps of `n` proposals may take, from the prompts they would be asked with; `known` outcomes are
         told before the first."""
         future = copy.copy(self)
-        # What is going to be proposed is not known, only that it differs.
-        future.history, future.tried, future.iteration = History(self.spec, pooled=False), set(), 0
+        future.history, future.tried, future.iteration = self._empty_history(), set(), 0
         future.asker = self._new_asker()
         if known:
             future.history.add([future.history.typical(self.space, 0)] * known)
@@ -210,6 +209,12 @@ class LLMPrincipal(ABC):
         prompt_tokens = calls // steps * int(np.interp(np.arange(steps), moments, tokens).sum())
         reply = REPLY_TOKENS + NUMBER_TOKENS * (max(0, self.space.dim - 10) + (steps * n // calls - 1) * self.space.dim)
         return CallEstimate(calls, calls * (1 + self.settings.repair_turns), prompt_tokens, calls * reply)
+
+    def _empty_history(self) -> History:
+        """One for an estimate: rows are not pooled, as of what is going to be proposed nothing is known."""
+        history = History(self.spec, pooled=False)
+        history.typical_steps = self.history.typical_steps
+        return history
 
     def state_dict(self) -> State:
         return {

@@ -13,8 +13,8 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import ChatModel, Controller
-from llmrl.core.ranges import PositiveInt
-from llmrl.core.records import CallEstimate, State
+from llmrl.core.ranges import NonNegativeInt, PositiveInt
+from llmrl.core.records import CallEstimate, State, Trace
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.asking import Asked, Question
 from llmrl.llms.prompts import Prompt, Prompts
@@ -22,7 +22,7 @@ from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.reading.vectors import Vectors
 from llmrl.llms.structured import json_schema
 from llmrl.principals.conversation import Conversation
-from llmrl.principals.history import FEWEST_UNITS, History, Record
+from llmrl.principals.history import FEWEST_UNITS, Record
 from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings, shown_text
 from llmrl.principals.reading import OneProposal, SeveralProposals
 
@@ -49,6 +49,8 @@ class SearchFormat:
         told_iterations: iterations there are to be; None tells those of the loop.
         advice: tell of chance (standard errors, that numbers may be measured again, the best so far) and of changes
             to the numbers that the policy does not notice. False as published.
+        episode_steps: steps that are shown of the beginning of an episode of the newest proposals and of the best; 0:
+            none. They are kept for `described` and own prompts.
         turns: questions of one conversation; each but the first tells what came of the reply before it, and after so
             many a new one begins with the table. 1: each question is by itself.
     """
@@ -60,6 +62,7 @@ class SearchFormat:
     told_iterations: int | None = None
     advice: bool = True
     turns: PositiveInt = 1
+    episode_steps: NonNegativeInt = 0
 
 
 class LLMSearch(LLMPrincipal):
@@ -100,6 +103,12 @@ class LLMSearch(LLMPrincipal):
                 f"{', '.join(self.prompts.names)}"
             )
         self.prompt = settings.prompt or "described"
+        if form.episode_steps and self.prompt == "numeric":
+            raise ConfigError(
+                f"principal.episode_steps={form.episode_steps} shows what the game does, and principal.prompt=numeric "
+                "tells of numbers alone: use principal.prompt=described, or leave it null"
+            )
+        self.episode_steps = form.episode_steps
         if self.prompt == "described" and spec.text is None:
             logger.warning(
                 "principal.prompt=described tells what the game is, and of env=%s nothing but its name is known: set "
@@ -112,6 +121,8 @@ class LLMSearch(LLMPrincipal):
         self.episodes: int | None = None  # its episodes a proposal, once it has told them, and
         self.common = False  # whether all proposals meet the same seeds
         super().__init__(spec, controller.space, llm, settings)
+        if form.episode_steps:
+            self.history.typical_steps = self._typical_steps()
         self.counters["unplayable_proposals"] = 0
 
     def expect(self, iterations: int, episodes: int, common: bool = False) -> None:
@@ -152,11 +163,47 @@ class LLMSearch(LLMPrincipal):
             "_turn",
             rows=[self._row(record | {"measured": [record["index"]]}) for record in newest],
             best=self._best() if self.form.advice else None,
+            beginnings=[self._beginning(record, "this") for record in newest if "steps" in record],
             made=len(self.history.records),
             iteration=self.iteration + self.form.count_from,
             iterations=self.form.told_iterations or self.iterations,
             **self._fixed(self.in_reply),
         )
+
+    def _beginnings(self) -> list[list[str]]:
+        """The beginnings of episodes that a question shows, as lines: of the newest generation, and of the best."""
+        if not self.episode_steps or not self.history.records:
+            return []
+        newest = [record for record in self.history.records if record["generation"] == self.history.generations]
+        best = self.history.best_record(None)
+        told = [self._beginning(record, "the newest") for record in newest if "steps" in record]
+        if best is not None and "steps" in best and best["index"] not in [record["index"] for record in newest]:
+            told.append(self._beginning(best, "the best so far"))
+        return told
+
+    def _beginning(self, record: Record, which: str) -> list[str]:
+        steps = record["steps"]
+        names = [name for name, _ in self.spec.text.observation] if self.spec.text is not None else []
+        width = len(steps["observations"][0]) if isinstance(steps["observations"][0], list) else 1
+        order = f" ({', '.join(names)})" if len(names) == width else ""
+        lines = [f"Of {which}, {self._numbers(record['vector'])}: observation{order} | action | reward"]
+        for seen, done, reward in zip(steps["observations"], steps["actions"], steps["rewards"], strict=True):
+            lines.append(f"{_listed(seen)} | {self._done(done)} | {reward:g}")
+        return lines
+
+    def _done(self, action: Any) -> str:
+        names = self.spec.action_names
+        if isinstance(action, list):
+            return _listed(action)
+        return names[int(action)] if 0 <= int(action) < len(names) else f"{action:g}"
+
+    def _typical_steps(self) -> Trace:
+        """As long as an episode's beginning is, for estimates."""
+        n, channel = self.form.episode_steps, self.spec.observation[self.controller.channel]
+        seen = np.full((n, *channel.shape), -1.23) if channel.shape else np.full(n, 12)
+        numbers = self.spec.numbers
+        done = np.zeros(n, dtype=np.int64) if numbers is None else np.full((n, numbers.dim), -1.23)
+        return Trace(seen, done, np.full(n, -1.23))
 
     def state_dict(self) -> State:
         return super().state_dict() | {"conversation": self.conversation.state_dict()}
@@ -171,7 +218,7 @@ class LLMSearch(LLMPrincipal):
         one = super().estimate(1, n, known)
         written = "x" * (4 * one.completion_tokens)
         future = copy.copy(self)
-        future.conversation, future.history = Conversation(self.form.turns), History(self.spec, pooled=False)
+        future.conversation, future.history = Conversation(self.form.turns), self._empty_history()
         future.tried, future.iteration, future.asker = set(), 0, self._new_asker()
         if known:
             future.history.add([future.history.typical(self.space, 0)] * known)
@@ -213,6 +260,7 @@ class LLMSearch(LLMPrincipal):
             observations=self.settings.observations,
             rows=[self._row(record) for record in shown],
             repeated=[self._repeated(record) for record in self.history.repeated(self.settings.history)],
+            beginnings=self._beginnings(),
             best=self._best() if self.form.advice else None,
             made=len(self.history.records),
             selection=selection,
@@ -308,6 +356,10 @@ class LLMSearch(LLMPrincipal):
     def _meanings(self) -> str:
         """The numbers one by one, of a policy that does not say how they work together."""
         return "\n".join(f"- {p.name}: {p.description}" for p in self.space.parameters)
+
+
+def _listed(value: Any) -> str:
+    return ", ".join(f"{x:g}" for x in value) if isinstance(value, list) else f"{value:g}"
 
 
 def shown_number(value: float) -> str:

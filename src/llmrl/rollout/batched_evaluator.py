@@ -11,7 +11,7 @@ import numpy as np
 
 from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.protocols import Controller
-from llmrl.core.records import Outcome
+from llmrl.core.records import Outcome, Trace
 from llmrl.core.seeding import Seeds
 
 LATE = 0.1
@@ -19,18 +19,23 @@ LATE = 0.1
 
 
 class EvaluationBatch(Protocol):
-    """What episodes gave: returns, lengths [q, k] and successes [q, k] (None where nothing says what one is)."""
+    """What episodes gave: returns, lengths [q, k] and successes [q, k] (None where nothing says what one is); and the
+    beginning of each vector's first episode, [q], where that was wanted."""
 
     returns: np.ndarray
     lengths: np.ndarray
     successes: np.ndarray | None
+    traces: Sequence[Trace]
 
 
 class Evaluator(Protocol):
     """Plays whole episodes of a controller."""
 
-    def evaluate(self, controller: Controller, vectors: np.ndarray, seeds: np.ndarray) -> EvaluationBatch:
-        """One episode of each vector of parameters, [q, d], under each seed, [k]."""
+    def evaluate(
+        self, controller: Controller, vectors: np.ndarray, seeds: np.ndarray, traced: int = 0
+    ) -> EvaluationBatch:
+        """One episode of each vector of parameters, [q, d], under each seed, [k], with the first `traced` steps of each
+        vector's first."""
         ...
 
     def close(self) -> None: ...
@@ -90,6 +95,7 @@ def outcome_of(vector: np.ndarray, found: EvaluationBatch, i: int, draw: str) ->
         returns=np.array([values.mean()]),
         summaries=summaries,
         draw=draw,
+        steps=found.traces[i] if found.traces else None,
     )
 
 

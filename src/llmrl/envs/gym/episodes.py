@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import LlmrlError
 from llmrl.core.protocols import Controller
+from llmrl.core.records import Trace
 from llmrl.envs.guard import raised
 from llmrl.envs.gym.lanes import Lanes, Rules
 from llmrl.envs.gym.workers import WorkerPool
@@ -30,11 +31,13 @@ class Evaluation:
         returns: sum of the rewards of each episode, [q, k] float64.
         lengths: steps of each episode, [q, k] int64.
         successes: whether each was a success, [q, k] bool; None where nothing says what a success is.
+        traces: the beginning of each vector's first episode, [q]; empty where that was not wanted.
     """
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
     successes: NDArray[np.bool_] | None = None
+    traces: tuple[Trace, ...] = ()
 
 
 class Evaluator:
@@ -57,9 +60,13 @@ class Evaluator:
         # Made here whoever plays, so that games that cannot be made are known at once.
         self._lanes = Lanes(rules, 1)
         self._pool = WorkerPool(rules, self.workers) if self.workers > 1 else None
+        self._tracer: Lanes | None = None
 
-    def evaluate(self, controller: Controller, vectors: NDArray[np.float64], seeds: NDArray[np.int64]) -> Evaluation:
-        """One episode of each vector of parameters, [q, d], under each seed, [k].
+    def evaluate(
+        self, controller: Controller, vectors: NDArray[np.float64], seeds: NDArray[np.int64], traced: int = 0
+    ) -> Evaluation:
+        """One episode of each vector of parameters, [q, d], under each seed, [k], with the first `traced` steps of each
+        vector's first, which are played once more for that.
 
         What it gives does not depend on the number of workers.
 
@@ -85,7 +92,22 @@ class Evaluator:
         shape, order, success = (len(vectors), len(seeds)), np.argsort(scores.job), self._rules.success
         won = None if success is None else success.judge(scores.returned, scores.best_reward, scores.terminated)
         returns, lengths = scores.returned[order].reshape(shape), scores.length[order].reshape(shape)
-        return Evaluation(returns, lengths, None if won is None else won[order].reshape(shape))
+        successes = None if won is None else won[order].reshape(shape)
+        return Evaluation(returns, lengths, successes, self._traces(controller, vectors, seeds, traced))
+
+    def _traces(
+        self, controller: Controller, vectors: NDArray[np.float64], seeds: NDArray[np.int64], steps: int
+    ) -> tuple[Trace, ...]:
+        if not steps:
+            return ()
+        if self._tracer is None:
+            self._tracer = Lanes(self._rules, 1)
+        try:
+            return tuple(self._tracer.trace(controller, vector, int(seeds[0]), steps) for vector in vectors)
+        except LlmrlError:
+            raise
+        except Exception as fault:
+            raise raised(self._rules.maker.id, "an episode", fault) from fault
 
     def _width(self, total: int) -> int:
         """Games side by side in a process. With two rounds of episodes, a process that is done early takes more."""
@@ -96,6 +118,8 @@ class Evaluator:
     def close(self) -> None:
         """End the worker processes; may be called twice."""
         self._lanes.close()
+        if self._tracer is not None:
+            self._tracer.close()
         if self._pool is not None:
             self._pool.close()
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Controller
+from llmrl.core.records import Trace
 from llmrl.envs.gym.batched.arrays import ArrayGames
 from llmrl.envs.gym.batched.tabular import TabularGames
 from llmrl.envs.gym.games import GameMaker
@@ -107,6 +108,22 @@ class Lanes:
         if self._table is not None:
             return self._look_up(controller, read, vectors, seeds, np.array([*jobs], dtype=np.int64))
         return self._step(controller, read, vectors, seeds, jobs)
+
+    def trace(self, controller: Controller, vector: NDArray[np.float64], seed: int, steps: int) -> Trace:
+        """The first `steps` steps of the episode of `vector` [d] under `seed`, or all of a shorter one; on lane 0."""
+        games, read, lane = self.games, self._reader(controller.channel), np.arange(self.games.n) == 0
+        act = _prepared(controller, np.tile(vector, (games.n, 1)))
+        seen = games.reset(np.full(games.n, seed, dtype=np.int64), np.ones(games.n, dtype=bool))
+        rows: list[tuple[NDArray[Any], NDArray[Any], float]] = []
+        for _ in range(steps):
+            told = read(seen)
+            action = act(told)
+            seen, reward, terminated, truncated = games.step(self._actions(action), lane)
+            rows.append((np.array(told[0]), np.array(action[0]), float(reward[0])))
+            if terminated[0] or truncated[0]:
+                break
+        observations, actions, rewards = zip(*rows, strict=True)
+        return Trace(np.array(observations), np.array(actions), np.array(rewards))
 
     def _step(
         self,
