@@ -20,7 +20,8 @@ FAMILIES = ("player", "planner", "principal", "search")
 RIGHT, ABSTAINED, WRONG = "right", "abstained", "wrong"
 ENOUGH = {"open": (0.95, 0), "held_out": (0.9, 3)}
 """Least share of a family's replies that are read right, and most that are read wrongly. What was held out was measured
-once, when the reader was done: 93.3 % right, 2.6 % wrong. A reader that is mended is to be measured on new replies."""
+when the reader was done, 93.3 % right, 2.6 % wrong, and counted again after it was mended for other replies, 93.6 % and
+2.6 %; nobody has looked into it. A reader that is mended is to be measured on new replies."""
 
 
 def question(family, asked):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrl.llms.reading.deciding import REFUSAL, Candidate, Question
-from llmrl.llms.reading.names import Names, letters, negated
+from llmrl.llms.reading.names import Names, letters, negated, words
 from llmrl.llms.reading.said import plain
 from llmrl.llms.reading.words import listed
 from llmrl.llms.structured import InvalidReply
@@ -34,13 +34,18 @@ _LABEL = re.compile(
     r"[*_`]{0,3}[ \t]*\n)[ \t*_`:>]*(?:\n[ \t]*){0,2}(?=(?P<value>[^\n]{1,200}))",
     re.IGNORECASE,
 )
-_OPTION = re.compile(r"^[ \t*\-]*([A-Z])[ \t]*[).:][ \t]*([^\n]{1,120})$", re.MULTILINE)
+_OPTION = re.compile(r"^[ \t*\-]*(?:(?:Option|Choice)[ \t]+)?([A-Z])[ \t*]*[).:][ \t*]*([^\n]{1,120})$", re.MULTILINE)
+_LETTER_TAKEN = re.compile(
+    r"\b(?:[Ii](?:'ll| will)? (?:choose|pick|select|go with|take)|[Mm]y (?:choice|answer|decision) is)[ \t]+"
+    r"(?:[Oo]ption[ \t]+)?\(?([A-Z])\b(?![ \t']*[a-z])"
+)
 _CUE = re.compile(
     r"\bi(?:'ll|'d| will| would|'m going to| am going to| choose| chose| pick| select| take| decide| opt| go| "
     r"move| want to)\b"
     r"|\bmy (?:action|choice|answer|move|decision)\b|\b(?:best|next|right|optimal|chosen|correct|safest|final) "
     r"(?:action|move|choice|option|step|decision)\b[^.]{0,40}?\b(?:is|would be|be)\b"
-    r"|\b(?:should|must|let's|let us)\b|\b(?:action|decision|answer)\b[^.]{0,10}?(?:\bis\b|:)|\u9009\u62e9|"
+    r"|\b(?:should|must|let's|let us|(?:it's|it is|is) time to)\b"
+    r"|\b(?:action|decision|answer)\b[^.]{0,10}?(?:\bis\b|:)|\u9009\u62e9|"
     r"\u5e94\u8be5|\u51b3\u5b9a|\bich (?:w\u00e4hle|nehme|gehe|fahre|w\u00fcrde)\b|"
     r"\bje (?:choisis|vais)\b|\b(?:elijo|voy a)\b",
     re.IGNORECASE,
@@ -54,6 +59,35 @@ _IF = re.compile(
     r"\b(?:if|unless|whether|when|in case|depending|either|or|could|might|may|maybe|perhaps|can|try)\b|\u5982\u679c",
     re.IGNORECASE,
 )
+
+
+_CONTRAST = re.compile(r"\b(?:rather than|instead of|as opposed to|and not|not)\b", re.IGNORECASE)
+_CLOSING = frozenset(
+    {
+        *("so", "therefore", "thus", "hence", "final", "finally", "ok", "okay", "well", "alright", "now", "again"),
+        *("me", "it", "is", "i", "ll", "my", "move", "go", "turn", "action", "answer", "choice", "decision", "please"),
+    }
+)
+"""Words of a last sentence that say nothing beside the action in it."""
+_LEAD = re.compile(
+    r"(?:\b(?:so|therefore|thus|hence|final|finally|now|decision|"
+    r"(?:my|this|the|final) (?:action|answer|choice|move|turn))|=>|->|\u21d2)\W*\Z|"
+    r"\bi (?:need|must|should|have to|want)\b[^.;:]{0,80}[:,]\W*\Z",
+    re.IGNORECASE,
+)
+"""What stands before an action at the end of a sentence that decides for it."""
+_NOT_NOW = re.compile(
+    r"\b(?:after|once|later|eventually|afterwards|previously|earlier|normally|usually|otherwise|initially|at first|"
+    r"(?:last|previous|prior) (?:time|turn|step|action|move|answer))\b",
+    re.IGNORECASE,
+)
+_OTHERS_DO = re.compile(
+    r"\b(?:dealer|opponent|bank|house|he|she|they|others|passenger|players?)\s+(?:\w+\s+)?(?:must|should)\b",
+    re.IGNORECASE,
+)
+_STATEMENT = re.compile(r"\A(?:the|a|an|there|my|that)\b[^:]*\b(?:is|are|was|were|lies|stands|has)\b", re.IGNORECASE)
+_OF_ACTIONS = re.compile(r"\b(?:action|move|choice|answer|decision|option|step)\b", re.IGNORECASE)
+_LAST_CLAUSE = re.compile(r"[,;]|[=\-]>|[:\uff1a]|\s[\u2013\u2014-]\s|\u21d2")
 
 
 class Choice(Question[int]):
@@ -164,6 +198,9 @@ class Choice(Question[int]):
             return [] if cut else [Candidate(0, len(text), whole, form=1)]
         letter = {match[1]: index for match in _OPTION.finditer(text) if (index := self._started(match[2])) is not None}
         found = []
+        for match in _LETTER_TAKEN.finditer(text):
+            if (index := letter.get(match[1])) is not None:
+                found.append(Candidate(match.start(), match.end(), index))
         for match in _BOXED.finditer(text):
             if (index := self._labelled(match[1], letter)) is not None:
                 found.append(Candidate(match.start(), match.end(), index))
@@ -190,7 +227,12 @@ class Choice(Question[int]):
             open_ = False
             for clause in _CLAUSE.split(sentence):
                 match = _CUE.search(clause)
+                if match is not None and (contrast := _CONTRAST.search(clause, match.end())) is not None:
+                    kept = clause[: contrast.start()]
+                    clause = kept if self.names.mentions(kept[match.end() :]) else clause
                 open_ = open_ or bool(_IF.search(clause[: match.start()] if match else clause))
+                if _NOT_NOW.search(clause) or _OTHERS_DO.search(clause):
+                    continue
                 if match is None or open_ or negated(clause) or sentence.rstrip().endswith("?"):
                     continue
                 mentioned = {i for _, _, i in self.names.mentions(clause[match.end() :])}
@@ -198,10 +240,38 @@ class Choice(Question[int]):
                 if len(mentioned) > 1 or (mentioned and _IF.search(clause[match.end() :])):
                     return None
                 decided += mentioned
-        return decided[-1] if decided and len(set(decided)) == 1 else None
+        if not decided:
+            return self._in_closing(text)
+        return decided[-1] if len(set(decided)) == 1 else None
+
+    def _in_closing(self, text: str) -> int | None:
+        """The action that the last sentence is nothing but: `Stick it is.`, `So now: move east.`; None where another
+        sentence is an action by itself, too, as in a list of steps."""
+        sentences = [part.strip() for part in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[-200:]]
+        *before, last = [part for part in sentences if any(c.isalnum() for c in part)] or [""]
+        if not last or last.endswith("?") or _IF.search(last) or _NOT_NOW.search(last) or len(last) > 200:
+            return None
+        delimiters = list(_LAST_CLAUSE.finditer(last))
+        if delimiters and not _LEAD.search(last[: delimiters[-1].end()]):
+            return None
+        clauses = _LAST_CLAUSE.split(last)
+        index = self._nothing_but(clauses[-1])
+        alone = {self._nothing_but(re.sub(r"^[\W\d_]+", "", part)) for part in before} - {None}
+        in_last = {self._nothing_but(part) for part in clauses} - {None}
+        return index if not alone and in_last == {index} else None
+
+    def _nothing_but(self, clause: str) -> int | None:
+        """The action that a clause is, but for words that say nothing."""
+        if negated(clause):
+            return None
+        mentioned = self.names.mentions(clause)
+        if len({i for _, _, i in mentioned}) != 1:
+            return None
+        rest = [w for w, a, b in words(clause) if not any(x <= a and b <= y for x, y, _ in mentioned)]
+        return mentioned[0][2] if all(w in _CLOSING for w in rest) else None
 
     def _whole(self, text: str) -> int | None:
-        if "->" in text:
+        if "->" in text or (_STATEMENT.search(text) and not _OF_ACTIONS.search(text)):
             return None
         bare = re.sub(r"[^\w\s()#:.,+\-\u2190-\u21ff\u2b05-\u2b07\u27a1]", " ", text).strip(" .,:!")
         return self.names.meant(bare)

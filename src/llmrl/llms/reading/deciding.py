@@ -28,7 +28,9 @@ _DECISIVE = re.compile(
     r"\bsecond thoughts?\b|"
     r"\bon reflection\b|\bhmm\b|\bno[,:]|\bno wait\b|\blet me (?:fix|redo|change|revise|instead|go with|"
     r"correct)\b|\bi(?:'ll| will)? (?:choose|pick|select|submit|"
-    r"propose|decide|prefer|go with)\b|\bgoing with\b|\bmy (?:own )?(?:answer|action|proposal|plan|choice|next|"
+    r"propose|decide|prefer|go with)\b|\bgoing with\b|"
+    r"\bnow,? i\b|\bnow\s*:|\bi(?:'ll| will)? now\b|\bthis time\b|\bnew proposal\b|"
+    r"\bmy (?:own )?(?:answer|action|proposal|plan|choice|next|"
     r"reply|response|decision|move)\b|"
     r"\banswer\s*(?:\w+\s*){0,3}:|\bcurrent turn\b|\bbetter\b|\bupdated?\b|\bmistake\b|\bmisread\b|\bsorry\b|"
     r"\bapolog\w+|\bin fact\b|\bshould be\b|"
@@ -49,6 +51,12 @@ _REJECTED = re.compile(
     r"\b(?:previous|last|earlier) (?:turn|answer|reply|action|plan)\b[^.{\n]{0,30}\Z",
     re.IGNORECASE,
 )
+_BEST = re.compile(
+    r"\b(?:best|highest)\b[^.{\[\n]{0,20}\b(?:so far|until now|yet|to date)\b[^.{\[\n]{0,20}\Z", re.IGNORECASE
+)
+_KEEPS = re.compile(
+    r"\b(?:keep|repeat|re-?use|use|stay|again|propos\w*|go with|stick|submit|choose|measure|try)\b", re.IGNORECASE
+)
 _OWN = re.compile(
     r"\b(?:my|here(?:'s| is)(?: my| the)?) (?:answer|response|reply|choice|action|plan|proposal)\b", re.IGNORECASE
 )
@@ -60,7 +68,9 @@ _DISCLAIMED = re.compile(
 _LATER = re.compile(r"\b(?:next(?:,| step\b| turn\b| time\b)|after that\b|afterwards\b|later\b|then,)", re.IGNORECASE)
 _ECHOES = re.compile(r"\bas (?:in|stated|shown|given|listed)\b[^.\n]{0,30}\b(?:json|above|before)\b", re.IGNORECASE)
 REFUSAL = re.compile(
-    r"\bi(?:'m| am) (?:sorry|unable|not able)\b|\bi (?:can't|cannot|can not|won't|will not|could not|couldn't|"
+    r"\bi(?:'m| am) (?:sorry|unable|not able)\b|\bi (?:can't|cannot|can not|could not|couldn't|"
+    r"(?:won't|will not) (?:be able|answer|choose|decide|help|provide|give|play|participate|continue|engage|do th|"
+    r"comply|make|take part|respond)|"
     r"don't think i can|do not have (?:enough|the ability))\b|"
     r"\bas an ai\b|\blanguage model\b|\bi(?:'d| would) rather not\b|\bunable to\b|\bimpossible to\b|\bdifficult "
     r"to determine\b|"
@@ -300,6 +310,8 @@ def _without_examples(
             and not (_OWN.search(before) and example.end() == len(before))
         ):
             continue
+        if _BEST.search(before) and not _KEEPS.search(before):
+            continue  # what was tried, and not what is to be
         if _REJECTED.search(before) or _DISCLAIMED.match(text[each.end : each.end + 60]):
             continue
         kept.append(each)

@@ -182,8 +182,8 @@ class Names:
                 return None
             named = chosen.pop()
         more = rest[0] if rest else ""
-        listed_next = self.exact(re.split(r"[,;.]", more)[0]) if more.strip() else None
-        if listed_next is not None and listed_next != named:
+        listed_next = {self.exact(piece) for piece in re.split(r"[,;.\n]", more) if piece.strip()}
+        if listed_next - {None, named}:
             return None  # one of several that are only listed
         if re.match(
             r"\s*(?:or|then|and|oder|und|ou|et|followed by|if|unless|maybe|\u7136\u540e)\b", more

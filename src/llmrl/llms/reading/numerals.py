@@ -11,6 +11,11 @@ _NUMBER = r"[+-]?\s?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-
 _PLAIN = re.compile(_NUMBER)
 _FRACTION = re.compile(rf"({_NUMBER})\s?/\s?({_NUMBER})")
 _COMMA = re.compile(r"([+-]?[0-9]{1,20}),([0-9]{1,20})")
+_ASIDE = re.compile(
+    r"(?<=[\d%])\s*\((?:up|down|was|from|increased|decreased|raised|lowered|unchanged|same|as before|slightly)\b"
+    r"[^()]{0,80}\)\s*$",
+    re.IGNORECASE,
+)
 _SUM = re.compile(r"[\s\d.()+\-*/eE]{3,80}")
 _UNIT = re.compile(
     rf"({_NUMBER})\s*(%|per ?cent|percent|[A-Za-z\u00b0\u00b5][A-Za-z\u00b0/\u00b2*^ "
@@ -58,6 +63,7 @@ def number_of(value: Any, shares: bool = False) -> float | None:
             return None
     if not isinstance(value, str) or len(value) > 1000:
         return None
+    value = _ASIDE.sub("", value)
     found = _of_text(" ".join(value.split()).strip("$`*\"'= \\"), shares)
     return found if found is not None and math.isfinite(found) else None
 

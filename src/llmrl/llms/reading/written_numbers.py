@@ -21,7 +21,7 @@ LISTS = listed("lists")
 _AROUND = r"[ \t*_`\"'$\\]{0,12}"
 _VALUE = rf"(?:{SPOKEN}|{WRITTEN})"
 _BESIDE = r"(?:[:=|]+|\b(?:to|is|at|of|with)\b|\u8bbe\u4e3a|\u4e3a|->|\u2192)"
-_INDEX = r"params?[\s*_`\\]{0,6}[\[(]\s?(\d{1,9})[\s\\]{0,3}[\])]|params?_(\d{1,9})"
+_INDEX = r"params?[\s*_`\\]{0,6}[\[(]\s?(\d{1,9})[\s\\]{0,3}[\])]|(?:params?|theta|\u03b8|weights?|w)_?\{?(\d{1,9})\}?"
 _RANGE = re.compile(r"\s*(?:to|or|bis|-|\u2013|\.\.)\s*[+-]?\.?\d")
 _ARROW = re.compile(rf"{_AROUND}(?:\u2192|->|=>|\u27f6){_AROUND}({WRITTEN})(?!\w)")
 MEASURED = re.compile(

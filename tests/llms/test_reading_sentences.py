@@ -1,0 +1,53 @@
+"""Answers in sentences: decisions that are read, and talk of actions and numbers that is no decision."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmrl.llms.reading.choices import Choice
+from llmrl.llms.reading.deciding import understand
+from llmrl.llms.reading.steps import Steps
+from llmrl.llms.reading.vectors import Vectors
+from llmrl.llms.structured import InvalidReply
+
+TAXI = ["move south", "move north", "move east", "move west", "pick up", "drop off"]
+GRID = ["left", "right", "forward", "pickup", "drop", "toggle", "done"]
+MEANT = ["turn left", "turn right", "move forward", "pick up an object", "drop", "toggle/activate an object", "unused"]
+SKILLS = [("explore", False), ("go to", True), ("pick up", True), ("drop", False), ("toggle", True)]
+STATE = "Agent sees <door, key>, holds <nothing>."
+QUESTIONS = {
+    "taxi": Choice(TAXI, [""] * 6),
+    "taxi by number": Choice(TAXI, [""] * 6, numbered=True),
+    "cards": Choice(["stick", "hit"], ["stop taking cards", "take one more card"]),
+    "grid": Choice(GRID, MEANT),
+    "plan": Steps(SKILLS, ["key", "door", "ball"], 4, STATE),
+    "incentives": Vectors(["eat", "clean", "other"], bounds=[(0, 3)] * 3, turn=4),
+    "taxes": Vectors(["rate_1", "rate_2", "rate_3"], bounds=[(0, 1)] * 3, turn=7),
+    "search": Vectors([f"params[{i}]" for i in range(3)], turn=5, tried=[[0.4, -0.4, 1.9], [1, 2, 3]]),
+}
+CASES = [json.loads(line) for line in (Path(__file__).parent / "corpus" / "sentences.jsonl").read_text().splitlines()]
+
+
+def told(answer):
+    if isinstance(answer, np.ndarray):
+        return pytest.approx(answer[0].tolist())
+    return [list(step) for step in answer] if isinstance(answer, list | tuple) else answer
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['question']}: {case['reply'][:40]!r}")
+def test_it_is_read_as_a_person_reads_it(case):
+    try:
+        found = told(understand(case["reply"], QUESTIONS[case["question"]], case.get("cut", False)).answer)
+    except InvalidReply:
+        found = None
+    assert case["expected"] == found
+
+
+def test_there_are_both_decisions_and_none():
+    counts = Counter(case["expected"] is None for case in CASES)
+    assert counts[True] > 50 and counts[False] > 80
