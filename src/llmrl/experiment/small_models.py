@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import shutil
-import tempfile
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -70,8 +70,9 @@ class SmallModels:
         if folder.is_dir():
             return
         log.info("making a small model that %s: %s", model.told, folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        # With the permissions that other folders of runs have, which those of `tempfile` have not.
+        scratch = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
+        scratch.mkdir(parents=True)
         try:
             made = make_for_env(scratch, self._config, kind, self._seeded(model))
             if not folder.is_dir():
