@@ -17,6 +17,7 @@ PLAY = (*PLAY, "llm.limits.concurrency=4", "llm.max_invalid=null", "llm.retry.re
 GAMES = {
     "frozen_lake": ("env=frozen_lake", "env.horizon=12"),
     "taxi": ("env=taxi", "env.horizon=8", "agent.action_every=2"),
+    "babyai": ("env=goto_local", "env.horizon=8"),
     "lessons": ("env=frozen_lake", "env.horizon=6", "agent.lessons=2"),
 }
 
@@ -26,6 +27,7 @@ def moves(messages):
     if messages[-1]["content"].startswith("An episode is over."):
         return json.dumps({"lesson": f"number {random.randrange(10**6)}"})
     words = ["up", "down", "left", "right", "north", "south", "east", "west"]
+    words += ["turn left", "turn right", "go forward"]
     known = [word for word in words if f"\n- {word}: " in messages[0]["content"]]
     return json.dumps({"reflection": "hm", "action": random.choice([*known, *known, "?"])})
 
@@ -121,3 +123,15 @@ def test_kills(tmp_path):
     used = json.loads((folder / "summary.json").read_text())["llm_calls"]
     assert used <= asked <= used + 2 * 4, "but those in flight at one of two kills"
     assert written(folder) == written(only_run_folder(tmp_path / "whole"))
+
+
+def test_kinds_that_belong_to_games_are_played_in_waves():
+    from llmrl.core.seeding import Seeds
+    from llmrl.envs.babyai.vec_env import BabyAIEnv
+
+    fits = {}
+    for kind in ("per_episode", "legacy"):
+        env = BabyAIEnv(Seeds(0), "BabyAI-MixedTrainLocal-v0", kind=kind, n_envs=2)
+        fits[kind] = env.separable and env.one_game().spec.n_envs == 1
+        env.close()
+    assert fits == {"per_episode": True, "legacy": False}

@@ -187,11 +187,13 @@ class IndependentGames(Generic[O]):
     def fit(env: object, policy: object) -> bool:
         """Whether the games can be played apart, and their player asks through the client.
 
-        A class derived from an environment that can do so says for itself how one of its games is made.
+        A class derived from an environment that can do so says for itself how one of its games is made. One whose
+        episodes depend on the game that they are played in says so (`separable`).
         """
         return (
             "one_game" in vars(type(env))
             and isinstance(env, Separable)
+            and getattr(env, "separable", True)
             and isinstance(policy, AsksToPlay)
             and isinstance(policy.llm, ChatClient)
         )

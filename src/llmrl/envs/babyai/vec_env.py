@@ -19,6 +19,7 @@ from llmrl.envs.babyai.missions import in_french
 from llmrl.envs.babyai.prompts import Prompts, Template
 from llmrl.envs.babyai.sentences import teller
 from llmrl.envs.babyai.words import LANGUAGES, LanguageName, action_names, tokens, vocabulary
+from llmrl.envs.guard import guarded
 from llmrl.envs.gym.games import GameMaker
 from llmrl.envs.gym.replayed import Replayed
 
@@ -77,6 +78,7 @@ class BabyAIEnv(Replayed):
     Attributes:
         missions: of each game, in words.
         kinds: of each game's episode; empty texts where the level has one kind only.
+        separable: whether an episode is the same in whichever game it is played.
 
     Raises:
         ConfigError: no such level, an argument it does not take, missions that have no French words, or two actions of
@@ -103,6 +105,9 @@ class BabyAIEnv(Replayed):
         trust: Trust = NOBODY,
     ) -> None:
         super().__init__(n_envs, seeds.integer("games"))
+        self._made_of = {name: x for name, x in locals().items() if name not in ("self", "n_envs", "__class__")}
+        # Where each game drew its kind once, what an episode is depends on the game that it is played in.
+        self.separable = kind != "legacy"
         self._language, self._scale = language, reward_scale
         self._names = action_names(language, actions)
         makers = _makers(level, dict(kwargs or {}), kind, sampling, horizon, n_envs, seeds, trust)
@@ -163,6 +168,12 @@ class BabyAIEnv(Replayed):
     @property
     def kinds(self) -> list[str]:
         return [str(getattr(env, "kind", "")) if self._games.kinds else "" for env in self._games.envs]
+
+    def one_game(self) -> BabyAIEnv:
+        """Return the same environment with one game, which goes on by itself."""
+        game: Any = BabyAIEnv(**self._made_of, n_envs=1)
+        made: BabyAIEnv = guarded(game)  # type: ignore[assignment]
+        return made
 
     def provide(self, channels: Sequence[str]) -> None:
         """Observe these channels, too, from now on; the first time, these alone.
