@@ -175,7 +175,7 @@ def test_unwritable_log(tmp_path):
 def test_what_was_understood_stands_beside_what_was_written(tmp_path):
     path = tmp_path / FILE_NAME
     client(path).chat([ask("1, 2", read=lambda reply: (np.array([1.0, 2.0]), "why")), ask("x", read=refuse)])
-    good, bad = read_calls(path)
+    good, bad = sorted(read_calls(path), key=lambda call: call["reply"])  # two at once: either may come first
     assert (good["reply"], good["understood"], good["fault"]) == ("1, 2", [[1.0, 2.0], "why"], "")
     assert (bad["understood"], bad["fault"]) == (None, "too short")
     assert '**Understood as:**\n\n```\n[[1.0, 2.0], "why"]\n```' in markdown(good)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def summary(records: Sequence[RunRecord]) -> str:
     common = set.intersection(*(set(record.overrides.items()) for record in running)) if len(running) > 1 else set()
     last = sorted(running, key=lambda record: -(record.progress.eta_s or 0.0))
     metrics = {record.folder: record.last_metrics() for record in running}
-    each = [_told(record, dict(set(record.overrides.items()) - common), metrics[record.folder]) for record in last]
+    each = [_told(record, common, metrics[record.folder]) for record in last]
     more = f" and {len(each) - _NAMED} more" if len(each) > _NAMED else ""
     costs = [float(x) for found in metrics.values() if isinstance(x := found.get("spent/llm_cost"), int | float)]
     money = f"; ${sum(costs):,.2f} spent" if costs else ""
@@ -69,7 +69,8 @@ def newest_value(record: RunRecord, metrics: Mapping[str, Any]) -> float | None:
     return next((float(metrics[name]) for name in _RESULTS if isinstance(metrics.get(name), int | float)), None)
 
 
-def _told(record: RunRecord, own: Mapping[str, str], metrics: Mapping[str, Any]) -> str:
+def _told(record: RunRecord, common: Set[tuple[str, str]], metrics: Mapping[str, Any]) -> str:
+    own = {key: value for key, value in record.overrides.items() if (key, value) not in common}
     words = [title(own)] if own else []
     words.append(f"seed {record.seed}")
     share, value = _share(record), newest_value(record, metrics)
