@@ -305,8 +305,10 @@ def test_the_plan_tells_episodes_and_tokens():
 
 
 class TestResume:
-    def test_a_run_out_of_budget_goes_on_where_it_stopped(self, tmp_path):
+    @pytest.mark.parametrize("asked", [(), ("principal.turns=4", "principal.episode_steps=3")])
+    def test_a_run_out_of_budget_goes_on_where_it_stopped(self, tmp_path, asked):
         llm = ("principal=llm", "llm=scripted", "search.iterations=12", "search.warmup=3", "search.evaluate_every=5")
+        llm = (*llm, *asked)
         _, whole, _, proposals = searched(tmp_path / "whole", *llm)
         overrides = (*SMALL, *llm, f"output_root={tmp_path / 'parts'}")
         for calls in (4, 9):

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 FAMILY = "search"
 FOLDER = Path(__file__).with_name("search_prompts")
 
+ENTRIES = 24
+"""Numbers of an observation or an action that the beginning of an episode shows."""
 UNPLAYABLE = "not what you proposed: no return came of that, and this was tried in its place"
 
 Rows = Literal["compact", "named"]
@@ -320,7 +322,9 @@ class LLMSearch(LLMPrincipal):
             measured += [f"standard error {error:.3g}"] if known else []
         if self.settings.observations:
             measured += [f"{name} {value:.4g}" for name, value in record["summaries"].items()]
-        measured += [record["note"]] if record.get("note") and self.form.advice else []
+        # The published table says of no row that it was not proposed. A turn of a conversation would be untrue without.
+        told = self.form.advice or self.form.turns > 1
+        measured += [record["note"]] if record.get("note") and told else []
         return f" ({', '.join(measured)})" if measured else ""
 
     def _repeated(self, record: Record) -> str:
@@ -359,7 +363,10 @@ class LLMSearch(LLMPrincipal):
 
 
 def _listed(value: Any) -> str:
-    return ", ".join(f"{x:g}" for x in value) if isinstance(value, list) else f"{value:g}"
+    if not isinstance(value, list):
+        return f"{value:g}"
+    left_out = f", ... ({len(value) - ENTRIES} more)" if len(value) > ENTRIES else ""
+    return ", ".join(f"{x:g}" for x in value[:ENTRIES]) + left_out
 
 
 def shown_number(value: float) -> str:

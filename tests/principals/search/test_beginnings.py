@@ -61,6 +61,15 @@ def test_turns_of_a_conversation_show_the_newest():
     assert "How its first episode began:\nOf this, [" in last and "0.5, 0.5, 0.5 | right | 1" in last
 
 
+def test_long_observations_are_shortened():
+    principal = searcher(POLE, episode_steps=1)
+    [vector] = principal.ask()
+    outcome = returned(vector, 3.0)
+    outcome.steps = Trace(np.full((1, 100), 0.5), np.array([1]), np.ones(1))
+    principal.tell([outcome])
+    assert ", ... (76 more) | right | 1" in principal.question(None).text
+
+
 def test_they_are_kept_over_a_checkpoint():
     principal, other = shown(searcher(POLE, episode_steps=2)), searcher(POLE, episode_steps=2)
     other.load_state_dict(principal.state_dict())

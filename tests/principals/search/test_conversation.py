@@ -81,6 +81,8 @@ def test_a_reply_that_had_to_be_corrected_stands_corrected():
 def test_what_was_tried_in_its_place_is_told_as_such():
     _, asked = search(["no idea", "none", GOOD % 0.7], 2, turns=5, repair_turns=1)
     assert "not a proposal of yours" in asked[-1][-1]["content"]
+    _, asked = search(["no idea", "none", GOOD % 0.7], 2, turns=5, repair_turns=1, advice=False)
+    assert "not a proposal of yours" in asked[-1][-1]["content"]
 
 
 def test_a_conversation_that_does_not_fit_begins_anew():
